@@ -1,0 +1,19 @@
+import oracles
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import timm_naflex_fast
+
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def stock_timm():
+    """Every test starts and ends with timm as it came."""
+    assert oracles.is_pristine()
+    torch.manual_seed(0)
+    yield
+    timm_naflex_fast.disable()
+    assert oracles.is_pristine()

@@ -1,0 +1,168 @@
+"""What the tests compare with: timm's own methods, captured before anything is patched, and float64 truth."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
+from torch import Tensor
+
+PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
+STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
+NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
+
+
+def is_pristine() -> bool:
+    """Whether timm's classes hold exactly the functions they came with."""
+    return all(cls.__dict__.get(k) is v for cls, kept in PRISTINE.items() for k, v in kept.items() if callable(v))
+
+
+def row_major(sizes: list[tuple[int, int]], length: int | None = None, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Coordinates (B, N, 2) as timm's collator makes them: row-major, then (0, 0)."""
+    length = max((h * w for h, w in sizes), default=1) if length is None else length
+    coord = torch.zeros(len(sizes), length, 2, dtype=dtype)
+    for sample, (h, w) in enumerate(sizes):
+        grid = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)[:length]
+        coord[sample, : len(grid)] = grid.to(dtype)
+    return coord
+
+
+@dataclass
+class Case:
+    """One configuration of a table and a batch."""
+
+    table_size: tuple[int, int]
+    channels: int
+    mode: str
+    antialias: bool
+    align_corners: bool
+    ar_preserving: bool
+    sizes: list[tuple[int, int]]
+    length: int
+    dtype: torch.dtype
+    seed: int
+    kind: str = "learned"
+    use_grid_sample: bool = False
+
+    def embeds(self) -> Any:
+        extra = dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners) if NEW_TIMM else {}
+        embeds = NaFlexEmbeds(
+            patch_size=1,
+            in_chans=1,
+            embed_dim=self.channels,
+            proj_type="linear",
+            class_token=False,
+            pos_embed=self.kind,
+            pos_embed_grid_size=self.table_size,
+            pos_embed_interp_mode=self.mode,
+            pos_embed_ar_preserving=self.ar_preserving,
+            pos_embed_use_grid_sample=self.use_grid_sample,
+            **extra,
+        )
+        generator = torch.Generator().manual_seed(self.seed)
+        for table in tables(embeds):
+            table.data.normal_(generator=generator)
+        return embeds
+
+    def x(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(len(self.sizes), self.length, self.channels, generator=generator).to(self.dtype)
+
+    def coord(self, dtype: torch.dtype = torch.int64) -> Tensor:
+        return row_major(self.sizes, self.length, dtype)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return dict(
+            mode=self.mode,
+            antialias=self.antialias,
+            align_corners=self.align_corners,
+            ar_preserving=self.ar_preserving,
+        )
+
+
+def tables(embeds: Any) -> list[Tensor]:
+    return [embeds.pos_embed] if embeds.pos_embed_type == "learned" else [embeds.pos_embed_y, embeds.pos_embed_x]
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **fixed: Any) -> Case:
+    """Tables 1..20 x 1..20 (now and then large enough for taps), grids 1..40 x 1..40, repeats and padding."""
+    side = st.integers(1, 20)
+    long_side = st.integers(32, 48)
+    table = draw(st.one_of(st.tuples(side, side), st.tuples(side, side), st.tuples(long_side, side | long_side)))
+    grid = st.one_of(
+        st.tuples(st.integers(1, 40), st.integers(1, 40)),
+        st.tuples(st.integers(1, 8), st.integers(1, 8)),
+        st.tuples(st.just(1), st.integers(1, 40)),
+        st.tuples(st.integers(1, 40), st.just(1)),
+        st.just(table),
+    )
+    distinct = draw(st.lists(grid, min_size=1, max_size=4))
+    sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
+    longest = max(h * w for h, w in sizes)
+    new = dict(antialias=draw(st.booleans()), align_corners=draw(st.booleans())) if NEW_TIMM else {}
+    values: dict[str, Any] = dict(antialias=True, align_corners=False) | new
+    values |= dict(mode=draw(st.sampled_from(["bilinear", "bicubic"])), ar_preserving=draw(st.booleans()))
+    return Case(
+        table_size=table,
+        channels=draw(st.integers(2, 9)),
+        sizes=sizes,
+        length=max(1, longest + draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))),
+        dtype=draw(st.sampled_from(dtypes)),
+        seed=draw(st.integers(0, 2**20)),
+        **(values | fixed),
+    )
+
+
+def stock(case: Case, embeds: Any, x: Tensor, coord: Tensor) -> None:
+    """timm's own NaFlex position embedding for this case, in place."""
+    suffix = "_grid_sample" if case.use_grid_sample else ""
+    STOCK[f"_apply_{case.kind}_naflex_pos_embed{suffix}"](embeds, x, patch_coord=coord)
+
+
+def truth(case: Case, embeds: Any) -> Tensor:
+    """The embeddings alone, (B, N, C) float64, zero past each grid: F.interpolate in float64."""
+    out = torch.zeros(len(case.sizes), case.length, case.channels, dtype=torch.float64)
+    for sample, (h, w) in enumerate(case.sizes):
+        size = (max(h, w),) * 2 if case.ar_preserving else (h, w)
+        table = embeds.pos_embed.detach().double().permute(0, 3, 1, 2).contiguous()
+        if (h, w) != case.table_size:
+            keep = dict(mode=case.mode, antialias=case.antialias, align_corners=case.align_corners)
+            table = F.interpolate(table, size=size, **keep)[:, :, :h, :w]
+        cells = table[0].flatten(1).t()[: case.length]
+        out[sample, : len(cells)] = cells
+    return out
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference over the largest value."""
+    if theirs.numel() == 0:
+        return 0.0
+    return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-12)).item()
+
+
+def small_vit(**kwargs: Any) -> NaFlexVit:
+    """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4."""
+    settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
+    torch.manual_seed(0)
+    cfg = NaFlexVitCfg(**(settings | dict(pos_embed_grid_size=(8, 8), class_token=False, reg_tokens=0) | kwargs))
+    model = NaFlexVit(cfg, in_chans=1, num_classes=5)
+    for table in tables(model.embeds):
+        torch.nn.init.normal_(table)
+    return model
+
+
+def vit_batch(sizes: list[tuple[int, int]], patch: int = 4, chans: int = 1, seed: int = 0) -> dict[str, Tensor]:
+    """A NaFlex input batch of random patches."""
+    generator = torch.Generator().manual_seed(seed)
+    coord = row_major(sizes)
+    valid = torch.stack([torch.arange(coord.shape[1]) < h * w for h, w in sizes])
+    patches = torch.randn(*coord.shape[:2], patch * patch * chans, generator=generator) * valid[..., None]
+    return {"patches": patches, "patch_coord": coord, "patch_valid": valid}

@@ -1,0 +1,98 @@
+"""From patch coordinates to the batch's grids, grouped. Holds the package's only device-to-host copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples of one batch that share a grid of ``h`` x ``w`` cells.
+
+    ``tokens`` of each sample get an embedding: min(N, h*w). Token n takes cell n (row-major), or, where ``cells``
+    is given (one sample whose tokens are in another order), cell ``cells[n]``.
+    """
+
+    h: int
+    w: int
+    samples: list[int]
+    tokens: int
+    cells: Tensor | None = None
+
+
+def check_tokens(x: Tensor, channels: int) -> None:
+    """Raise ValueError unless ``x`` is a floating (B, N, channels) tensor."""
+    if x.ndim != 3 or x.shape[-1] != channels:
+        raise ValueError(f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point; got {x.dtype}")
+
+
+def check_coord(patch_coord: Tensor, x: Tensor) -> None:
+    """Raise ValueError unless ``patch_coord`` is a (B, N, 2) tensor of numbers that fits ``x`` (B, N, C)."""
+    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (*x.shape[:2], 2):
+        got = tuple(patch_coord.shape) if isinstance(patch_coord, Tensor) else type(patch_coord).__name__
+        raise ValueError(
+            f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "
+            f"{tuple(x.shape)}; got {got}"
+        )
+    if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
+        raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
+
+
+def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
+    """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
+
+    Args:
+        patch_coord: (B, N, 2) coordinates (y, x), integers in any dtype; padding tokens carry (0, 0).
+        x: (B, N, C) tokens, looked at for their shape only.
+
+    Returns:
+        One group per distinct grid of row-major samples, in order of first appearance, then one group for each
+        sample whose tokens were reordered or dropped. Empty when the batch holds no token.
+
+    Raises:
+        ValueError: shapes that do not fit, or a negative or non-finite coordinate among a grid's tokens.
+    """
+    check_coord(patch_coord, x)
+    batch, length = x.shape[:2]
+    if batch == 0 or length == 0:
+        return []
+    coord = patch_coord.detach().to(torch.int64)
+    h, w = (coord.amax(1) + 1).unbind(1)
+    order = torch.arange(length, device=coord.device)
+    in_grid = order < (h * w)[:, None]
+    cell = coord[..., 0] * w[:, None] + coord[..., 1]
+    row_major = ((cell == order) | ~in_grid).all(1)
+    lowest = coord.amin(2).masked_fill(~in_grid, 0).amin(1)
+    facts = torch.stack((h, w, row_major.to(h.dtype), lowest), 1).tolist()  # the device-to-host copy
+
+    regular: dict[tuple[int, int], list[int]] = {}
+    reordered = []
+    for sample, (rows, cols, is_row_major, low) in enumerate(facts):
+        if low < 0 or rows < 1 or cols < 1:
+            raise ValueError(
+                f"patch_coord of sample {sample} holds a negative or non-finite coordinate; "
+                "coordinates count from 0, and padding tokens carry (0, 0)"
+            )
+        if is_row_major:
+            regular.setdefault((rows, cols), []).append(sample)
+        else:
+            tokens = min(length, rows * cols)
+            reordered.append(Group(rows, cols, [sample], tokens, cell[sample, :tokens]))
+    return [Group(r, c, samples, min(length, r * c)) for (r, c), samples in regular.items()] + reordered
+
+
+def whole_batch(x: Tensor, grid_size: tuple[int, int]) -> list[Group]:
+    """The one group of a plain image batch: every sample of ``x`` (B, h*w, C) on ``grid_size`` = (h, w).
+
+    Raises:
+        ValueError: N is not h*w.
+    """
+    h, w = int(grid_size[0]), int(grid_size[1])
+    if x.shape[1] != h * w:
+        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
+    return [Group(h, w, list(range(x.shape[0])), h * w)] if x.shape[0] else []

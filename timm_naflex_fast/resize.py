@@ -1,0 +1,118 @@
+"""One-dimensional resize matrices and taps, read off ``torch.nn.functional.interpolate`` itself.
+
+Resampling a table is linear and separable, ``pe(h, w) = A_h . P . A_w^T``. Resizing an identity basis returns the
+columns of ``A_n``, and so PyTorch's own weights in PyTorch's own rounding: the cubic kernel of Keys (1981, "Cubic
+convolution interpolation for digital image processing") with coefficient -0.5 when antialiased (taps outside the
+table dropped, the rest renormalised) and -0.75 otherwise (taps clamped to the border), or the triangle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SEPARABLE_MODES = ("bilinear", "bicubic")
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How timm resamples a learned (H0, W0, C) table, by its own attribute names without ``pos_embed_``.
+
+    Args:
+        mode: ``"bilinear"`` or ``"bicubic"``.
+        antialias: widen the filter when the table is made smaller.
+        align_corners: the outermost cells of table and grid coincide.
+        ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
+    """
+
+    mode: str = "bicubic"
+    antialias: bool = True
+    align_corners: bool = False
+    ar_preserving: bool = False
+
+    def lengths(self, h: int, w: int) -> tuple[int, int]:
+        """The size the table is resized to for an (h, w) grid, before the crop."""
+        return (max(h, w),) * 2 if self.ar_preserving else (h, w)
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError for a table mode that is not separable."""
+    if mode not in SEPARABLE_MODES:
+        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, SEPARABLE_MODES))}")
+
+
+@lru_cache(maxsize=2048)
+def resize_matrix(
+    n: int,
+    n0: int,
+    mode: str = "bicubic",
+    antialias: bool = True,
+    align_corners: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
+
+    ``mode="linear"`` is ``F.interpolate``'s 1-D mode (never antialiased). Cached; treat the result as read-only.
+    """
+    # Outside inference mode: an inference tensor kept here could not be used in training later.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+        basis = torch.eye(n0, dtype=dtype, device=device)
+        if mode == "linear":
+            return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
+        check_mode(mode)
+        # Width 4, not 1: an (N, 1, H, 1) tensor passes for channels-last and F.interpolate(antialias=True) then
+        # returns wrong numbers (seen in torch 2.15).
+        basis = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
+        resized = F.interpolate(basis, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
+        return resized[:, 0, :, 0].t().contiguous()
+
+
+def axis_matrices(
+    h: int, w: int, table_size: tuple[int, int], how: Resampling, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """``(A_h, A_w)`` of shapes (h, H0) and (w, W0), or None where timm adds the table as it is."""
+    if (h, w) == tuple(table_size):
+        return None
+    rows, cols = how.lengths(h, w)
+    rest = (how.mode, how.antialias, how.align_corners, dtype, device)
+    return resize_matrix(rows, table_size[0], *rest)[:h], resize_matrix(cols, table_size[1], *rest)[:w]
+
+
+def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The band of ``matrix`` (n, n0): indices and weights, both (n, K), K the widest row's count of non-zeros."""
+    nonzero = matrix != 0
+    count = max(int(nonzero.sum(1).max()), 1)
+    index = nonzero.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
+    return index, matrix.gather(1, index)
+
+
+@lru_cache(maxsize=512)
+def cell_taps(
+    h: int, w: int, table_size: tuple[int, int], how: Resampling, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """For every cell of an (h, w) grid the flat table cells it reads and their weights, both (h*w, K_h * K_w)."""
+    with torch.inference_mode(False), torch.no_grad():
+        matrices = axis_matrices(h, w, table_size, how, dtype, device)
+        assert matrices is not None
+        (rows, row_weights), (cols, col_weights) = map(taps, matrices)
+        index = rows[:, None, :, None] * table_size[1] + cols[None, :, None, :]
+        weights = row_weights[:, None, :, None] * col_weights[None, :, None, :]
+        return index.reshape(h * w, -1), weights.reshape(h * w, -1)
+
+
+def narrow_band(h: int, w: int, table_size: tuple[int, int], how: Resampling) -> bool:
+    """Whether reading each cell's taps costs less than dense products.
+
+    A dense product spends H0 multiply-adds per cell and channel; a gathered tap costs about eight of them (measured
+    on 2 CPU cores, C=768). RADIO (128 x 128, bilinear, no antialias) reads 4 taps; a 16 x 16 table never qualifies.
+    """
+    radius = {"bilinear": 1, "bicubic": 2}[how.mode]
+    reads = 1
+    for n, n0 in zip(how.lengths(h, w), table_size):
+        reads *= int(2 * radius * n0 / n) + 1 if how.antialias and n < n0 else 2 * radius
+    return 8 * reads <= table_size[0]
