@@ -24,6 +24,7 @@ from digits import (
     CHECKPOINT,
     CONFIG,
     HELD_OUT_GRIDS,
+    TABLE_STD,
     TRAIN_SEQ_LENS,
     accuracy,
     build_model,
@@ -40,10 +41,10 @@ MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="matmul", help="stock leaves timm as it is")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--steps", type=int, help="stop after this many optimiser steps")
-    parser.add_argument("--batch-size", type=int, default=64, help="over all processes")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--batch-size", type=int, default=16, help="over all processes")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches; the split is fixed")
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     return parser.parse_args()
@@ -147,7 +148,8 @@ def main() -> None:
         record = {
             "model": CONFIG,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "recipe": recipe | {"lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS},
+            "recipe": recipe
+            | {"lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS, "table_std": TABLE_STD},
             "epochs": args.epochs,
             "steps": step,
             "seed": args.seed,

@@ -35,6 +35,7 @@ def add_pos_embed_(
     align_corners: bool = False,
     ar_preserving: bool = False,
     padding_mode: str = "border",
+    dense_positions: bool = False,
 ) -> Tensor:
     """Resample a learned position table to each sample's grid and add it to the tokens, in place.
 
@@ -48,6 +49,7 @@ def add_pos_embed_(
         align_corners: as in ``F.interpolate``.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         padding_mode: for "grid_sample" alone: "border", or "zeros" as in timm issue 2514.
+        dense_positions: for "grid_sample" alone: round positions as that issue and older timm do.
 
     Returns:
         ``x``. Tokens past the end of their grid are untouched, except with "grid_sample", as in timm.
@@ -65,7 +67,7 @@ def add_pos_embed_(
     how = Resampling(mode, antialias, align_corners, ar_preserving)
     if strategy == "grid_sample":
         check_coord(patch_coord, x)
-        grid_sample.add_learned(x, table, patch_coord, how, padding_mode=padding_mode)
+        grid_sample.add_learned(x, table, patch_coord, how, padding_mode=padding_mode, dense_positions=dense_positions)
     elif strategy == "matmul":
         matmul.add_learned(x, table, group_grids(patch_coord, x), how)
     else:

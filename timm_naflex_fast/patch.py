@@ -33,6 +33,7 @@ _CHOICE = "_naflex_fast_choice"  # the attribute that holds a model's own choice
 _lock = threading.RLock()
 _global = STOCK
 _choices: weakref.WeakSet[ModelChoice] = weakref.WeakSet()
+_chosen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _originals: dict[str, Callable[..., Any]] = {}
 _installed: list[tuple[type, str]] = []
 _warned: set[str] = set()
@@ -304,6 +305,7 @@ def _choose(modules: list[nn.Module], flags: list[Flags | None]) -> None:
             module.__dict__.pop(_CHOICE, None)
         else:
             module.__dict__[_CHOICE] = made[own] = made.get(own) or ModelChoice(own)
+            _chosen.add(module)
 
 
 class Handle:
@@ -398,7 +400,8 @@ def disable(model: nn.Module | None = None) -> None:
     with _lock:
         if model is None:
             _global = STOCK
-            for choice in list(_choices):
+            _choose(list(_chosen), [None] * len(_chosen))
+            for choice in list(_choices):  # those of copies, which nobody told us of
                 choice.flags = None
             interpolate_cached.cache.clear()
         else:

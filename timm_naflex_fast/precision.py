@@ -31,8 +31,12 @@ class _Once(torch.autograd.Function):
     """Passes ``value`` on and refuses to be differentiated with respect to ``source``."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, source: Tensor) -> Tensor:
+    def forward(value: Tensor, source: Tensor) -> Tensor:
         return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -49,9 +53,12 @@ def once_differentiable(value: Tensor, source: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, matrix: Tensor) -> Tensor:
-        ctx.save_for_backward(matrix)
+    def forward(left: Tensor, matrix: Tensor) -> Tensor:
         return _product(left, matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -1,0 +1,141 @@
+"""Drift: figures, image folders, model loading, the command line and its files."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from oracles import small_vit, vit_batch
+from PIL import Image
+from safetensors.torch import save_file
+
+from timm_naflex_fast import cli
+from timm_naflex_fast.drift import ImageFolder, load_model, measure
+from timm_naflex_fast.drift.report import rows
+
+KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "agreement", "accuracy"}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    noise = np.random.default_rng(0)
+    for name, size in (("wide.png", (40, 120)), ("tall.jpg", (130, 50)), ("more/square.png", (64, 64))):
+        Image.fromarray(noise.integers(0, 255, (*size, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def batches(labels=True):
+    for seed in range(2):
+        batch = vit_batch([(3, 4), (5, 2), (6, 6)], seed=seed)
+        yield batch, torch.tensor([0, 1, 2]) if labels else None
+
+
+def test_stock_is_zero_exact_is_tiny_grid_sample_is_not():
+    model = small_vit().train()
+    images, results = measure(model, batches())
+    assert images == 6 and model.training
+    assert list(results) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
+    for name in ("stock", "interpolate_cached"):
+        assert results[name].embed_max_abs == results[name].pooled_cosine_distance == 0
+        assert results[name].agreement == 1 and results[name].accuracy == results["stock"].accuracy
+    assert 0 < results["matmul"].embed_max_abs < 1e-5 and results["matmul"].embed_rel_rms < 1e-6
+    assert results["grid_sample"].embed_max_abs > 0.1 and results["grid_sample"].embed_rel_rms > 1e-2
+
+
+def test_without_labels_and_without_a_classifier():
+    model = small_vit()
+    model.reset_classifier(0)
+    _, results = measure(model, batches(labels=False), ["matmul"])
+    assert list(results) == ["stock", "matmul"]
+    assert results["matmul"].accuracy is None and results["matmul"].agreement == 1
+    assert rows(results)[1][-1] == "-"
+
+
+def test_no_images():
+    with pytest.raises(ValueError, match="no image"):
+        measure(small_vit(), [])
+
+
+def test_folder_reads_every_shape_and_lists_what_it_cannot(photos):
+    (photos / "broken.png").write_text("not an image")
+    model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=32, num_heads=2)
+    folder = ImageFolder(photos, model, max_seq_len=36, batch_size=2)
+    shapes = [tuple(inputs["patches"].shape) for inputs, _ in folder]
+    assert shapes == [(2, 36, 768), (1, 36, 768)] and len(folder) == 2
+    assert len(folder.skipped) == 1 and folder.skipped[0].startswith("broken.png")
+
+
+@pytest.mark.parametrize("make", ["missing", "file", "empty"])
+def test_bad_folders(make, tmp_path):
+    folder = tmp_path / "folder"
+    if make == "file":
+        folder.write_text("")
+    elif make == "empty":
+        folder.mkdir()
+    with pytest.raises(ValueError, match="is not a folder|holds no image"):
+        ImageFolder(folder, small_vit())
+
+
+def test_load_model_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        load_model("naflexvit_base_patch16_gap", tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="timm has no model 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"):
+        load_model("naflexvit_nope")
+    with pytest.raises(ValueError, match="no NaFlexVit"):
+        load_model("vit_tiny_patch16_224", random_weights=True)
+
+
+def test_unreachable_hub_says_how_to_give_weights(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
+        load_model("naflexvit_base_patch16_siglip.v2_webli")
+
+
+def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
+    name = "naflexvit_base_patch16_siglip"
+    torch.manual_seed(0)
+    model = timm.create_model(name)
+    torch.nn.init.normal_(model.embeds.pos_embed)
+    checkpoint = tmp_path / "stand_in.safetensors"
+    save_file(model.state_dict(), checkpoint)
+    out = tmp_path / "drift.json"
+    command = ["drift", "--model", name, "--checkpoint", str(checkpoint), "--images", str(photos), "--json", str(out)]
+    assert cli.main([*command, "--max-seq-len", "48"]) == 0
+    text = capsys.readouterr().out
+    assert "stand_in.safetensors" in text and "3 images" in text and "interpolate_cached" in text
+    report = json.loads(out.read_text())
+    assert set(report) == {"model", "weights", "images", "strategies"}
+    assert report["model"] == name and report["images"] == 3
+    assert set(report["strategies"]) == {"stock", "interpolate_cached", "grid_sample", "matmul"}
+    assert all(set(drift) == KEYS and drift["accuracy"] is None for drift in report["strategies"].values())
+    assert report["strategies"]["grid_sample"]["embed_max_abs"] > 0.1 > report["strategies"]["matmul"]["embed_max_abs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["drift"], "needs --model NAME and --images DIR"),
+        (
+            ["drift", "--model", "naflexvit_base_patch16_gap", "--random-weights", "--images", "/nope"],
+            "is not a folder",
+        ),
+        (["drift", "--model", "x", "--checkpoint", "/nope.pth", "--images", "."], "no checkpoint at /nope.pth"),
+    ],
+)
+def test_command_line_errors_are_one_line(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("naflex-fast drift: ") and err.count("\n") == 1
+
+
+def test_info_and_module_entry_point():
+    out = subprocess.run([sys.executable, "-m", "timm_naflex_fast", "info"], capture_output=True, text=True, check=True)
+    assert timm.__version__ in out.stdout and "stock" in out.stdout

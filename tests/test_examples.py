@@ -1,0 +1,83 @@
+"""The examples as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import digits
+import pytest
+import torch
+from safetensors.torch import load_file
+
+EXAMPLES = Path(digits.__file__).parent
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_committed_checkpoint_holds_its_promise():
+    record = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
+    assert digits.CHECKPOINT.stat().st_size <= 1_000_000
+    assert record["held_out_accuracy"] >= 0.97 and record["seed"] == 0
+    assert sum(t.numel() for t in load_file(digits.CHECKPOINT).values()) == record["parameters"]
+
+
+@pytest.mark.slow
+def test_drift_report_on_the_digits(tmp_path):
+    out = tmp_path / "drift.json"
+    done = run("drift_report.py", "--json", out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert "digits_naflexvit.safetensors" in done.stdout and "digits_naflexvit.safetensors" in report["weights"]
+    results = report["strategies"]
+    record = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
+    assert results["stock"]["accuracy"] == pytest.approx(record["held_out_accuracy"], abs=0.002)
+    for exact in ("interpolate_cached", "matmul"):
+        assert results[exact]["accuracy"] == results["stock"]["accuracy"] and results[exact]["agreement"] == 1
+        assert results[exact]["embed_max_abs"] <= 2e-6
+    assert results["grid_sample"]["embed_rel_rms"] > 0.01 and results["grid_sample"]["agreement"] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "nowhere.safetensors"], "uv run examples/train_digits.py"),
+        (["--images", "."], "--images goes with --model"),
+        (["--model", "naflexvit_base_patch16_gap", "--random-weights", "--images", "nowhere"], "is not a folder"),
+    ],
+)
+def test_drift_report_errors(arguments, message):
+    done = run("drift_report.py", *arguments)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["matmul", "stock"])
+def test_train_digits_runs_and_loads(mode, tmp_path):
+    out = tmp_path / "model.safetensors"
+    done = run("train_digits.py", "--mode", mode, "--steps", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.with_suffix(".json").read_text())
+    assert record["mode"] == mode and record["steps"] == 3
+    assert not digits.load_model(out).training
+
+
+def test_first_steps_of_training_equal_timms(tmp_path):
+    weights = []
+    for mode in ("stock", "interpolate_cached", "matmul"):
+        done = run("train_digits.py", "--mode", mode, "--steps", 4, "--out", tmp_path / f"{mode}.safetensors")
+        assert done.returncode == 0, done.stderr
+        weights.append(load_file(tmp_path / f"{mode}.safetensors"))
+    for other in weights[1:]:
+        for name, value in weights[0].items():
+            torch.testing.assert_close(other[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_four_forms_agree_and_are_timed():
+    done = run("four_forms.py", "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    table = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in table] == ["loop", "grouped_conv1d", "frozen_1x1", "matmul"]
+    assert all(float(row[3]) <= 2e-6 for row in table)

@@ -1,0 +1,68 @@
+"""Reading the grids of a batch from its coordinates."""
+
+import pytest
+import torch
+from oracles import row_major
+
+from timm_naflex_fast.grids import Group, group_grids, whole_batch
+
+
+def x_for(coord):
+    return torch.zeros(*coord.shape[:2], 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64])
+def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
+    coord = row_major([(2, 3), (4, 1), (2, 3), (1, 1)], dtype=dtype)
+    assert group_grids(coord, x_for(coord)) == [
+        Group(2, 3, [0, 2], 6),
+        Group(4, 1, [1], 4),
+        Group(1, 1, [3], 1),
+    ]
+
+
+def test_fewer_tokens_than_cells():
+    coord = row_major([(2, 3)])[:, [0, 1, 2, 3, 4]]
+    coord[0, 4] = torch.tensor([1, 2])
+    (group,) = group_grids(coord, x_for(coord))
+    assert (group.h, group.w, group.tokens) == (2, 3, 5) and group.cells.tolist() == [0, 1, 2, 3, 5]
+
+
+def test_reordered_samples_stand_alone():
+    coord = row_major([(2, 2), (2, 2)])
+    coord[1] = coord[1].flip(0)
+    regular, reordered = group_grids(coord, x_for(coord))
+    assert regular == Group(2, 2, [0], 4)
+    assert reordered.samples == [1] and reordered.cells.tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
+def test_empty_batches(shape):
+    assert group_grids(torch.zeros(*shape, 2, dtype=torch.long), torch.zeros(*shape, 3)) == []
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
+def test_coordinates_that_name_no_cell(value):
+    coord = row_major([(2, 2), (2, 2)], dtype=torch.float32)
+    coord[1, 2, 0] = value
+    with pytest.raises(ValueError, match="sample 1 holds a negative or non-finite coordinate"):
+        group_grids(coord, x_for(coord))
+
+
+def test_negative_padding_past_the_grid_is_padding():
+    coord = row_major([(2, 2)], length=6)
+    coord[0, 4:] = -1
+    assert group_grids(coord, x_for(coord)) == [Group(2, 2, [0], 4)]
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(2, 4, 2, dtype=torch.bool), torch.zeros(2, 4, 2, dtype=torch.complex64)])
+def test_dtypes_that_are_no_coordinates(bad):
+    with pytest.raises(ValueError, match="patch_coord must hold integers"):
+        group_grids(bad, x_for(bad))
+
+
+def test_whole_batch():
+    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == [Group(2, 3, [0, 1], 6)]
+    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == []
+    with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
+        whole_batch(torch.zeros(2, 7, 3), (2, 3))

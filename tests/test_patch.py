@@ -1,0 +1,353 @@
+"""enable / disable: what is replaced, for whom, and that it always comes back."""
+
+import copy
+import inspect
+import pickle
+import threading
+import warnings
+
+import pytest
+import timm
+import torch
+from oracles import NEW_TIMM, Case, is_pristine, small_vit, stock, vit_batch
+from timm.models.naflexvit import NaFlexEmbeds
+from torch import nn
+
+import timm_naflex_fast
+from timm_naflex_fast import disable, enable, patch, status
+from timm_naflex_fast.flags import STOCK, Flags
+
+BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
+
+
+@torch.no_grad()
+def embed(model, batch=BATCH):
+    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
+    return out[0] if isinstance(out, tuple) else out
+
+
+def uses(model) -> str:
+    """Which strategy a model's forward really runs, told from its result."""
+    got = embed(model)
+    x = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach()
+    want = x.clone()
+    case = Case((8, 8), 32, "bicubic", True, False, False, [], 64, torch.float32, 0)
+    with torch.no_grad():
+        stock(case, model.embeds, want, BATCH["patch_coord"])
+    if not torch.allclose(got, want, atol=1e-5):
+        return "grid_sample"
+    return "exact"
+
+
+def own(model):
+    return patch._own_choice(model.embeds)
+
+
+def test_importing_changes_nothing():
+    assert is_pristine() and status().flags == STOCK and status().replaced == {}
+
+
+@pytest.mark.parametrize(
+    "mode", ["interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "matmul-resample"]
+)
+def test_enable_replaces_and_disable_restores_exactly(mode):
+    before = {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
+    enable(mode=mode)
+    assert not is_pristine()
+    assert uses(small_vit()) == ("grid_sample" if mode == "grid_sample" else "exact")
+    disable()
+    assert is_pristine()
+    assert before == {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
+
+
+def test_works_before_and_after_create_model():
+    settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
+    old = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
+    want = embed(old)
+    enable("grid_sample")
+    new = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
+    new.load_state_dict(old.state_dict())
+    assert torch.equal(embed(new), embed(old)) and not torch.allclose(embed(new), want, atol=1e-4)
+
+
+def test_handles_restore_what_was_there_nested_too():
+    with enable("grid_sample"):
+        assert status().flags.pos_embed == "grid_sample"
+        with enable("matmul", patch_embed="stock") as handle:
+            assert handle.flags == status().flags == Flags("matmul", "stock", "stock")
+            with pytest.raises(KeyError), enable("interpolate_cached"):
+                raise KeyError
+            assert status().flags.pos_embed == "matmul"
+        assert status().flags.pos_embed == "grid_sample"
+        with enable("matmul"):
+            disable()
+            assert is_pristine()
+        assert status().flags.pos_embed == "grid_sample" and not is_pristine()
+    assert is_pristine()
+
+
+def test_a_handle_restores_once():
+    handle = enable()
+    handle.restore()
+    enable("grid_sample")
+    handle.restore()
+    assert status().flags.pos_embed == "grid_sample"
+
+
+def test_mode_and_single_flags():
+    enable()
+    assert status().flags == Flags("matmul", "matmul", "stock")
+    enable(pos_embed="grid_sample", patch_embed="stock", rope="stock")
+    assert status().flags == Flags("grid_sample", "stock", "stock")
+    enable("stock")
+    assert status().flags == STOCK and is_pristine()
+
+
+def test_a_models_own_choice_beats_the_global_one():
+    mine, other = small_vit(), small_vit()
+    enable("grid_sample", model=mine)
+    assert (uses(mine), uses(other)) == ("grid_sample", "exact")
+    enable("matmul")
+    assert (uses(mine), uses(other)) == ("grid_sample", "exact")
+    enable("grid_sample")
+    enable("stock", model=mine)
+    assert (uses(mine), uses(other)) == ("exact", "grid_sample")
+    with enable("matmul", model=other):
+        assert uses(other) == "exact"
+    assert uses(other) == "grid_sample"
+    disable()
+    assert uses(mine) == uses(other) == "exact" and is_pristine()
+
+
+def test_disable_one_model():
+    mine, other = small_vit(), small_vit()
+    enable("grid_sample")
+    disable(mine)
+    assert (uses(mine), uses(other)) == ("exact", "grid_sample")
+    disable()
+    enable("grid_sample", model=other)
+    disable(other)
+    assert is_pristine() and own(other) is None
+
+
+def test_a_handle_for_one_model():
+    model = small_vit()
+    with enable("grid_sample", model=model):
+        with enable("matmul", model=model):
+            assert uses(model) == "exact" and own(model).pos_embed == "matmul"
+        assert uses(model) == "grid_sample"
+    assert own(model) is None and is_pristine()
+
+
+class Wrapper(nn.Module):
+    """As open_clip wraps a timm model."""
+
+    def __init__(self, trunk):
+        super().__init__()
+        self.visual = nn.ModuleDict({"trunk": trunk})
+
+
+def test_models_inside_others():
+    model = small_vit()
+    enable("grid_sample", model=Wrapper(nn.Sequential(model)))
+    assert uses(model) == "grid_sample"
+    disable()
+    enable("grid_sample", model=model.embeds)
+    assert uses(model) == "grid_sample"
+
+
+def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
+    model = small_vit()
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    enable("grid_sample", model=model)
+    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    average = timm.utils.ModelEmaV3(model).module
+    copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
+    assert [uses(m) for m in copies] == ["grid_sample"] * 3
+    disable(model)  # its copies have a choice of their own
+    assert uses(model) == "exact" and [uses(m) for m in copies] == ["grid_sample"] * 3
+    disable()
+    assert is_pristine() and [uses(m) for m in copies] == ["exact"] * 3
+    enable()
+    assert [own(m) for m in copies] == [None] * 3  # ended for good
+
+
+def test_a_pickled_model_needs_nothing_of_ours():
+    model = small_vit()
+    enable("matmul", model=model)
+    assert b"timm_naflex_fast" not in pickle.dumps(model)
+    disable()
+    assert patch._CHOICE not in model.embeds.__dict__
+
+
+def test_a_collected_model_leaves_nothing():
+    model = small_vit()
+    enable("grid_sample", model=model)
+    del model
+    with enable("matmul"):
+        pass
+    assert is_pristine() and status().models == ()
+
+
+def test_threads_never_see_half_a_patch():
+    model = small_vit()
+    reference = {}
+    for mode in ("stock", "grid_sample"):
+        with enable(mode):
+            reference[mode] = embed(model)
+    stop, bad, seen = threading.Event(), [], set()
+
+    def forward():
+        while not stop.is_set():
+            try:
+                out = embed(model)
+            except Exception as error:
+                bad.append(error)
+                return
+            match = [mode for mode, want in reference.items() if torch.allclose(out, want, atol=1e-5)]
+            seen.update(match)
+            if len(match) != 1:
+                bad.append(out)
+
+    threads = [threading.Thread(target=forward) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        enable("grid_sample")
+        embed(model)
+        disable()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not bad and seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            dict(mode="fast"),
+            "mode='fast' is not a strategy; valid: 'stock', 'interpolate_cached', 'grid_sample', 'matmul'",
+        ),
+        (dict(mode=3), "mode=3 is not"),
+        (dict(mode=None), "mode=None is not"),
+        (dict(pos_embed="nope"), "pos_embed='nope'"),
+        (dict(patch_embed="grid_sample"), "patch_embed='grid_sample' is not a strategy; valid: 'stock', 'matmul'"),
+        (dict(rope="nope"), "rope='nope' is not a strategy; valid: 'stock'"),
+        (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
+        (dict(model="naflexvit"), "must be a torch.nn.Module"),
+    ],
+)
+def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message):
+    with pytest.raises(ValueError) as error:
+        enable(**arguments)
+    assert message in str(error.value) and is_pristine()
+    enable("grid_sample")
+    with pytest.raises(ValueError):
+        enable(**arguments)
+    assert status().flags.pos_embed == "grid_sample"
+
+
+def test_disable_of_a_model_without_embeds():
+    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
+        disable(nn.Linear(2, 2))
+
+
+def test_timm_too_old(monkeypatch):
+    monkeypatch.setattr(timm, "__version__", "1.0.15")
+    with pytest.raises(RuntimeError, match=r"needs timm >= 1\.0\.16; installed is 1\.0\.15"):
+        enable()
+    assert is_pristine()
+
+
+def test_timm_without_a_method(monkeypatch):
+    monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
+    rest = dict(NaFlexEmbeds.__dict__)
+    with pytest.raises(RuntimeError, match=r"NaFlexEmbeds\._apply_factorized_pos_embed is missing"):
+        enable()
+    assert dict(NaFlexEmbeds.__dict__) == rest
+
+
+def test_timm_with_another_signature(monkeypatch):
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", lambda self, x: None)
+    with pytest.raises(RuntimeError, match=r"_apply_learned_pos_embed takes \(self, x\)"):
+        enable()
+
+
+def test_replacements_take_timms_arguments():
+    for cls, functions in ((NaFlexEmbeds, patch._POS_EMBED),):
+        for function in functions:
+            theirs = inspect.signature(cls.__dict__[function.__name__]).parameters
+            assert list(theirs) == list(inspect.signature(function).parameters)
+
+
+def test_another_plugin_on_top_is_left_alone(monkeypatch):
+    enable()
+    ours = NaFlexEmbeds.__dict__["_apply_learned_pos_embed"]
+    theirs = lambda self, x, grid_size: ours(self, x, grid_size)
+    NaFlexEmbeds._apply_learned_pos_embed = theirs
+    disable()
+    assert NaFlexEmbeds.__dict__["_apply_learned_pos_embed"] is theirs
+    model, image = small_vit(), torch.randn(2, 1, 24, 28)
+    with torch.no_grad():
+        through_theirs = model.embeds(image)
+    NaFlexEmbeds._apply_learned_pos_embed = patch._originals["_apply_learned_pos_embed"]
+    with torch.no_grad():
+        torch.testing.assert_close(through_theirs, model.embeds(image))
+
+
+def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
+    model = small_vit(pos_embed_interp_mode="nearest")
+    patch._warned.clear()
+    enable()
+    for strategy in ("matmul", "grid_sample"):
+        enable(strategy)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with pytest.raises(ValueError):  # timm's own complaint
+                    embed(model)
+        assert len(said) == (strategy == "matmul")
+        assert all("'nearest' stays with timm's own code" in str(w.message) for w in said)
+
+
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
+    model = small_vit(pos_embed_use_grid_sample=True)
+    want = embed(model)
+    enable(mode)
+    torch.testing.assert_close(embed(model), want, atol=5e-6, rtol=0)
+
+
+def test_status_prints_as_a_table():
+    assert "stock" in str(status())
+    model = small_vit()
+    enable("interpolate_cached", patch_embed="stock")
+    enable("matmul", model=model)
+    text = str(status())
+    assert timm.__version__ in text and torch.__version__ in text
+    assert "NaFlexEmbeds._apply_learned_naflex_pos_embed              " in text
+    assert "interpolate_cached" in text and "pos_embed=matmul" in text
+    replaced = status().replaced
+    assert replaced["PatchEmbedInterpolator.resample_conv_weight"] == "stock"
+    assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
+
+
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_wrong_inputs_are_named(mode, kind):
+    model = small_vit(pos_embed=kind)
+    enable(mode)
+    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+    x = torch.zeros(2, 6, 32)
+    for coord in (torch.zeros(2, 6), torch.zeros(2, 5, 2), torch.zeros(3, 6, 2), torch.zeros(2, 6, 3)):
+        with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
+            add(x, patch_coord=coord)
+    with pytest.raises(ValueError, match=r"\(B, N, 32\)"):
+        add(torch.zeros(2, 6, 31), patch_coord=torch.zeros(2, 6, 2))
+    assert (x == 0).all()
+
+
+def test_public_names():
+    assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
+    assert NEW_TIMM in (True, False)

@@ -1,0 +1,142 @@
+"""Resize matrices against F.interpolate, and the four forms of the weighted sum against each other."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import relative
+
+from timm_naflex_fast.functional import resample_pos_embed
+from timm_naflex_fast.resize import Resampling, axis_matrices, cell_taps, resize_matrix, taps
+
+sizes = st.integers(1, 48)
+modes = st.sampled_from(["bilinear", "bicubic"])
+
+
+@settings(max_examples=200)
+@given(sizes, sizes, modes, st.booleans(), st.booleans())
+def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corners):
+    signal = torch.randn(1, 1, n0, 5, dtype=torch.float64)  # width 5: width 1 is what DESIGN trap 1 breaks
+    matrix = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
+    want = F.interpolate(signal, size=(n, 5), mode=mode, antialias=antialias, align_corners=align_corners)[0, 0]
+    torch.testing.assert_close(matrix @ signal[0, 0], want, atol=1e-12, rtol=0)
+    torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
+
+
+@settings(max_examples=100)
+@given(sizes, sizes)
+def test_linear_matrix_resizes_as_interpolate_does(n, n0):
+    signal = torch.randn(1, 3, n0, dtype=torch.float64)
+    want = F.interpolate(signal, size=n, mode="linear")[0].t()
+    torch.testing.assert_close(resize_matrix(n, n0, "linear", dtype=torch.float64) @ signal[0].t(), want)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_matrix_of_the_same_size_is_the_identity(mode, antialias):
+    assert torch.equal(resize_matrix(13, 13, mode, antialias), torch.eye(13))
+
+
+@settings(max_examples=100)
+@given(sizes, sizes, modes, st.booleans())
+def test_taps_hold_the_whole_matrix(n, n0, mode, antialias):
+    matrix = resize_matrix(n, n0, mode, antialias)
+    index, weight = taps(matrix)
+    assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, index, weight), matrix)
+    assert index.shape[1] == max(1, (matrix != 0).sum(1).max())
+
+
+def test_keys_coefficient_is_half_with_antialias_and_three_quarters_without():
+    # Doubling samples the cubic kernel at 0.25, 0.75, 1.25 and 1.75 from the table's cells.
+    def keys(t, a):
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * (t**3 - 5 * t**2 + 8 * t - 4)
+
+    for antialias, a in ((True, -0.5), (False, -0.75)):
+        row = resize_matrix(32, 16, "bicubic", antialias, dtype=torch.float64)[16]
+        want = torch.tensor([keys(t, a) for t in (1.75, 0.75, 0.25, 1.25)], dtype=torch.float64)
+        got = row[row != 0]
+        torch.testing.assert_close(got.sort().values, want.sort().values)
+
+
+def test_matrix_is_cached_per_size_and_never_an_inference_tensor():
+    with torch.inference_mode():
+        matrix = resize_matrix(17, 23, "bicubic")
+    assert not matrix.is_inference() and resize_matrix(17, 23, "bicubic") is matrix
+
+
+def test_unknown_mode_names_the_valid_ones():
+    with pytest.raises(ValueError, match="'bilinear', 'bicubic'"):
+        resize_matrix(3, 4, "nearest")
+
+
+@settings(max_examples=100)
+@given(sizes, sizes, st.integers(1, 20), st.integers(1, 20), modes, st.booleans(), st.booleans())
+def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, align_corners):
+    table = torch.randn(rows, cols, 3, dtype=torch.float64)
+    how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+    want = F.interpolate(table.permute(2, 0, 1)[None].contiguous(), size=(h, w), **how)[0].permute(1, 2, 0)
+    torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
+
+
+# ---- the same weighted sum, four ways ----
+
+
+def cell_weights(h, w, table_size, how):
+    """(h*w, H0*W0): the weight of every table cell in every grid cell."""
+    matrices = axis_matrices(h, w, table_size, how, torch.float32, torch.device("cpu"))
+    a_h, a_w = matrices or (torch.eye(h), torch.eye(w))
+    return torch.kron(a_h, a_w)
+
+
+def as_loop(table, sizes, how):
+    out = []
+    for h, w in sizes:
+        weights = cell_weights(h, w, table.shape[:2], how)
+        cells = table.flatten(0, 1)
+        out.append(torch.stack([sum(k * cells[i] for i, k in enumerate(row) if k != 0) for row in weights]))
+    return out
+
+
+def as_grouped_conv1d(table, sizes, how):
+    """One conv1d whose groups are samples; a group's kernels are its grid cells, as long as the table has cells."""
+    cells = table.flatten(0, 1).t()  # (C, H0*W0): channels are the batch, table cells the signal
+    longest = max(h * w for h, w in sizes)
+    kernels = [F.pad(k, (0, 0, 0, longest - len(k))) for k in (cell_weights(*s, table.shape[:2], how) for s in sizes)]
+    signal = cells[:, None].expand(-1, len(sizes), -1)
+    out = F.conv1d(signal, torch.cat(kernels)[:, None], groups=len(sizes))  # (C, S*longest, 1)
+    return [o.t()[: h * w] for o, (h, w) in zip(out[..., 0].split(longest, 1), sizes)]
+
+
+def as_frozen_1x1(table, sizes, how):
+    """Table cells as input channels of a 1x1 convolution over the embedding's channels."""
+    signal = table.flatten(0, 1)[None, :, :, None]  # (1, H0*W0, C, 1)
+    return [F.conv2d(signal, cell_weights(*s, table.shape[:2], how)[:, :, None, None])[0, :, :, 0] for s in sizes]
+
+
+def as_matmul(table, sizes, how):
+    return [resample_pos_embed(table, size, mode=how.mode, antialias=how.antialias).flatten(0, 1) for size in sizes]
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 7),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+    modes,
+    st.booleans(),
+)
+def test_four_forms_agree(rows, cols, grids, mode, antialias):
+    table, how = torch.randn(rows, cols, 3), Resampling(mode, antialias)
+    want = as_loop(table, grids, how)
+    for form in (as_grouped_conv1d, as_frozen_1x1, as_matmul):
+        for got, expected in zip(form(table, grids, how), want):
+            torch.testing.assert_close(got, expected, atol=1e-6 * max(1.0, table.abs().max().item()), rtol=0)
+
+
+def test_cell_taps_are_the_products_of_both_axes():
+    how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
+    index, weight = cell_taps(5, 9, (40, 33), how, torch.float32, torch.device("cpu"))
+    dense = torch.zeros(45, 40 * 33).scatter_add_(1, index, weight)
+    torch.testing.assert_close(dense, cell_weights(5, 9, (40, 33), how))
+    assert relative(dense.sum(1), torch.ones(45)) < 1e-6
