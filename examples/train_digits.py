@@ -24,7 +24,6 @@ from digits import (
     CHECKPOINT,
     CONFIG,
     HELD_OUT_GRIDS,
-    TABLE_STD,
     TRAIN_SEQ_LENS,
     accuracy,
     build_model,
@@ -119,9 +118,8 @@ def main() -> None:
     recipe["warmup_steps"] = warmup = max(1, min(3 * per_epoch, total // 10))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup))
 
-    generator = torch.Generator().manual_seed(
-        args.seed
-    )  # alike in every process: all draw a batch, each takes its share
+    # Seeded alike in every process: all draw the same batch, and each takes its share.
+    generator = torch.Generator().manual_seed(args.seed)
     start, step = time.perf_counter(), 0
     model.train()
     with progress(total, show=rank == 0) as report:
@@ -148,8 +146,7 @@ def main() -> None:
         record = {
             "model": CONFIG,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "recipe": recipe
-            | {"lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS, "table_std": TABLE_STD},
+            "recipe": recipe | {"lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS},
             "epochs": args.epochs,
             "steps": step,
             "seed": args.seed,

@@ -77,14 +77,14 @@ def test_bad_folders(make, tmp_path):
         folder.write_text("")
     elif make == "empty":
         folder.mkdir()
-    with pytest.raises(ValueError, match="is not a folder|holds no image"):
+    with pytest.raises(ValueError, match=r"is not a folder|holds no image"):
         ImageFolder(folder, small_vit())
 
 
 def test_load_model_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
         load_model("naflexvit_base_patch16_gap", tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match="timm has no model 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"):
+    with pytest.raises(ValueError, match=r"timm has no model 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"):
         load_model("naflexvit_nope")
     with pytest.raises(ValueError, match="no NaFlexVit"):
         load_model("vit_tiny_patch16_224", random_weights=True)

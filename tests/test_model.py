@@ -159,8 +159,6 @@ def test_plain_images_still_compile_in_one_graph():
 @pytest.mark.parametrize("transform", ["functional_call", "checkpoint", "func.grad"])
 def test_ways_to_call_a_model(transform):
     model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
-    args = batch["patches"], batch["patch_coord"], batch["patch_valid"]
-    want, want_grads = step(model, args, "stock")
     parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
 
     def loss(parameters):

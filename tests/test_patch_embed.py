@@ -63,15 +63,17 @@ def test_conv_weights_equal_timm():
 def test_float32_inside_whatever_the_dtype_and_autocast(dtype):
     weight = torch.randn(5, 3, 8, 8).to(dtype)
     want = resample_patch_kernel(weight.float(), (6, 7)).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = resample_patch_kernel(weight, (6, 7))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        with torch.autocast("cpu", torch.bfloat16):
-            got = resample_patch_kernel(weight, (6, 7))
+        lowered = resample_patch_kernel(weight, (6, 7))
     finally:
         torch.set_float32_matmul_precision(before)
-    assert got.dtype == dtype
-    assert relative(got, want) <= max(1e-6, torch.finfo(dtype).eps / 2)
+    assert mixed.dtype == lowered.dtype == dtype
+    assert torch.equal(mixed, want)
+    assert relative(lowered, want) <= max(1e-6, torch.finfo(dtype).eps / 2)
 
 
 def test_inference_mode_then_training():
