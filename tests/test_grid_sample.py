@@ -8,7 +8,7 @@ from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 from test_matmul import HALF, run
 
 import timm_naflex_fast
-from timm_naflex_fast import patch
+from timm_naflex_fast import replacements
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.resize import Resampling
 from timm_naflex_fast.strategies import grid_sample
@@ -118,7 +118,7 @@ def test_old_timms_dense_positions_agree_with_the_new(monkeypatch):
     case = Case((6, 5), 4, "bicubic", True, False, True, [(3, 4), (9, 2)], 20, torch.float32, 7)
     embeds, coord = case.embeds(), case.coord()
     new = ours(case, embeds, torch.zeros(2, 20, 4), coord)
-    monkeypatch.setattr(patch, "_dense", lambda: True)
+    monkeypatch.setattr(replacements, "_dense", lambda: True)
     old = ours(case, embeds, torch.zeros(2, 20, 4), coord)
     torch.testing.assert_close(old, new, atol=1e-5, rtol=0)
 

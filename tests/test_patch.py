@@ -14,7 +14,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
 import timm_naflex_fast
-from timm_naflex_fast import disable, enable, patch, status
+from timm_naflex_fast import choice, disable, enable, replacements, status
 from timm_naflex_fast.flags import STOCK, Flags
 
 BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
@@ -40,7 +40,7 @@ def uses(model) -> str:
 
 
 def own(model):
-    return patch._own_choice(model.embeds)
+    return choice.own_flags(model.embeds)
 
 
 def test_importing_changes_nothing():
@@ -177,7 +177,7 @@ def test_a_pickled_model_needs_nothing_of_ours():
     enable("matmul", model=model)
     assert b"timm_naflex_fast" not in pickle.dumps(model)
     disable()
-    assert patch._CHOICE not in model.embeds.__dict__
+    assert choice.ATTRIBUTE not in model.embeds.__dict__
 
 
 def test_a_collected_model_leaves_nothing():
@@ -275,7 +275,7 @@ def test_timm_with_another_signature(monkeypatch):
 
 
 def test_replacements_take_timms_arguments():
-    for cls, functions in ((NaFlexEmbeds, patch._POS_EMBED),):
+    for cls, functions in ((NaFlexEmbeds, replacements.POS_EMBED),):
         for function in functions:
             theirs = inspect.signature(cls.__dict__[function.__name__]).parameters
             assert list(theirs) == list(inspect.signature(function).parameters)
@@ -286,19 +286,23 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
     ours = NaFlexEmbeds.__dict__["_apply_learned_pos_embed"]
     theirs = lambda self, x, grid_size: ours(self, x, grid_size)
     NaFlexEmbeds._apply_learned_pos_embed = theirs
-    disable()
-    assert NaFlexEmbeds.__dict__["_apply_learned_pos_embed"] is theirs
     model, image = small_vit(), torch.randn(2, 1, 24, 28)
-    with torch.no_grad():
-        through_theirs = model.embeds(image)
-    NaFlexEmbeds._apply_learned_pos_embed = patch._originals["_apply_learned_pos_embed"]
-    with torch.no_grad():
-        torch.testing.assert_close(through_theirs, model.embeds(image))
+    outputs = []
+    for mode in ("stock", "matmul", "stock", "grid_sample", "stock"):
+        enable(mode)
+        assert NaFlexEmbeds.__dict__["_apply_learned_pos_embed"] is theirs
+        with torch.no_grad():
+            out = model.embeds(image)
+        outputs.append(out[0] if isinstance(out, tuple) else out)
+    for out in outputs[1:]:
+        torch.testing.assert_close(out, outputs[0])
+    NaFlexEmbeds._apply_learned_pos_embed = ours  # they leave, and put back what they found
+    disable()
 
 
 def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
     model = small_vit(pos_embed_interp_mode="nearest")
-    patch._warned.clear()
+    replacements.warned.clear()
     enable()
     for strategy in ("matmul", "grid_sample"):
         enable(strategy)

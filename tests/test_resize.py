@@ -1,5 +1,6 @@
 """Resize matrices against F.interpolate, and the four forms of the weighted sum against each other."""
 
+import einx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,6 +133,13 @@ def test_four_forms_agree(rows, cols, grids, mode, antialias):
     for form in (as_grouped_conv1d, as_frozen_1x1, as_matmul):
         for got, expected in zip(form(table, grids, how), want):
             torch.testing.assert_close(got, expected, atol=1e-6 * max(1.0, table.abs().max().item()), rtol=0)
+
+
+def test_the_formula_in_one_line():
+    table, how = torch.randn(7, 5, 3), Resampling("bicubic")
+    a_h, a_w = axis_matrices(4, 9, (7, 5), how, torch.float32, torch.device("cpu"))
+    want = einx.dot("y h, h w c, x w -> y x c", a_h, table, a_w)
+    torch.testing.assert_close(resample_pos_embed(table, (4, 9)), want, atol=2e-6, rtol=0)
 
 
 def test_cell_taps_are_the_products_of_both_axes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .flags import POS_EMBED
 
@@ -49,10 +49,10 @@ def info(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(command: str, action: object, options: argparse.Namespace) -> int:
+def run(command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Call ``action(options)``; an error that names what is valid becomes one line and exit status 2."""
     try:
-        return action(options)  # type: ignore[operator,no-any-return]
+        return action(options)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,7 @@
-"""The only file that touches timm: which methods are replaced, by what, and how they are put back.
+"""The only file that touches timm's classes: what is replaced, and how it is put back.
 
-While anything is enabled, each replaced method is a dispatcher: it looks up the choice that holds for its module (the
-model's own, else the global one), once, and calls that strategy or timm's original. Dispatchers are put in place
-before a choice takes effect and removed after it ended, so that a forward pass in another thread meets either choice
-and never a mixture. The choice of a model is an attribute of its modules: it goes along with ``deepcopy`` and with
-an EMA copy, and is no part of ``state_dict``.
+The replacements are put in place before a choice takes effect and removed after it ended, so that a forward pass in
+another thread meets either choice and never a mixture.
 """
 
 from __future__ import annotations
@@ -12,215 +9,23 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .flags import STOCK, Flags, parse_flags
-from .grids import check_coord, check_tokens, group_grids, whole_batch
-from .patch_embed import resample_linear_kernel, resample_patch_kernel
-from .resize import SEPARABLE_MODES, Resampling
-from .strategies import grid_sample, interpolate_cached, matmul
+from .replacements import PATCH_EMBED, POS_EMBED, originals
+from .strategies import interpolate_cached
 
 OLDEST_TIMM = (1, 0, 16)
-_CHOICE = "_naflex_fast_choice"  # the attribute that holds a model's own choice
+REPLACEMENTS = {function.__name__: function for function in (*POS_EMBED, *PATCH_EMBED)}
 
 _lock = threading.RLock()
-_global = STOCK
-_choices: weakref.WeakSet[ModelChoice] = weakref.WeakSet()
-_chosen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_originals: dict[str, Callable[..., Any]] = {}
-_installed: list[tuple[type, str]] = []
-_warned: set[str] = set()
-
-
-class ModelChoice:
-    """The flags of one model, shared by its modules; None once ended. Pickles as a plain dict, readable anywhere."""
-
-    def __init__(self, flags: Flags) -> None:
-        self.flags: Flags | None = flags
-        _choices.add(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelChoice | None:
-        return None if self.flags is None else ModelChoice(self.flags)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return dict, ({} if self.flags is None else self.flags.as_dict(),)
-
-
-def _own_choice(module: nn.Module) -> Flags | None:
-    choice = module.__dict__.get(_CHOICE)
-    if isinstance(choice, dict):  # unpickled
-        choice = module.__dict__[_CHOICE] = ModelChoice(Flags(**choice)) if choice else None
-    return choice.flags if choice is not None else None
-
-
-def _flags(module: nn.Module) -> Flags:
-    return _own_choice(module) or _global
-
-
-# ---- the replacements: each says only what differs from timm's method of that name ----
-
-
-def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    flags = _flags(self)
-    if flags.pos_embed == "stock" or not _separable(self):
-        return _originals["_apply_learned_naflex_pos_embed"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed.shape[-1])
-    if flags.pos_embed == "grid_sample":
-        check_coord(patch_coord, x)
-        return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
-    return _add_learned(flags.pos_embed, x, self.pos_embed, patch_coord, _resampling(self))
-
-
-def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
-    if _flags(self).pos_embed != "grid_sample":
-        return _originals["_apply_learned_naflex_pos_embed_grid_sample"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed.shape[-1])
-    check_coord(patch_coord, x)
-    return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
-
-
-def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
-    strategy = _flags(self).pos_embed
-    if strategy in ("stock", "grid_sample") or _capturing() or not _separable(self):
-        return _originals["_apply_learned_pos_embed"](self, x, grid_size)
-    check_tokens(x, self.pos_embed.shape[-1])
-    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
-    return add(x, self.pos_embed, whole_batch(x, grid_size), _resampling(self))
-
-
-def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    strategy = _flags(self).pos_embed
-    if strategy == "stock":
-        return _originals["_apply_factorized_naflex_pos_embed"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed_y.shape[-1])
-    tables = self.pos_embed_y, self.pos_embed_x
-    if strategy == "grid_sample":
-        check_coord(patch_coord, x)
-        return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
-    return _add_factorized(strategy, x, *tables, patch_coord, self.pos_embed_ar_preserving)
-
-
-def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
-    if _flags(self).pos_embed != "grid_sample":
-        return _originals["_apply_factorized_naflex_pos_embed_grid_sample"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed_y.shape[-1])
-    check_coord(patch_coord, x)
-    tables = self.pos_embed_y, self.pos_embed_x
-    return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
-
-
-def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
-    strategy = _flags(self).pos_embed
-    if strategy in ("stock", "grid_sample") or _capturing():
-        return _originals["_apply_factorized_pos_embed"](self, x, grid_size)
-    check_tokens(x, self.pos_embed_y.shape[-1])
-    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
-    return add(x, self.pos_embed_y, self.pos_embed_x, whole_batch(x, grid_size), self.pos_embed_ar_preserving)
-
-
-def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
-    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
-    h, w = target_patch_size
-    if _flags(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
-        return _originals["resample_linear_weight"](self, weight, target_patch_size)
-    if (h, w) == tuple(self.base_patch_size):
-        return weight
-    return resample_linear_kernel(
-        weight,
-        tuple(self.base_patch_size),
-        (h, w),
-        self.in_chans,
-        channels_last=getattr(self, "channels_last", True),
-        mode=self.interpolation,
-        antialias=self.antialias,
-    )
-
-
-def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
-    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
-    if _flags(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
-        return _originals["resample_conv_weight"](self, weight, target_patch_size)
-    h, w = target_patch_size
-    return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
-
-
-# Reading the grids back to the host cannot be captured, so under torch.compile these two are a graph break, as
-# timm's own loops are.
-
-
-@torch.compiler.disable
-def _add_learned(strategy: str, x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
-    add(x, table, group_grids(patch_coord, x), how)
-
-
-@torch.compiler.disable
-def _add_factorized(
-    strategy: str, x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
-) -> None:
-    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
-    add(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
-
-
-def _resampling(embeds: Any) -> Resampling:
-    """The table's resampling; older timm has neither antialias nor align_corners to set and uses these."""
-    return Resampling(
-        embeds.pos_embed_interp_mode,
-        getattr(embeds, "pos_embed_antialias", True),
-        getattr(embeds, "pos_embed_align_corners", False),
-        embeds.pos_embed_ar_preserving,
-    )
-
-
-def _separable(embeds: Any) -> bool:
-    mode = embeds.pos_embed_interp_mode
-    if mode in SEPARABLE_MODES:
-        return True
-    if mode not in _warned:
-        _warned.add(mode)
-        warnings.warn(
-            f"timm_naflex_fast: a position table with interpolation mode {mode!r} stays with timm's own code; "
-            f"replaced are {', '.join(map(repr, SEPARABLE_MODES))}",
-            stacklevel=4,
-        )
-    return False
-
-
-def _capturing() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
-def _dense() -> bool:
-    """Whether the installed timm takes its grid_sample positions from a dense affine grid, as older releases do."""
-    import timm.models.naflexvit as naflexvit
-
-    return not hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
-
-
-# ---- putting them in place and taking them back ----
-
-_POS_EMBED = (
-    _apply_learned_naflex_pos_embed,
-    _apply_learned_naflex_pos_embed_grid_sample,
-    _apply_learned_pos_embed,
-    _apply_factorized_naflex_pos_embed,
-    _apply_factorized_naflex_pos_embed_grid_sample,
-    _apply_factorized_pos_embed,
-)
-_PATCH_EMBED = (resample_linear_weight, resample_conv_weight)
+_installed: set[tuple[type, str]] = set()
 
 
 def _timm_classes() -> tuple[type, type]:
@@ -241,7 +46,7 @@ def _timm_classes() -> tuple[type, type]:
     except ImportError as error:
         raise RuntimeError(f"timm {timm.__version__} does not have what timm_naflex_fast replaces: {error}") from error
     wrong = []
-    for cls, functions in ((NaFlexEmbeds, _POS_EMBED), (PatchEmbedInterpolator, _PATCH_EMBED)):
+    for cls, functions in ((NaFlexEmbeds, POS_EMBED), (PatchEmbedInterpolator, PATCH_EMBED)):
         for function in functions:
             method = cls.__dict__.get(function.__name__)
             if method is None:
@@ -257,25 +62,24 @@ def _timm_classes() -> tuple[type, type]:
 
 
 def _install() -> None:
-    if _installed:
-        return
     embeds, interpolator = _timm_classes()
-    todo = [(embeds, f) for f in _POS_EMBED] + [(interpolator, f) for f in _PATCH_EMBED]
-    for cls, function in todo:
-        if cls.__dict__[function.__name__] is not function:  # still ours where somebody wrapped and unwrapped us
-            _originals[function.__name__] = cls.__dict__[function.__name__]
-    for cls, function in todo:
-        setattr(cls, function.__name__, function)
-        _installed.append((cls, function.__name__))
+    methods = [(embeds, f.__name__) for f in POS_EMBED] + [(interpolator, f.__name__) for f in PATCH_EMBED]
+    # What is marked installed without being ours is another plugin's wrapper around ours: it still reaches us.
+    todo = [(c, n) for c, n in methods if (c, n) not in _installed or c.__dict__[n] is originals[n]]
+    for cls, name in todo:
+        originals[name] = cls.__dict__[name]
+    for cls, name in todo:
+        setattr(cls, name, REPLACEMENTS[name])
+        _installed.add((cls, name))
 
 
 def _uninstall_if_unused() -> None:
-    if not _global.is_stock or any(c.flags is not None and not c.flags.is_stock for c in list(_choices)):
+    if not all(flags.is_stock for flags in (global_flags(), *models_flags())):
         return
-    for cls, name in _installed:
-        if cls.__dict__.get(name) is globals()[name]:  # else another plugin sits on top of us: leave it alone
-            setattr(cls, name, _originals[name])
-    _installed.clear()
+    for cls, name in list(_installed):
+        if cls.__dict__.get(name) is REPLACEMENTS[name]:  # else another plugin sits on top of us: leave it alone
+            setattr(cls, name, originals[name])
+            _installed.remove((cls, name))
 
 
 def _targets(model: nn.Module) -> list[nn.Module]:
@@ -298,16 +102,6 @@ def _targets(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _choose(modules: list[nn.Module], flags: list[Flags | None]) -> None:
-    made: dict[Flags, ModelChoice] = {}
-    for module, own in zip(modules, flags):
-        if own is None:
-            module.__dict__.pop(_CHOICE, None)
-        else:
-            module.__dict__[_CHOICE] = made[own] = made.get(own) or ModelChoice(own)
-            _chosen.add(module)
-
-
 class Handle:
     """What :func:`enable` returns. As a context manager, or by ``restore()``, it puts back what was there before it.
 
@@ -323,7 +117,6 @@ class Handle:
 
     def restore(self) -> None:
         """Put back what was there before; a second call does nothing."""
-        global _global
         with _lock:
             if self._done:
                 return
@@ -331,12 +124,12 @@ class Handle:
             if not self._modules:
                 if not self._previous.is_stock:
                     _install()
-                _global = self._previous
+                choose_globally(self._previous)
             else:
                 alive = [(ref(), own) for ref, own in zip(self._modules, self._previous_own)]
                 if any(own is not None and not own.is_stock for _, own in alive):
                     _install()
-                _choose([m for m, _ in alive if m is not None], [own for m, own in alive if m is not None])
+                choose([m for m, _ in alive if m is not None], [own for m, own in alive if m is not None])
             _uninstall_if_unused()
 
     def __enter__(self) -> Handle:
@@ -375,17 +168,16 @@ def enable(
         ValueError: an unknown name, or a model without NaFlexEmbeds; nothing is changed.
         RuntimeError: a timm that is too old or whose methods differ; nothing is changed.
     """
-    global _global
     flags = parse_flags(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
     with _lock:
         modules = [] if model is None else _targets(model)
-        handle = Handle(flags, _global, modules, [_own_choice(module) for module in modules])
+        handle = Handle(flags, global_flags(), modules, [own_flags(module) for module in modules])
         if not flags.is_stock:
             _install()
         if model is None:
-            _global = flags
+            choose_globally(flags)
         else:
-            _choose(modules, [flags] * len(modules))
+            choose(modules, [flags] * len(modules))
         _uninstall_if_unused()
     return handle
 
@@ -396,17 +188,13 @@ def disable(model: nn.Module | None = None) -> None:
     Raises:
         ValueError: ``model`` contains no NaFlexEmbeds.
     """
-    global _global
     with _lock:
         if model is None:
-            _global = STOCK
-            _choose(list(_chosen), [None] * len(_chosen))
-            for choice in list(_choices):  # those of copies, which nobody told us of
-                choice.flags = None
+            forget_all()
             interpolate_cached.cache.clear()
         else:
             modules = _targets(model)
-            _choose(modules, [None if _global.is_stock else STOCK] * len(modules))
+            choose(modules, [None if global_flags().is_stock else STOCK] * len(modules))
         _uninstall_if_unused()
 
 
@@ -441,10 +229,10 @@ def status() -> Status:
     import timm
 
     def rows() -> Iterator[tuple[str, str]]:
-        for cls, name in _installed:
-            if cls.__dict__.get(name) is not globals()[name]:
+        for cls, name in sorted(_installed, key=lambda method: (method[0].__name__, method[1])):
+            if cls.__dict__.get(name) is not REPLACEMENTS[name]:
                 continue
-            strategy = _global.patch_embed if globals()[name] in _PATCH_EMBED else _global.pos_embed
+            strategy = flags.patch_embed if REPLACEMENTS[name] in PATCH_EMBED else flags.pos_embed
             if strategy in ("matmul", "interpolate_cached") and name.endswith("_grid_sample"):
                 strategy = "stock"
             if strategy == "grid_sample" and "naflex" not in name:
@@ -452,5 +240,5 @@ def status() -> Status:
             yield f"{cls.__name__}.{name}", strategy
 
     with _lock:
-        own = tuple(choice.flags for choice in list(_choices) if choice.flags is not None)
-        return Status(_global, own, dict(rows()), timm.__version__, torch.__version__)
+        flags = global_flags()
+        return Status(flags, tuple(models_flags()), dict(rows()), timm.__version__, torch.__version__)

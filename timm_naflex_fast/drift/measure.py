@@ -61,7 +61,9 @@ def measure(
         ValueError: no images, or an unknown strategy.
     """
     names = ["stock", *(name for name in strategies if name != "stock")]
-    was_training, parts, labels = model.training, {name: [] for name in names}, []
+    parts: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {name: [] for name in names}
+    labels: list[Tensor | None] = []
+    was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():

@@ -1,0 +1,31 @@
+"""The README: its figures are those of the committed result file, its commands and names exist."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import timm_naflex_fast
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_figures_come_from_the_result_file():
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "tools" / "update_readme.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.fill(README) == README, "run tools/update_readme.py"
+
+
+def test_ci_runs_the_two_commands():
+    ci = (ROOT / ".ci" / "run").read_text()
+    for command in re.findall(r"pip install uv && (uv run [\w/.]+)", README):
+        assert command in ci
+
+
+def test_use_runs_as_written():
+    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "enable()" in b)
+    offline = block.replace('v2_webli", pretrained=True', 'v2_webli", depth=1')
+    scope = {}
+    exec(offline, scope)
+    assert timm_naflex_fast.status().flags.is_stock and scope["model"] is not None

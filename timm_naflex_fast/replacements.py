@@ -1,0 +1,176 @@
+"""The methods that stand in for timm's. Each says only what differs from timm's method of that name.
+
+Each is a dispatcher: it looks up the flags that hold for its module, once, and calls a strategy or timm's original.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .choice import flags_for
+from .grids import check_coord, check_tokens, group_grids, whole_batch
+from .patch_embed import resample_linear_kernel, resample_patch_kernel
+from .resize import SEPARABLE_MODES, Resampling
+from .strategies import grid_sample, interpolate_cached, matmul
+
+originals: dict[str, Callable[..., Any]] = {}  # timm's methods by name, kept by patch.py
+warned: set[str] = set()
+
+
+def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
+    flags = flags_for(self)
+    if flags.pos_embed == "stock" or not _separable(self):
+        return originals["_apply_learned_naflex_pos_embed"](self, x, patch_coord)
+    check_tokens(x, self.pos_embed.shape[-1])
+    if flags.pos_embed == "grid_sample":
+        check_coord(patch_coord, x)
+        return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
+    return _add_learned(flags.pos_embed, x, self.pos_embed, patch_coord, _resampling(self))
+
+
+def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+    """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
+    if flags_for(self).pos_embed != "grid_sample":
+        return originals["_apply_learned_naflex_pos_embed_grid_sample"](self, x, patch_coord)
+    check_tokens(x, self.pos_embed.shape[-1])
+    check_coord(patch_coord, x)
+    return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
+
+
+def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
+    """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
+    strategy = flags_for(self).pos_embed
+    if strategy in ("stock", "grid_sample") or _capturing() or not _separable(self):
+        return originals["_apply_learned_pos_embed"](self, x, grid_size)
+    check_tokens(x, self.pos_embed.shape[-1])
+    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
+    return add(x, self.pos_embed, whole_batch(x, grid_size), _resampling(self))
+
+
+def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
+    strategy = flags_for(self).pos_embed
+    if strategy == "stock":
+        return originals["_apply_factorized_naflex_pos_embed"](self, x, patch_coord)
+    check_tokens(x, self.pos_embed_y.shape[-1])
+    tables = self.pos_embed_y, self.pos_embed_x
+    if strategy == "grid_sample":
+        check_coord(patch_coord, x)
+        return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
+    return _add_factorized(strategy, x, *tables, patch_coord, self.pos_embed_ar_preserving)
+
+
+def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+    """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
+    if flags_for(self).pos_embed != "grid_sample":
+        return originals["_apply_factorized_naflex_pos_embed_grid_sample"](self, x, patch_coord)
+    check_tokens(x, self.pos_embed_y.shape[-1])
+    check_coord(patch_coord, x)
+    tables = self.pos_embed_y, self.pos_embed_x
+    return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
+
+
+def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
+    """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
+    strategy = flags_for(self).pos_embed
+    if strategy in ("stock", "grid_sample") or _capturing():
+        return originals["_apply_factorized_pos_embed"](self, x, grid_size)
+    check_tokens(x, self.pos_embed_y.shape[-1])
+    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
+    return add(x, self.pos_embed_y, self.pos_embed_x, whole_batch(x, grid_size), self.pos_embed_ar_preserving)
+
+
+def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
+    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
+    h, w = target_patch_size
+    if flags_for(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
+        return originals["resample_linear_weight"](self, weight, target_patch_size)
+    if (h, w) == tuple(self.base_patch_size):
+        return weight
+    return resample_linear_kernel(
+        weight,
+        tuple(self.base_patch_size),
+        (h, w),
+        self.in_chans,
+        channels_last=getattr(self, "channels_last", True),
+        mode=self.interpolation,
+        antialias=self.antialias,
+    )
+
+
+def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
+    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
+    if flags_for(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
+        return originals["resample_conv_weight"](self, weight, target_patch_size)
+    h, w = target_patch_size
+    return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
+
+
+# Reading the grids back to the host cannot be captured, so under torch.compile these two are a graph break, as
+# timm's own loops are.
+
+
+@torch.compiler.disable
+def _add_learned(strategy: str, x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
+    add(x, table, group_grids(patch_coord, x), how)
+
+
+@torch.compiler.disable
+def _add_factorized(
+    strategy: str, x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
+) -> None:
+    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
+    add(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+
+
+def _resampling(embeds: Any) -> Resampling:
+    """The table's resampling; older timm has neither antialias nor align_corners to set and uses these."""
+    return Resampling(
+        embeds.pos_embed_interp_mode,
+        getattr(embeds, "pos_embed_antialias", True),
+        getattr(embeds, "pos_embed_align_corners", False),
+        embeds.pos_embed_ar_preserving,
+    )
+
+
+def _separable(embeds: Any) -> bool:
+    mode = embeds.pos_embed_interp_mode
+    if mode in SEPARABLE_MODES:
+        return True
+    if mode not in warned:
+        warned.add(mode)
+        warnings.warn(
+            f"timm_naflex_fast: a position table with interpolation mode {mode!r} stays with timm's own code; "
+            f"replaced are {', '.join(map(repr, SEPARABLE_MODES))}",
+            stacklevel=4,
+        )
+    return False
+
+
+def _capturing() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _dense() -> bool:
+    """Whether the installed timm takes its grid_sample positions from a dense affine grid, as older releases do."""
+    import timm.models.naflexvit as naflexvit
+
+    return not hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
+
+
+POS_EMBED = (
+    _apply_learned_naflex_pos_embed,
+    _apply_learned_naflex_pos_embed_grid_sample,
+    _apply_learned_pos_embed,
+    _apply_factorized_naflex_pos_embed,
+    _apply_factorized_naflex_pos_embed_grid_sample,
+    _apply_factorized_pos_embed,
+)
+PATCH_EMBED = (resample_linear_weight, resample_conv_weight)

@@ -1,0 +1,74 @@
+"""Measure what the README shows, keep it in results/, and write it into the README. Nothing there is typed by hand.
+
+uv run tools/update_readme.py           # measure again, then write
+uv run tools/update_readme.py --render  # write what results/ holds
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import timm
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+README, RESULT = ROOT / "README.md", ROOT / "results" / "drift_digits.json"
+
+
+def measure() -> None:
+    """Run the README's main command and keep its figures with the machine, versions and date."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        subprocess.run([sys.executable, str(ROOT / "examples/drift_report.py"), "--json", str(out)], check=True)
+        report = json.loads(out.read_text())
+    record = {
+        "command": "uv run examples/drift_report.py",
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU",
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "report": report,
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def render() -> str:
+    """The README's drift table, from the result file."""
+    record = json.loads(RESULT.read_text())
+    report = record["report"]
+    lines = [
+        "| mode | embedding drift, max abs | relative RMS | pooled cosine distance | same class as timm | accuracy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, drift in report["strategies"].items():
+        numbers = (f"{drift[key]:.1e}" for key in ("embed_max_abs", "embed_rel_rms", "pooled_cosine_distance"))
+        shares = (f"{100 * drift[key]:.2f} %" for key in ("agreement", "accuracy"))
+        lines.append(f"| `{name}` | {' | '.join(numbers)} | {' | '.join(shares)} |")
+    lines += [
+        "",
+        f"{report['images']:,} images; weights: {report['weights']}; {record['machine']}; torch {record['torch']}, "
+        f"timm {record['timm']}; {record['date']}; `{record['command']}`.",
+    ]
+    return "\n".join(lines)
+
+
+def fill(text: str) -> str:
+    """``text`` with what stands between the markers replaced."""
+    begin, end = "<!-- drift_digits: begin -->\n", "\n<!-- drift_digits: end -->"
+    head, rest = text.split(begin)
+    return head + begin + render() + end + rest.split(end.strip())[1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--render", action="store_true", help="do not measure again")
+    if not parser.parse_args().render:
+        measure()
+    README.write_text(fill(README.read_text()))
