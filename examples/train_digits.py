@@ -40,7 +40,7 @@ MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, default="matmul", help="stock leaves timm as it is")
-    parser.add_argument("--epochs", type=int, default=90)
+    parser.add_argument("--epochs", type=int, default=70)
     parser.add_argument("--steps", type=int, help="stop after this many optimiser steps")
     parser.add_argument("--batch-size", type=int, default=16, help="over all processes")
     parser.add_argument("--lr", type=float, default=1e-3)

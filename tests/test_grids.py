@@ -63,6 +63,6 @@ def test_dtypes_that_are_no_coordinates(bad):
 
 def test_whole_batch():
     assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == [Group(2, 3, [0, 1], 6)]
-    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == []
+    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == [Group(2, 3, [], 6)]
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))

@@ -76,7 +76,8 @@ def test_unknown_mode_names_the_valid_ones():
 def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, align_corners):
     table = torch.randn(rows, cols, 3, dtype=torch.float64)
     how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
-    want = F.interpolate(table.permute(2, 0, 1)[None].contiguous(), size=(h, w), **how)[0].permute(1, 2, 0)
+    # In timm's layout: a contiguous (1, C, H, 1) image passes for channels-last and comes back wrong (torch 2.15).
+    want = F.interpolate(table[None].permute(0, 3, 1, 2), size=(h, w), **how)[0].permute(1, 2, 0)
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
+from uuid import uuid4
 
 from torch import nn
 
@@ -16,12 +17,17 @@ from .flags import STOCK, Flags
 ATTRIBUTE = "_naflex_fast_choice"
 
 _global = STOCK
+_token = uuid4().hex  # marks pickled choices; a new one after forget_all, and in every process
 _choices: weakref.WeakSet[ModelChoice] = weakref.WeakSet()
 _chosen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class ModelChoice:
-    """The flags of one model, shared by its modules; None once ended. Pickles as a plain dict, readable anywhere."""
+    """The flags of one model, shared by its modules; None once ended.
+
+    Pickles as a plain dict that can be read without this package, and counts only where it was made: in this process,
+    until ``forget_all``. A choice that came out of a file would otherwise take effect long after, unseen.
+    """
 
     def __init__(self, flags: Flags) -> None:
         self.flags: Flags | None = flags
@@ -31,14 +37,16 @@ class ModelChoice:
         return None if self.flags is None else ModelChoice(self.flags)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return dict, ({} if self.flags is None else self.flags.as_dict(),)
+        return dict, ({} if self.flags is None else dict(self.flags.as_dict(), token=_token),)
 
 
 def own_flags(module: nn.Module) -> Flags | None:
     """A module's own choice, None where it has none."""
     choice = module.__dict__.get(ATTRIBUTE)
     if isinstance(choice, dict):  # unpickled
-        choice = module.__dict__[ATTRIBUTE] = ModelChoice(Flags(**choice)) if choice else None
+        flags = dict(choice)
+        mine = flags.pop("token", None) == _token
+        choice = module.__dict__[ATTRIBUTE] = ModelChoice(Flags(**flags)) if mine else None
     return choice.flags if choice is not None else None
 
 
@@ -71,7 +79,9 @@ def choose(modules: list[nn.Module], flags: list[Flags | None]) -> None:
 
 def forget_all() -> None:
     """End the global choice and every model's own."""
+    global _token
     choose_globally(STOCK)
+    _token = uuid4().hex
     choose(list(_chosen), [None] * len(_chosen))
     for choice in list(_choices):  # those of copies, which nobody told us of
         choice.flags = None

@@ -95,4 +95,4 @@ def whole_batch(x: Tensor, grid_size: tuple[int, int]) -> list[Group]:
     h, w = int(grid_size[0]), int(grid_size[1])
     if x.shape[1] != h * w:
         raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
-    return [Group(h, w, list(range(x.shape[0])), h * w)] if x.shape[0] else []
+    return [Group(h, w, list(range(x.shape[0])), h * w)]

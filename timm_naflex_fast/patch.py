@@ -19,6 +19,7 @@ from torch import nn
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .flags import STOCK, Flags, parse_flags
 from .replacements import PATCH_EMBED, POS_EMBED, originals
+from .resize import cell_taps
 from .strategies import interpolate_cached
 
 OLDEST_TIMM = (1, 0, 16)
@@ -192,6 +193,7 @@ def disable(model: nn.Module | None = None) -> None:
         if model is None:
             forget_all()
             interpolate_cached.cache.clear()
+            cell_taps.cache_clear()
         else:
             modules = _targets(model)
             choose(modules, [None if global_flags().is_stock else STOCK] * len(modules))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .precision import product
-from .resize import check_mode
+from .resize import check_mode, constants
 
 
 @lru_cache(maxsize=64)
@@ -21,8 +21,8 @@ def _pseudo_inverse(
     old: tuple[int, int], new: tuple[int, int], mode: str, antialias: bool, device: torch.device
 ) -> Tensor:
     """pinv(R) (H0*W0, h*w), float32, computed as timm does: R by resizing every basis patch."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        basis = torch.eye(old[0] * old[1], device=device).reshape(-1, 1, *old)
+    with constants(device):
+        basis = torch.eye(old[0] * old[1], dtype=torch.float32, device=device).reshape(-1, 1, *old)
         resized = F.interpolate(basis, size=new, mode=mode, antialias=antialias, align_corners=False)
         return torch.linalg.pinv(resized.flatten(1).t())
 

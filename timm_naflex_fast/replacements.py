@@ -24,14 +24,14 @@ warned: set[str] = set()
 
 def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    flags = flags_for(self)
-    if flags.pos_embed == "stock" or not _separable(self):
+    strategy = flags_for(self).pos_embed
+    if strategy == "stock" or not _separable(self) or _beyond(strategy, x):
         return originals["_apply_learned_naflex_pos_embed"](self, x, patch_coord)
     check_tokens(x, self.pos_embed.shape[-1])
-    if flags.pos_embed == "grid_sample":
+    if strategy == "grid_sample":
         check_coord(patch_coord, x)
         return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
-    return _add_learned(flags.pos_embed, x, self.pos_embed, patch_coord, _resampling(self))
+    return _add_learned(strategy, x, self.pos_embed, patch_coord, _resampling(self))
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -46,7 +46,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
     strategy = flags_for(self).pos_embed
-    if strategy in ("stock", "grid_sample") or _capturing() or not _separable(self):
+    if strategy in ("stock", "grid_sample") or _capturing() or _beyond(strategy, x) or not _separable(self):
         return originals["_apply_learned_pos_embed"](self, x, grid_size)
     check_tokens(x, self.pos_embed.shape[-1])
     add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
@@ -56,7 +56,7 @@ def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
     strategy = flags_for(self).pos_embed
-    if strategy == "stock":
+    if strategy == "stock" or _beyond(strategy, x):
         return originals["_apply_factorized_naflex_pos_embed"](self, x, patch_coord)
     check_tokens(x, self.pos_embed_y.shape[-1])
     tables = self.pos_embed_y, self.pos_embed_x
@@ -79,7 +79,7 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. While compiling, timm's, which captures; "grid_sample" is NaFlex-only."""
     strategy = flags_for(self).pos_embed
-    if strategy in ("stock", "grid_sample") or _capturing():
+    if strategy in ("stock", "grid_sample") or _capturing() or _beyond(strategy, x):
         return originals["_apply_factorized_pos_embed"](self, x, grid_size)
     check_tokens(x, self.pos_embed_y.shape[-1])
     add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
@@ -89,7 +89,7 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
 def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
     """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
     h, w = target_patch_size
-    if flags_for(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
+    if _stock_kernel(self, weight):
         return originals["resample_linear_weight"](self, weight, target_patch_size)
     if (h, w) == tuple(self.base_patch_size):
         return weight
@@ -106,7 +106,7 @@ def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[i
 
 def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
     """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
-    if flags_for(self).patch_embed == "stock" or self.interpolation not in SEPARABLE_MODES or _capturing():
+    if _stock_kernel(self, weight):
         return originals["resample_conv_weight"](self, weight, target_patch_size)
     h, w = target_patch_size
     return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
@@ -152,6 +152,29 @@ def _separable(embeds: Any) -> bool:
             stacklevel=4,
         )
     return False
+
+
+def _stock_kernel(interpolator: Any, weight: Tensor) -> bool:
+    strategy = flags_for(interpolator).patch_embed
+    if strategy == "stock" or interpolator.interpolation not in SEPARABLE_MODES:
+        return True
+    return _capturing() or _beyond(strategy, weight)
+
+
+def _beyond(strategy: str, x: Tensor) -> bool:
+    """Whether ``x`` is no ordinary tensor, so that timm's code, made of PyTorch's own operations, must serve.
+
+    So it is for fake and other subclassed tensors, on the meta device, inside ``torch.func`` transforms and in
+    forward-mode differentiation. While compiling, the dispatch goes on: what cannot be captured breaks the graph.
+    """
+    if strategy == "grid_sample" or torch.compiler.is_compiling():
+        return False
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or x.device.type == "meta"
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def _capturing() -> bool:

@@ -8,12 +8,14 @@ table dropped, the rest renormalised) and -0.75 otherwise (taps clamped to the b
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 SEPARABLE_MODES = ("bilinear", "bicubic")
 
@@ -45,6 +47,19 @@ def check_mode(mode: str) -> None:
         raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, SEPARABLE_MODES))}")
 
 
+def constants(device: torch.device | str) -> ExitStack:
+    """The context in which tensors to be kept are made: ordinary ones, whatever the caller runs under.
+
+    An inference tensor kept could not be used in training later, and a fake one (of a tracer) never.
+    """
+    stack = ExitStack()
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.autocast(torch.device(device).type, enabled=False))
+    return stack
+
+
 @lru_cache(maxsize=2048)
 def resize_matrix(
     n: int,
@@ -59,8 +74,7 @@ def resize_matrix(
 
     ``mode="linear"`` is ``F.interpolate``'s 1-D mode (never antialiased). Cached; treat the result as read-only.
     """
-    # Outside inference mode: an inference tensor kept here could not be used in training later.
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+    with constants(device):
         basis = torch.eye(n0, dtype=dtype, device=device)
         if mode == "linear":
             return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
@@ -91,12 +105,12 @@ def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return index, matrix.gather(1, index)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def cell_taps(
     h: int, w: int, table_size: tuple[int, int], how: Resampling, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """For every cell of an (h, w) grid the flat table cells it reads and their weights, both (h*w, K_h * K_w)."""
-    with torch.inference_mode(False), torch.no_grad():
+    with constants(device):
         matrices = axis_matrices(h, w, table_size, how, dtype, device)
         assert matrices is not None
         (rows, row_weights), (cols, col_weights) = map(taps, matrices)

@@ -33,7 +33,7 @@ def add_learned(
         dense_positions: take the positions from ``F.affine_grid`` over the batch's largest grid, as timm issue 2514
             and older timm do (the same points, other rounding; reads two sizes back from the device).
     """
-    if x.shape[0] == 0 or x.shape[1] == 0:
+    if x.shape[1] == 0 or (dense_positions and x.shape[0] == 0):
         return
     if dense_positions:
         positions = _affine_positions(patch_coord, how)
@@ -86,7 +86,7 @@ def _affine_positions(patch_coord: Tensor, how: Resampling) -> Tensor:
     largest = shapes.amax(0)
     zoom = (largest / shapes).float()
     rows, cols = (int(n) for n in largest)
-    theta = torch.zeros(len(zoom), 2, 3, device=zoom.device)
+    theta = torch.zeros(len(zoom), 2, 3, dtype=torch.float32, device=zoom.device)
     theta[:, 0, 0], theta[:, 0, 2] = zoom[:, 1], zoom[:, 1] - 1
     theta[:, 1, 1], theta[:, 1, 2] = zoom[:, 0], zoom[:, 0] - 1
     grid = F.affine_grid(theta, [len(zoom), 1, rows, cols], align_corners=how.align_corners)

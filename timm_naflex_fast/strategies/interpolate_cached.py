@@ -78,13 +78,13 @@ def _gather_add(
         starts[size], end = end, end + len(cells)
     # Tokens outside their grid read a row of -0.0, the one value that leaves every float as it is, 0.0 and -0.0 too.
     flat = torch.cat([*tables, x.new_full((1, x.shape[-1]), -0.0)])
-    index = torch.full(x.shape[:2], end, dtype=torch.int64)
+    index = torch.full(x.shape[:2], end, dtype=torch.int64, device="cpu")
     reordered = []
     for group in groups:
         start = starts[group.h, group.w]
-        if group.cells is None:
-            index[group.samples, : group.tokens] = torch.arange(start, start + group.tokens)
-        else:
+        if group.cells is None and group.samples:
+            index[group.samples, : group.tokens] = torch.arange(start, start + group.tokens, device="cpu")
+        elif group.cells is not None:
             reordered.append((group.samples[0], group.tokens, start + group.cells))
     index = index.to(x.device)
     for sample, tokens, rows in reordered:
@@ -181,7 +181,7 @@ class TableCache:
 def _same_bits(kept: Tensor, now: Tensor) -> bool:
     if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
         return False
-    as_int = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kept.element_size()]
+    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kept.element_size()]
     return torch.equal(kept.view(as_int), now.detach().view(as_int))
 
 

@@ -54,8 +54,8 @@ class _AddLearned(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
         with no_autocast(x.device):
-            for group, cells in _resample_groups(table.reshape(table.shape[-3:]).to(dtype), groups, how):
-                _add_cells(x, group, cells.to(dtype).to(x.dtype))
+            for group, cells in _resample_groups(table.reshape(table.shape[-3:]), groups, how, dtype):
+                _add_cells(x, group, cells.to(x.dtype))
         return x
 
     @staticmethod
@@ -86,8 +86,7 @@ class _AddFactorized(torch.autograd.Function):
                 rows, cols = how.lengths(group.h, group.w)
                 for key, table in ((("y", rows), table_y), (("x", cols), table_x)):
                     if key not in sides:
-                        line = table.reshape(table.shape[-2:]).to(dtype)
-                        sides[key] = _resample_line(line, key[1]).to(dtype).to(x.dtype)
+                        sides[key] = _resample_line(table.reshape(table.shape[-2:]), key[1], dtype).to(x.dtype)
                 pe = sides["y", rows][: group.h, None] + sides["x", cols][None, : group.w]
                 _add_cells(x, group, pe.flatten(0, 1))
         return x
@@ -110,38 +109,41 @@ class _AddFactorized(torch.autograd.Function):
         return g, grad_y, grad_x, None, None, None
 
 
-def _resample_groups(table: Tensor, groups: list[Group], how: Resampling) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with its resampled table, flat: (h*w, C)."""
-    rows, cols, channels = table.shape
-    flat = table.reshape(rows * cols, channels)
-    wide = product_dtype(table.dtype)
+def _resample_groups(
+    own: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
+) -> Iterator[tuple[Group, Tensor]]:
+    """Each group with its resampled table, flat: (h*w, C), in ``dtype``; as it is where timm adds it as it is."""
+    rows, cols, channels = own.shape
+    table = own.to(dtype)
+    flat, wide = table.reshape(rows * cols, channels), product_dtype(dtype)
     for w, same_width in _by_width(groups, how):
         across = None  # the table contracted with A_w, (H0, w*C), shared by the grids of this width
         for group in same_width:
-            matrices = axis_matrices(group.h, group.w, (rows, cols), how, table.dtype, table.device)
+            matrices = axis_matrices(group.h, group.w, (rows, cols), how, dtype, table.device)
             if matrices is None:
-                yield group, flat
+                yield group, own.reshape(rows * cols, channels)
             elif narrow_band(group.h, group.w, (rows, cols), how):
-                index, weights = cell_taps(group.h, group.w, (rows, cols), how, table.dtype, table.device)
+                index, weights = cell_taps(group.h, group.w, (rows, cols), how, dtype, table.device)
                 yield group, F.embedding_bag(index, flat, per_sample_weights=weights, mode="sum")
             else:
                 a_h, a_w = (a.to(wide) for a in matrices)
                 if across is None:
                     across = torch.matmul(a_w, table.to(wide)).view(rows, w * channels)
-                yield group, (a_h @ across).view(group.h * w, channels)
+                yield group, (a_h @ across).view(group.h * w, channels).to(dtype)
 
 
 def _learned_grad(
     g: Tensor, table_shape: torch.Size, groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> Tensor:
     rows, cols, channels = table_shape
-    wide = product_dtype(dtype)
+    total = torch.promote_types(dtype, g.dtype)  # a float64 gradient of a table added as it is stays float64
+    wide = product_dtype(total)
     grad = torch.zeros(rows, cols, channels, dtype=wide, device=g.device)
     flat = grad.view(rows * cols, channels)
     for w, same_width in _by_width(groups, how):
         across = a_w = None
         for group in same_width:
-            cells = _sum_cells(g, group, dtype)
+            cells = _sum_cells(g, group, total)
             matrices = axis_matrices(group.h, group.w, (rows, cols), how, dtype, g.device)
             if matrices is None:
                 flat += cells
@@ -158,27 +160,27 @@ def _learned_grad(
     return grad
 
 
-def _resample_line(table: Tensor, n: int) -> Tensor:
-    """The 1-D table (N0, C) resized to (n, C); as it is when n == N0."""
+def _resample_line(table: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """The 1-D table (N0, C) resized to (n, C) in ``dtype``; as it is when n == N0."""
     if n == table.shape[0]:
         return table
-    wide = product_dtype(table.dtype)
-    matrix = resize_matrix(n, table.shape[0], "linear", False, False, table.dtype, table.device)
-    return matrix.to(wide) @ table.to(wide)
+    wide = product_dtype(dtype)
+    matrix = resize_matrix(n, table.shape[0], "linear", False, False, dtype, table.device)
+    return (matrix.to(wide) @ table.to(dtype).to(wide)).to(dtype)
 
 
 def _factorized_grad(
     g: Tensor, lengths: tuple[int, int], groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the two tables: sums over a grid's other axis, gathered per resized length, then A^T."""
-    channels = g.shape[-1]
+    channels, work = g.shape[-1], torch.promote_types(dtype, g.dtype)
     sides: dict[tuple[int, int], Tensor] = {}
     for group in groups:
-        cells = _sum_cells(g, group, dtype).view(group.h, group.w, channels)
+        cells = _sum_cells(g, group, work).view(group.h, group.w, channels)
         for axis, (n, side) in enumerate(zip(how.lengths(group.h, group.w), (cells.sum(1), cells.sum(0)))):
-            total = sides.setdefault((axis, n), torch.zeros(n, channels, dtype=dtype, device=g.device))
+            total = sides.setdefault((axis, n), torch.zeros(n, channels, dtype=work, device=g.device))
             total[: len(side)] += side
-    wide = product_dtype(dtype)
+    wide = product_dtype(work)
     grads = tuple(torch.zeros(n0, channels, dtype=wide, device=g.device) for n0 in lengths)
     for (axis, n), total in sides.items():
         if n == lengths[axis]:
