@@ -25,7 +25,7 @@ def test_ci_runs_the_two_commands():
 
 def test_use_runs_as_written():
     block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "enable()" in b)
-    offline = block.replace('v2_webli", pretrained=True', 'v2_webli", depth=1')
+    offline = block.replace('.v2_webli", pretrained=True', '", depth=1')
     scope = {}
     exec(offline, scope)
     assert timm_naflex_fast.status().flags.is_stock and scope["model"] is not None
