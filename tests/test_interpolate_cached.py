@@ -38,6 +38,9 @@ def check(case):
             frozen = x.clone()
             ours(case, embeds, frozen, coord)
             assert torch.equal(bits(frozen), bits(want))
+    frozen = x.clone().requires_grad_() * 1  # frozen tables below something that trains
+    ours(case, embeds.requires_grad_(False), frozen, coord)
+    assert torch.equal(bits(frozen), bits(want)) and frozen.requires_grad
 
 
 @settings(max_examples=400)
@@ -120,6 +123,8 @@ def test_reordered_tokens_get_their_own_cell():
     shuffled, expected = coord.clone(), want.clone()
     shuffled[1, :18], expected[1, :18] = coord[1, order], want[1, order]
     assert torch.equal(ours(CASE, embeds, torch.zeros(4, 40, 4), shuffled), expected)
+    with torch.no_grad():
+        assert torch.equal(ours(CASE, embeds, torch.zeros(4, 40, 4), shuffled), expected)
 
 
 def test_double_backward_works_as_in_timm():

@@ -96,3 +96,13 @@ def whole_batch(x: Tensor, grid_size: tuple[int, int]) -> list[Group]:
     if x.shape[1] != h * w:
         raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
     return [Group(h, w, list(range(x.shape[0])), h * w)]
+
+
+def add_cells(x: Tensor, group: Group, cells: Tensor) -> None:
+    """Add a group's embeddings (h*w, C) to its tokens in ``x`` (B, N, C), in place; not for autograd to see."""
+    cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
+    if len(group.samples) == len(x):
+        x[:, : group.tokens].add_(cells)
+        return
+    for sample in group.samples:
+        x[sample, : group.tokens].add_(cells)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grids import Group
+from ..grids import Group, add_cells
 from ..precision import no_autocast, once_differentiable, product_dtype
 from ..resize import Resampling, axis_matrices, cell_taps, narrow_band, resize_matrix
 
@@ -55,7 +55,7 @@ class _AddLearned(torch.autograd.Function):
     def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
         with no_autocast(x.device):
             for group, cells in _resample_groups(table.reshape(table.shape[-3:]), groups, how, dtype):
-                _add_cells(x, group, cells.to(x.dtype))
+                add_cells(x, group, cells.to(x.dtype))
         return x
 
     @staticmethod
@@ -88,7 +88,7 @@ class _AddFactorized(torch.autograd.Function):
                     if key not in sides:
                         sides[key] = _resample_line(table.reshape(table.shape[-2:]), key[1], dtype).to(x.dtype)
                 pe = sides["y", rows][: group.h, None] + sides["x", cols][None, : group.w]
-                _add_cells(x, group, pe.flatten(0, 1))
+                add_cells(x, group, pe.flatten(0, 1))
         return x
 
     @staticmethod
@@ -199,15 +199,6 @@ def _by_width(groups: list[Group], how: Resampling) -> Iterator[tuple[int, Itera
 
     for (_, w), same_width in groupby(sorted(groups, key=width), key=width):
         yield w, same_width
-
-
-def _add_cells(x: Tensor, group: Group, cells: Tensor) -> None:
-    cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
-    if len(group.samples) == len(x):
-        x[:, : group.tokens].add_(cells)
-        return
-    for sample in group.samples:
-        x[sample, : group.tokens].add_(cells)
 
 
 def _sum_cells(g: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
