@@ -166,3 +166,25 @@ def vit_batch(sizes: list[tuple[int, int]], patch: int = 4, chans: int = 1, seed
     valid = torch.stack([torch.arange(coord.shape[1]) < h * w for h, w in sizes])
     patches = torch.randn(*coord.shape[:2], patch * patch * chans, generator=generator) * valid[..., None]
     return {"patches": patches, "patch_coord": coord, "patch_valid": valid}
+
+
+BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
+
+
+@torch.no_grad()
+def embed(model, batch=BATCH):
+    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
+    return out[0] if isinstance(out, tuple) else out
+
+
+def uses(model) -> str:
+    """Which strategy a model's forward really runs, told from its result."""
+    got = embed(model)
+    x = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach()
+    want = x.clone()
+    case = Case((8, 8), 32, "bicubic", True, False, False, [], 64, torch.float32, 0)
+    with torch.no_grad():
+        stock(case, model.embeds, want, BATCH["patch_coord"])
+    if not torch.allclose(got, want, atol=1e-5):
+        return "grid_sample"
+    return "exact"

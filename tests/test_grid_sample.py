@@ -103,7 +103,8 @@ def test_makes_no_device_sync_and_adds_to_reordered_tokens_their_own_cell(monkey
         raise AssertionError("read back to the host")
 
     monkeypatch.setattr(torch.Tensor, "tolist", no_sync)
-    monkeypatch.setattr(torch.Tensor, "item", no_sync)
+    for read in ("item", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, read, no_sync)
     add = add_pos_embed_
     with torch.no_grad():
         straight = add(torch.zeros(1, 12, 4), embeds.pos_embed, coord, strategy="grid_sample", mode="bilinear")

@@ -1,42 +1,20 @@
 """enable / disable: what is replaced, for whom, and that it always comes back."""
 
-import copy
 import inspect
-import pickle
 import threading
 import warnings
 
 import pytest
 import timm
 import torch
-from oracles import NEW_TIMM, Case, is_pristine, small_vit, stock, vit_batch
+from oracles import PRISTINE, embed, is_pristine, small_vit, uses
+from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import choice, disable, enable, replacements, status
 from timm_naflex_fast.flags import STOCK, Flags
-
-BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
-
-
-@torch.no_grad()
-def embed(model, batch=BATCH):
-    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
-    return out[0] if isinstance(out, tuple) else out
-
-
-def uses(model) -> str:
-    """Which strategy a model's forward really runs, told from its result."""
-    got = embed(model)
-    x = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach()
-    want = x.clone()
-    case = Case((8, 8), 32, "bicubic", True, False, False, [], 64, torch.float32, 0)
-    with torch.no_grad():
-        stock(case, model.embeds, want, BATCH["patch_coord"])
-    if not torch.allclose(got, want, atol=1e-5):
-        return "grid_sample"
-    return "exact"
 
 
 def own(model):
@@ -156,39 +134,6 @@ def test_models_inside_others():
     assert uses(model) == "grid_sample"
 
 
-def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
-    model = small_vit()
-    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
-    enable("grid_sample", model=model)
-    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
-    average = timm.utils.ModelEmaV3(model).module
-    copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
-    assert [uses(m) for m in copies] == ["grid_sample"] * 3
-    disable(model)  # its copies have a choice of their own
-    assert uses(model) == "exact" and [uses(m) for m in copies] == ["grid_sample"] * 3
-    disable()
-    assert is_pristine() and [uses(m) for m in copies] == ["exact"] * 3
-    enable()
-    assert [own(m) for m in copies] == [None] * 3  # ended for good
-
-
-def test_a_pickled_model_needs_nothing_of_ours():
-    model = small_vit()
-    enable("matmul", model=model)
-    assert b"timm_naflex_fast" not in pickle.dumps(model)
-    disable()
-    assert choice.ATTRIBUTE not in model.embeds.__dict__
-
-
-def test_a_collected_model_leaves_nothing():
-    model = small_vit()
-    enable("grid_sample", model=model)
-    del model
-    with enable("matmul"):
-        pass
-    assert is_pristine() and status().models == ()
-
-
 def test_threads_never_see_half_a_patch():
     model = small_vit()
     reference = {}
@@ -275,10 +220,10 @@ def test_timm_with_another_signature(monkeypatch):
 
 
 def test_replacements_take_timms_arguments():
-    for cls, functions in ((NaFlexEmbeds, replacements.POS_EMBED),):
-        for function in functions:
-            theirs = inspect.signature(cls.__dict__[function.__name__]).parameters
-            assert list(theirs) == list(inspect.signature(function).parameters)
+    pairs = ((NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, replacements.PATCH_EMBED))
+    for cls, function in ((cls, function) for cls, functions in pairs for function in functions):
+        theirs = inspect.signature(PRISTINE[cls][function.__name__]).parameters
+        assert list(theirs) == list(inspect.signature(function).parameters)
 
 
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
@@ -354,4 +299,3 @@ def test_wrong_inputs_are_named(mode, kind):
 
 def test_public_names():
     assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
-    assert NEW_TIMM in (True, False)

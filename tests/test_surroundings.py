@@ -1,7 +1,5 @@
 """What a forward may run under: fake tensors, transforms, other default dtypes, the meta device, empty batches."""
 
-import pickle
-
 import pytest
 import torch
 from oracles import Case, row_major, small_vit, stock, tables
@@ -9,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from timm_naflex_fast import choice, disable, enable
+from timm_naflex_fast import disable, enable
 from timm_naflex_fast.patch_embed import _pseudo_inverse
 from timm_naflex_fast.resize import cell_taps, resize_matrix
 
@@ -127,17 +125,3 @@ def test_float64_tables_of_the_grids_own_size_are_added_as_they_are(kind):
     weight = torch.randn_like(got)
     grads = [torch.autograd.grad((out * weight).sum(), tables(embeds)) for out in (got, want)]
     assert all(map(torch.equal, *grads))
-
-
-def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
-    model = small_vit()
-    enable("grid_sample", model=model)
-    data = pickle.dumps(model)
-    assert choice.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
-    unused = pickle.loads(data)
-    monkeypatch.setattr(choice, "_token", "another process")
-    assert choice.own_flags(pickle.loads(data).embeds) is None
-    monkeypatch.undo()
-    disable()
-    enable("matmul")
-    assert choice.own_flags(unused.embeds) is None

@@ -82,7 +82,8 @@ def forget_all() -> None:
     global _token
     choose_globally(STOCK)
     _token = uuid4().hex
-    choose(list(_chosen), [None] * len(_chosen))
+    modules = list(_chosen)  # once: a weak set may shrink between two looks
+    choose(modules, [None] * len(modules))
     for choice in list(_choices):  # those of copies, which nobody told us of
         choice.flags = None
 

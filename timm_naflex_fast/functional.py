@@ -11,7 +11,7 @@ from torch import Tensor
 from .grids import check_coord, check_tokens, group_grids
 from .patch_embed import resample_patch_kernel
 from .resize import Resampling, check_mode, resize_matrix
-from .strategies import grid_sample, interpolate_cached, matmul
+from .strategies import EXACT, grid_sample, matmul
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -68,10 +68,8 @@ def add_pos_embed_(
     if strategy == "grid_sample":
         check_coord(patch_coord, x)
         grid_sample.add_learned(x, table, patch_coord, how, padding_mode=padding_mode, dense_positions=dense_positions)
-    elif strategy == "matmul":
-        matmul.add_learned(x, table, group_grids(patch_coord, x), how)
     else:
-        interpolate_cached.add_learned(x, table, group_grids(patch_coord, x), how)
+        EXACT[strategy].add_learned(x, table, group_grids(patch_coord, x), how)
     return x
 
 
@@ -109,10 +107,8 @@ def add_factorized_pos_embed_(
     if strategy == "grid_sample":
         check_coord(patch_coord, x)
         grid_sample.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
-    elif strategy == "matmul":
-        matmul.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
     else:
-        interpolate_cached.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+        EXACT[strategy].add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
     return x
 
 

@@ -1,4 +1,4 @@
-"""From patch coordinates to the batch's grids, grouped. Holds the package's only device-to-host copy."""
+"""From patch coordinates to the batch's grids, grouped. Holds the exact strategies' only device-to-host copy."""
 
 from __future__ import annotations
 

@@ -186,6 +186,8 @@ def enable(
 def disable(model: nn.Module | None = None) -> None:
     """Put timm back exactly as it was, every model's own choice included; or make one ``model`` timm's own again.
 
+    While a global choice holds, disabling a model exempts it until ``disable()``; otherwise it drops the model's own.
+
     Raises:
         ValueError: ``model`` contains no NaFlexEmbeds.
     """

@@ -16,7 +16,7 @@ from .choice import flags_for
 from .grids import check_coord, check_tokens, group_grids, whole_batch
 from .patch_embed import resample_linear_kernel, resample_patch_kernel
 from .resize import SEPARABLE_MODES, Resampling
-from .strategies import grid_sample, interpolate_cached, matmul
+from .strategies import EXACT, grid_sample
 
 originals: dict[str, Callable[..., Any]] = {}  # timm's methods by name, kept by patch.py
 warned: set[str] = set()
@@ -27,10 +27,9 @@ def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -
     strategy = flags_for(self).pos_embed
     if strategy == "stock" or not _separable(self) or _beyond(strategy, x):
         return originals["_apply_learned_naflex_pos_embed"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed.shape[-1])
     if strategy == "grid_sample":
-        check_coord(patch_coord, x)
-        return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
+        return _sample_learned(self, x, patch_coord)
+    check_tokens(x, self.pos_embed.shape[-1])
     return _add_learned(strategy, x, self.pos_embed, patch_coord, _resampling(self))
 
 
@@ -38,9 +37,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
     """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
     if flags_for(self).pos_embed != "grid_sample":
         return originals["_apply_learned_naflex_pos_embed_grid_sample"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed.shape[-1])
-    check_coord(patch_coord, x)
-    return grid_sample.add_learned(x, self.pos_embed, patch_coord, _resampling(self), dense_positions=_dense())
+    return _sample_learned(self, x, patch_coord)
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -49,7 +46,7 @@ def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     if strategy in ("stock", "grid_sample") or _capturing() or _beyond(strategy, x) or not _separable(self):
         return originals["_apply_learned_pos_embed"](self, x, grid_size)
     check_tokens(x, self.pos_embed.shape[-1])
-    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
+    add = EXACT[strategy].add_learned
     return add(x, self.pos_embed, whole_batch(x, grid_size), _resampling(self))
 
 
@@ -58,22 +55,17 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
     strategy = flags_for(self).pos_embed
     if strategy == "stock" or _beyond(strategy, x):
         return originals["_apply_factorized_naflex_pos_embed"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed_y.shape[-1])
-    tables = self.pos_embed_y, self.pos_embed_x
     if strategy == "grid_sample":
-        check_coord(patch_coord, x)
-        return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
-    return _add_factorized(strategy, x, *tables, patch_coord, self.pos_embed_ar_preserving)
+        return _sample_factorized(self, x, patch_coord)
+    check_tokens(x, self.pos_embed_y.shape[-1])
+    return _add_factorized(strategy, x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: under "grid_sample" ours (the same numbers); otherwise what the model's author chose stays."""
     if flags_for(self).pos_embed != "grid_sample":
         return originals["_apply_factorized_naflex_pos_embed_grid_sample"](self, x, patch_coord)
-    check_tokens(x, self.pos_embed_y.shape[-1])
-    check_coord(patch_coord, x)
-    tables = self.pos_embed_y, self.pos_embed_x
-    return grid_sample.add_factorized(x, *tables, patch_coord, self.pos_embed_ar_preserving)
+    return _sample_factorized(self, x, patch_coord)
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -82,7 +74,7 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     if strategy in ("stock", "grid_sample") or _capturing() or _beyond(strategy, x):
         return originals["_apply_factorized_pos_embed"](self, x, grid_size)
     check_tokens(x, self.pos_embed_y.shape[-1])
-    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
+    add = EXACT[strategy].add_factorized
     return add(x, self.pos_embed_y, self.pos_embed_x, whole_batch(x, grid_size), self.pos_embed_ar_preserving)
 
 
@@ -118,16 +110,27 @@ def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int
 
 @torch.compiler.disable
 def _add_learned(strategy: str, x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    add = matmul.add_learned if strategy == "matmul" else interpolate_cached.add_learned
-    add(x, table, group_grids(patch_coord, x), how)
+    EXACT[strategy].add_learned(x, table, group_grids(patch_coord, x), how)
 
 
 @torch.compiler.disable
 def _add_factorized(
     strategy: str, x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
 ) -> None:
-    add = matmul.add_factorized if strategy == "matmul" else interpolate_cached.add_factorized
-    add(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+    EXACT[strategy].add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+
+
+def _sample_learned(embeds: Any, x: Tensor, patch_coord: Tensor) -> None:
+    check_tokens(x, embeds.pos_embed.shape[-1])
+    check_coord(patch_coord, x)
+    grid_sample.add_learned(x, embeds.pos_embed, patch_coord, _resampling(embeds), dense_positions=_dense())
+
+
+def _sample_factorized(embeds: Any, x: Tensor, patch_coord: Tensor) -> None:
+    check_tokens(x, embeds.pos_embed_y.shape[-1])
+    check_coord(patch_coord, x)
+    ar_preserving = embeds.pos_embed_ar_preserving
+    grid_sample.add_factorized(x, embeds.pos_embed_y, embeds.pos_embed_x, patch_coord, ar_preserving)
 
 
 def _resampling(embeds: Any) -> Resampling:

@@ -33,13 +33,20 @@ class Drift:
     accuracy: float | None
 
 
-@dataclass
 class _Seen:
-    """What one strategy made of all batches."""
+    """What one strategy made of the batches so far. Embeddings are compared at once: a folder's would not fit."""
 
-    embeddings: list[Tensor]
-    pooled: Tensor
-    answers: Tensor
+    def __init__(self) -> None:
+        self.largest = self.squared = self.total = 0.0
+        self.pooled: list[Tensor] = []
+        self.classes: list[Tensor] = []
+
+    def compare(self, ours: Tensor, stock: Tensor) -> None:
+        """Take in the embeddings (T, C) of one batch, beside timm's."""
+        difference = (ours - stock).double()
+        self.largest = max(self.largest, difference.abs().max().item())
+        self.squared += difference.square().sum().item()
+        self.total += stock.double().square().sum().item()
 
 
 def measure(
@@ -61,7 +68,7 @@ def measure(
         ValueError: no images, or an unknown strategy.
     """
     names = ["stock", *(name for name in strategies if name != "stock")]
-    parts: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {name: [] for name in names}
+    seen = {name: _Seen() for name in names}
     labels: list[Tensor | None] = []
     was_training = model.training
     model.eval()
@@ -71,15 +78,19 @@ def measure(
                 labels.append(targets)
                 for name in names:
                     with enable(mode="stock", pos_embed=name, model=model):
-                        parts[name].append(_forward(model, inputs))
+                        embedded, pooled, classes = _forward(model, inputs)
+                    if name == "stock":
+                        reference = embedded
+                    seen[name].compare(embedded, reference)
+                    seen[name].pooled.append(pooled)
+                    if classes is not None:
+                        seen[name].classes.append(classes)
     finally:
         model.train(was_training)
     if not labels:
         raise ValueError("there is no image to measure on")
-    answers = None if any(targets is None for targets in labels) else torch.cat(labels)  # type: ignore[arg-type]
-    seen = {name: _join(part) for name, part in parts.items()}
-    images = len(seen["stock"].answers)
-    return images, {name: _compare(seen[name], seen["stock"], answers) for name in names}
+    right = None if any(targets is None for targets in labels) else torch.cat(labels)  # type: ignore[arg-type]
+    return len(torch.cat(seen["stock"].pooled)), {name: _drift(seen[name], seen["stock"], right) for name in names}
 
 
 def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -103,29 +114,22 @@ def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Ten
     return embedded.float(), pooled.float(), None if logits is None else logits.argmax(-1)
 
 
-def _join(parts: list[tuple[Tensor, Tensor, Tensor | None]]) -> _Seen:
-    embeddings, pooled, classes = zip(*parts)
-    vectors = torch.cat(pooled)
-    if classes[0] is not None:
-        return _Seen(list(embeddings), vectors, torch.cat(classes))
-    likeness = F.normalize(vectors, dim=-1) @ F.normalize(vectors, dim=-1).t()
-    return _Seen(list(embeddings), vectors, likeness.fill_diagonal_(-2).argmax(-1))
+def _answers(seen: _Seen) -> Tensor:
+    """Per image the predicted class; without a classifier, the most similar other image."""
+    if seen.classes:
+        return torch.cat(seen.classes)
+    directions = F.normalize(torch.cat(seen.pooled), dim=-1)
+    return (directions @ directions.t()).fill_diagonal_(-2).argmax(-1)
 
 
-def _compare(ours: _Seen, stock: _Seen, labels: Tensor | None) -> Drift:
-    largest = squared = total = 0.0
-    for a, b in zip(ours.embeddings, stock.embeddings):
-        difference = (a - b).double()
-        largest = max(largest, difference.abs().max().item())
-        squared += difference.square().sum().item()
-        total += b.double().square().sum().item()
-    a, b = ours.pooled.double(), stock.pooled.double()
-    # |a/|a| - b/|b||^2 / 2 is 1 - cosine without the cancellation that hides small angles.
-    distance = (F.normalize(a, dim=-1) - F.normalize(b, dim=-1)).square().sum(-1) / 2
+def _drift(ours: _Seen, stock: _Seen, labels: Tensor | None) -> Drift:
+    a, b = (F.normalize(torch.cat(seen.pooled).double(), dim=-1) for seen in (ours, stock))
+    answers = _answers(ours)
     return Drift(
-        embed_max_abs=largest,
-        embed_rel_rms=(squared / total) ** 0.5 if total else 0.0,
-        pooled_cosine_distance=distance.mean().item(),
-        agreement=(ours.answers == stock.answers).double().mean().item(),
-        accuracy=None if labels is None else (ours.answers == labels).double().mean().item(),
+        embed_max_abs=ours.largest,
+        embed_rel_rms=(ours.squared / ours.total) ** 0.5 if ours.total else 0.0,
+        # |a - b|^2 / 2 of unit vectors is 1 - cosine without the cancellation that hides small angles.
+        pooled_cosine_distance=((a - b).square().sum(-1) / 2).mean().item(),
+        agreement=(answers == _answers(stock)).double().mean().item(),
+        accuracy=None if labels is None else (answers == labels).double().mean().item(),
     )

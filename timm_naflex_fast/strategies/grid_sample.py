@@ -1,7 +1,8 @@
 """One vectorised ``F.grid_sample`` for the whole batch, straight from the coordinates: fast, but not timm's default.
 
 There is no antialiasing, so wherever a grid is smaller than the table the result drifts from ``F.interpolate``.
-It equals timm's own ``pos_embed_use_grid_sample=True``, which adds to padding tokens too. No device sync.
+It equals timm's own ``pos_embed_use_grid_sample=True``, which adds to padding tokens too. A learned table needs no
+device sync; a factorized one, like older timm's positions, reads the batch's largest grid back once, as timm does.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _affine_positions(patch_coord: Tensor, how: Resampling) -> Tensor:
     shapes = _shapes(patch_coord, how)
     largest = shapes.amax(0)
     zoom = (largest / shapes).float()
-    rows, cols = (int(n) for n in largest)
+    rows, cols = (int(n) for n in largest.tolist())
     theta = torch.zeros(len(zoom), 2, 3, dtype=torch.float32, device=zoom.device)
     theta[:, 0, 0], theta[:, 0, 2] = zoom[:, 1], zoom[:, 1] - 1
     theta[:, 1, 1], theta[:, 1, 2] = zoom[:, 0], zoom[:, 0] - 1

@@ -1,0 +1,60 @@
+"""A model's own choice: what it goes along with, and where it ends."""
+
+import copy
+import pickle
+
+import timm
+from oracles import is_pristine, small_vit, uses
+
+from timm_naflex_fast import choice, disable, enable, status
+
+
+def own(model):
+    return choice.own_flags(model.embeds)
+
+
+def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
+    model = small_vit()
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    enable("grid_sample", model=model)
+    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    average = timm.utils.ModelEmaV3(model).module
+    copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
+    assert [uses(m) for m in copies] == ["grid_sample"] * 3
+    disable(model)  # its copies have a choice of their own
+    assert uses(model) == "exact" and [uses(m) for m in copies] == ["grid_sample"] * 3
+    disable()
+    assert is_pristine() and [uses(m) for m in copies] == ["exact"] * 3
+    enable()
+    assert [own(m) for m in copies] == [None] * 3  # ended for good
+
+
+def test_a_pickled_model_needs_nothing_of_ours():
+    model = small_vit()
+    enable("matmul", model=model)
+    assert b"timm_naflex_fast" not in pickle.dumps(model)
+    disable()
+    assert choice.ATTRIBUTE not in model.embeds.__dict__
+
+
+def test_a_collected_model_leaves_nothing():
+    model = small_vit()
+    enable("grid_sample", model=model)
+    del model
+    with enable("matmul"):
+        pass
+    assert is_pristine() and status().models == ()
+
+
+def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
+    model = small_vit()
+    enable("grid_sample", model=model)
+    data = pickle.dumps(model)
+    assert choice.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
+    unused = pickle.loads(data)
+    monkeypatch.setattr(choice, "_token", "another process")
+    assert choice.own_flags(pickle.loads(data).embeds) is None
+    monkeypatch.undo()
+    disable()
+    enable("matmul")
+    assert choice.own_flags(unused.embeds) is None
