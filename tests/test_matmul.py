@@ -45,6 +45,8 @@ def test_learned_equals_timm_forward_and_gradients(case):
 @settings(max_examples=300)
 @given(cases())
 def test_learned_is_as_close_to_float64_as_timm(case):
+    # Which of two roundings lands nearer is luck; over many channels the worst of each is not.
+    case.channels = 1024 if case.length <= 64 else 128
     embeds, coord = case.embeds(), case.coord()
     exact = truth(case, embeds)
     zeros = torch.zeros_like(exact, dtype=torch.float32)
