@@ -10,7 +10,7 @@ from test_matmul import HALF, run
 
 import timm_naflex_fast
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.strategies.interpolate_cached import TableCache, cache
+from timm_naflex_fast.table_cache import TableCache, cache
 
 
 def ours(case, embeds, x, coord):
@@ -144,11 +144,11 @@ def test_bounded_least_recently_used_out_and_freed_with_the_table():
         return torch.zeros(100)
 
     for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
-        store.fetch((table,), [size], "kind", build)
+        list(store.fetch((table,), [size], "kind", build))
         assert store.nbytes <= store.max_bytes
     assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    store.fetch((table,), [(1, 1)], "kind", build)  # used since, so still here
-    store.fetch((table,), [(2, 2)], "kind", build)  # the oldest, so dropped
+    list(store.fetch((table,), [(1, 1)], "kind", build))  # used since, so still here
+    list(store.fetch((table,), [(2, 2)], "kind", build))  # the oldest, so dropped
     assert made[4:] == [(2, 2)]
     del table
     gc.collect()
@@ -157,7 +157,8 @@ def test_bounded_least_recently_used_out_and_freed_with_the_table():
 
 def test_a_table_too_large_to_keep_is_served_all_the_same():
     store = TableCache(max_bytes=100)
-    assert len(store.fetch((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))[0]) == 1000
+    (table,) = store.fetch((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))
+    assert len(table) == 1000
     assert store.nbytes == 0
 
 

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import relative
 
 from timm_naflex_fast.functional import resample_pos_embed
-from timm_naflex_fast.resize import Resampling, axis_matrices, cell_taps, resize_matrix, taps
+from timm_naflex_fast.resize import Resampling, axis_matrices, resize_matrix, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -141,11 +140,3 @@ def test_the_formula_in_one_line():
     a_h, a_w = axis_matrices(4, 9, (7, 5), how, torch.float32, torch.device("cpu"))
     want = einx.dot("y h, h w c, x w -> y x c", a_h, table, a_w)
     torch.testing.assert_close(resample_pos_embed(table, (4, 9)), want, atol=2e-6, rtol=0)
-
-
-def test_cell_taps_are_the_products_of_both_axes():
-    how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
-    index, weight = cell_taps(5, 9, (40, 33), how, torch.float32, torch.device("cpu"))
-    dense = torch.zeros(45, 40 * 33).scatter_add_(1, index, weight)
-    torch.testing.assert_close(dense, cell_weights(5, 9, (40, 33), how))
-    assert relative(dense.sum(1), torch.ones(45)) < 1e-6

@@ -8,8 +8,9 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from timm_naflex_fast import disable, enable
+from timm_naflex_fast.bags import steps
 from timm_naflex_fast.patch_embed import _pseudo_inverse
-from timm_naflex_fast.resize import cell_taps, resize_matrix
+from timm_naflex_fast.resize import resize_matrix
 
 COORD = row_major([(2, 3)])
 MODES = ["matmul", "interpolate_cached", "grid_sample"]
@@ -21,7 +22,7 @@ def first(out):
 
 @pytest.fixture
 def embeds():
-    for cached in (resize_matrix, cell_taps, _pseudo_inverse):
+    for cached in (resize_matrix, steps, _pseudo_inverse):
         cached.cache_clear()
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,23 +63,23 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
     if batch == 0 or length == 0:
         return []
     coord = patch_coord.detach().to(torch.int64)
-    h, w = (coord.amax(1) + 1).unbind(1)
+    lowest, highest = torch.aminmax(coord, dim=1)
+    h, w = (highest + 1).unbind(1)
     order = torch.arange(length, device=coord.device)
-    in_grid = order < (h * w)[:, None]
-    cell = coord[..., 0] * w[:, None] + coord[..., 1]
-    row_major = ((cell == order) | ~in_grid).all(1)
-    lowest = coord.amin(2).masked_fill(~in_grid, 0).amin(1)
-    facts = torch.stack((h, w, row_major.to(h.dtype), lowest), 1).tolist()  # the device-to-host copy
+    y, x_ = coord.unbind(2)
+    cell = torch.addcmul(x_, y, w[:, None])
+    misplaced = ((cell != order) & (order < (h * w)[:, None])).sum(1)
+    facts = torch.stack((h, w, misplaced, lowest.amin(1)), 1).tolist()  # the device-to-host copy
 
     regular: dict[tuple[int, int], list[int]] = {}
     reordered = []
-    for sample, (rows, cols, is_row_major, low) in enumerate(facts):
-        if low < 0 or rows < 1 or cols < 1:
+    for sample, (rows, cols, wrong, low) in enumerate(facts):
+        if rows < 1 or cols < 1 or (low < 0 and int(coord[sample, : rows * cols].min()) < 0):
             raise ValueError(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate; "
                 "coordinates count from 0, and padding tokens carry (0, 0)"
             )
-        if is_row_major:
+        if not wrong:
             regular.setdefault((rows, cols), []).append(sample)
         else:
             tokens = min(length, rows * cols)
@@ -98,11 +99,24 @@ def whole_batch(x: Tensor, grid_size: tuple[int, int]) -> list[Group]:
     return [Group(h, w, list(range(x.shape[0])), h * w)]
 
 
-def add_cells(x: Tensor, group: Group, cells: Tensor) -> None:
-    """Add a group's embeddings (h*w, C) to its tokens in ``x`` (B, N, C), in place; not for autograd to see."""
+def grid_tokens(x: Tensor, groups: list[Group]) -> Sequence[Tensor]:
+    """Every sample's tokens that get an embedding, (tokens, C), as views of ``x`` (B, N, C) that autograd ignores.
+
+    One split: slicing sample by sample costs as much as the embeddings themselves (64 samples of a 16 x 16 table).
+    """
+    batch, length, channels = x.shape
+    tokens = [0] * batch
+    for group in groups:
+        for sample in group.samples:
+            tokens[sample] = group.tokens
+    x = x.detach()
+    if not x.is_contiguous():
+        return [sample[:n] for sample, n in zip(x, tokens)]
+    return x.view(-1, channels).split_with_sizes([n for t in tokens for n in (t, length - t)])[::2]
+
+
+def add_cells(tokens: Sequence[Tensor], group: Group, cells: Tensor) -> None:
+    """Add a group's embeddings (h*w, C) to its samples' ``tokens``, the views of :func:`grid_tokens`, in place."""
     cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
-    if len(group.samples) == len(x):
-        x[:, : group.tokens].add_(cells)
-        return
     for sample in group.samples:
-        x[sample, : group.tokens].add_(cells)
+        tokens[sample].add_(cells)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .bags import steps
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .flags import STOCK, Flags, parse_flags
 from .replacements import PATCH_EMBED, POS_EMBED, originals
-from .resize import cell_taps
-from .strategies import interpolate_cached
+from .table_cache import cache
 
 OLDEST_TIMM = (1, 0, 16)
 REPLACEMENTS = {function.__name__: function for function in (*POS_EMBED, *PATCH_EMBED)}
@@ -194,8 +194,8 @@ def disable(model: nn.Module | None = None) -> None:
     with _lock:
         if model is None:
             forget_all()
-            interpolate_cached.cache.clear()
-            cell_taps.cache_clear()
+            cache.clear()
+            steps.cache_clear()
         else:
             modules = _targets(model)
             choose(modules, [None if global_flags().is_stock else STOCK] * len(modules))

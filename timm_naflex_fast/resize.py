@@ -103,30 +103,3 @@ def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
     count = max(int(nonzero.sum(1).max()), 1)
     index = nonzero.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
     return index, matrix.gather(1, index)
-
-
-@lru_cache(maxsize=128)
-def cell_taps(
-    h: int, w: int, table_size: tuple[int, int], how: Resampling, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """For every cell of an (h, w) grid the flat table cells it reads and their weights, both (h*w, K_h * K_w)."""
-    with constants(device):
-        matrices = axis_matrices(h, w, table_size, how, dtype, device)
-        assert matrices is not None
-        (rows, row_weights), (cols, col_weights) = map(taps, matrices)
-        index = rows[:, None, :, None] * table_size[1] + cols[None, :, None, :]
-        weights = row_weights[:, None, :, None] * col_weights[None, :, None, :]
-        return index.reshape(h * w, -1), weights.reshape(h * w, -1)
-
-
-def narrow_band(h: int, w: int, table_size: tuple[int, int], how: Resampling) -> bool:
-    """Whether reading each cell's taps costs less than dense products.
-
-    A dense product spends H0 multiply-adds per cell and channel; a gathered tap costs about eight of them (measured
-    on 2 CPU cores, C=768). RADIO (128 x 128, bilinear, no antialias) reads 4 taps; a 16 x 16 table never qualifies.
-    """
-    radius = {"bilinear": 1, "bicubic": 2}[how.mode]
-    reads = 1
-    for n, n0 in zip(how.lengths(h, w), table_size):
-        reads *= int(2 * radius * n0 / n) + 1 if how.antialias and n < n0 else 2 * radius
-    return 8 * reads <= table_size[0]

@@ -6,19 +6,15 @@ Bit-identical to timm on CPU: the same call on the same tensor. What differs is 
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grids import Group, add_cells
+from ..grids import Group, add_cells, grid_tokens
 from ..resize import Resampling
+from ..table_cache import cache
 
 
 def add_learned(x: Tensor, table: Tensor, groups: list[Group], how: Resampling) -> None:
@@ -72,12 +68,14 @@ def _gather_add(
     if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
         tables = [build(size) for size in sizes]
     else:
-        tables = cache.fetch(sources, sizes, (how, x.dtype), build)
+        kind = ("interpolate_cached", how, x.dtype)
         if not (torch.is_grad_enabled() and x.requires_grad):  # no backward, so slices cost nothing and need no copy
-            finished = dict(zip(sizes, tables))
-            for group in groups:
-                add_cells(x, group, finished[group.h, group.w])
+            grids = [(group.h, group.w) for group in groups]
+            views = grid_tokens(x, groups)
+            for group, cells in zip(groups, cache.fetch(sources, grids, kind, build)):
+                add_cells(views, group, cells)
             return
+        tables = list(cache.fetch(sources, sizes, kind, build))
     starts, end = {}, 0
     for size, cells in zip(sizes, tables):
         starts[size], end = end, end + len(cells)
@@ -95,99 +93,3 @@ def _gather_add(
     for sample, tokens, rows in reordered:
         index[sample, :tokens] = rows
     x.add_(F.embedding(index, flat, padding_idx=end))
-
-
-@dataclass
-class _Entry:
-    """Finished tables of one set of source tables, and the sources' contents when they were made."""
-
-    contents: tuple[Tensor, ...]
-    watch: tuple[weakref.ref[Tensor], ...] = ()
-    tables: set[Hashable] = field(default_factory=set)
-
-
-class TableCache:
-    """Finished tables, least recently used out first, at most ``max_bytes`` with the copies of their sources.
-
-    A source's contents are compared bit by bit on each use: its version counter and address do not move when
-    somebody writes to ``.data``.
-    """
-
-    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
-        self.max_bytes = max_bytes
-        self._lock = threading.RLock()
-        self._entries: dict[tuple[int, ...], _Entry] = {}
-        self._tables: OrderedDict[tuple[tuple[int, ...], Hashable], Tensor] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held: finished tables and the copies of their sources."""
-        with self._lock:
-            kept = [t for entry in list(self._entries.values()) for t in entry.contents] + list(self._tables.values())
-        return sum(t.nbytes for t in kept)
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._tables.clear()
-
-    def fetch(
-        self,
-        sources: tuple[Tensor, ...],
-        sizes: list[tuple[int, int]],
-        kind: Hashable,
-        build: Callable[[tuple[int, int]], Tensor],
-    ) -> list[Tensor]:
-        """The finished table of each size, built by ``build(size)`` where none made from these contents is kept."""
-        key = tuple(id(source) for source in sources)
-        # Outside inference mode: what is kept here must serve a training step later.
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            entry = self._entries.get(key)
-            if entry is None or not all(map(_same_bits, entry.contents, sources)):
-                self._drop(key)
-                entry = self._entries[key] = _Entry(tuple(source.detach().clone() for source in sources))
-                entry.watch = tuple(weakref.ref(source, partial(self._forget, key)) for source in sources)
-            found = []
-            for size in sizes:
-                name = (size, kind)
-                if name not in entry.tables:
-                    self._tables[key, name] = build(size).contiguous()
-                    entry.tables.add(name)
-                self._tables.move_to_end((key, name))
-                found.append(self._tables[key, name])
-            self._shrink()
-        return found
-
-    def _forget(self, key: tuple[int, ...], _: object) -> None:
-        self._drop(key)
-
-    def _drop(self, key: tuple[int, ...]) -> None:
-        with self._lock:
-            entry = self._entries.pop(key, None)
-            for name in entry.tables if entry else ():
-                self._tables.pop((key, name), None)
-
-    def _shrink(self) -> None:
-        excess = self.nbytes - self.max_bytes
-        while excess > 0 and self._tables:
-            (key, name), table = self._tables.popitem(last=False)
-            excess -= table.nbytes
-            entry = self._entries[key]
-            entry.tables.discard(name)
-            if not entry.tables:
-                excess -= sum(t.nbytes for t in entry.contents)
-                del self._entries[key]
-
-
-def _same_bits(kept: Tensor, now: Tensor) -> bool:
-    if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
-        return False
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kept.element_size()]
-    return torch.equal(kept.view(as_int), now.detach().view(as_int))
-
-
-cache = TableCache()

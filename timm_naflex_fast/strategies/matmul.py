@@ -7,25 +7,35 @@ that share a grid, then the grids that share a width. Work is linear in tokens a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..grids import Group, add_cells
+from ..bags import AtOnce, AxisByAxis, steps
+from ..grids import Group, add_cells, grid_tokens
 from ..precision import no_autocast, once_differentiable, product_dtype
-from ..resize import Resampling, axis_matrices, cell_taps, narrow_band, resize_matrix
+from ..resize import Resampling, resize_matrix
+from ..table_cache import cache
 
 
 def add_learned(
     x: Tensor, table: Tensor, groups: list[Group], how: Resampling, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid in ``dtype``, into ``x`` (B, N, C) in place."""
-    if groups:
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid in ``dtype``, into ``x`` (B, N, C) in place.
+
+    A table that is not being trained is resampled once per grid while it stays the same.
+    """
+    if not groups:
+        return
+    if torch.is_grad_enabled() and table.requires_grad:
+        cache.forget((table,))
         _AddLearned.apply(x, table, groups, how, dtype)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        _AddFrozen.apply(x, table, groups, how, dtype)
+    else:
+        _add_frozen(x, table, groups, how, dtype)
 
 
 def add_factorized(
@@ -53,9 +63,7 @@ def resample(table: Tensor, size: tuple[int, int], how: Resampling, *, dtype: to
 class _AddLearned(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
-        with no_autocast(x.device):
-            for group, cells in _resample_groups(table.reshape(table.shape[-3:]), groups, how, dtype):
-                add_cells(x, group, cells.to(x.dtype))
+        _add_resampled(x, table, groups, how, dtype)
         return x
 
     @staticmethod
@@ -69,10 +77,25 @@ class _AddLearned(torch.autograd.Function):
         (g,) = grads
         grad_table = None
         if ctx.needs_input_grad[1]:
-            with torch.no_grad(), no_autocast(g.device):
+            with torch.no_grad():
                 grad_table = _learned_grad(g, ctx.table_shape[-3:], ctx.groups, ctx.how, ctx.dtype)
             grad_table = once_differentiable(grad_table.view(ctx.table_shape).to(ctx.table_dtype), g)
         return g, grad_table, None, None, None
+
+
+class _AddFrozen(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
+        _add_frozen(x, table, groups, how, dtype)
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_dirty(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None, None, None, None
 
 
 class _AddFactorized(torch.autograd.Function):
@@ -82,13 +105,14 @@ class _AddFactorized(torch.autograd.Function):
     ) -> Tensor:
         with no_autocast(x.device):
             sides: dict[tuple[str, int], Tensor] = {}
+            tokens = grid_tokens(x, groups)
             for group in groups:
                 rows, cols = how.lengths(group.h, group.w)
                 for key, table in ((("y", rows), table_y), (("x", cols), table_x)):
                     if key not in sides:
                         sides[key] = _resample_line(table.reshape(table.shape[-2:]), key[1], dtype).to(x.dtype)
                 pe = sides["y", rows][: group.h, None] + sides["x", cols][None, : group.w]
-                add_cells(x, group, pe.flatten(0, 1))
+                add_cells(tokens, group, pe.flatten(0, 1))
         return x
 
     @staticmethod
@@ -109,55 +133,70 @@ class _AddFactorized(torch.autograd.Function):
         return g, grad_y, grad_x, None, None, None
 
 
+def _add_resampled(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> None:
+    tokens = grid_tokens(x, groups)
+    for group, cells in _resample_groups(table, groups, how, dtype):
+        add_cells(tokens, group, cells.to(x.dtype))
+
+
+def _add_frozen(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> None:
+    if not cache.settled((table,)):
+        return _add_resampled(x, table, groups, how, dtype)
+
+    def build(size: tuple[int, int]) -> Tensor:
+        ((_, cells),) = _resample_groups(table, [Group(*size, [], size[0] * size[1])], how, dtype)
+        return cells.to(x.dtype)
+
+    tokens, sizes = grid_tokens(x, groups), [(group.h, group.w) for group in groups]
+    for group, cells in zip(groups, cache.fetch((table,), sizes, ("matmul", how, dtype, x.dtype), build)):
+        add_cells(tokens, group, cells)
+
+
 def _resample_groups(
-    own: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
+    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its resampled table, flat: (h*w, C), in ``dtype``; as it is where timm adds it as it is."""
-    rows, cols, channels = own.shape
-    table = own.to(dtype)
-    flat, wide = table.reshape(rows * cols, channels), product_dtype(dtype)
-    for w, same_width in _by_width(groups, how):
-        across = None  # the table contracted with A_w, (H0, w*C), shared by the grids of this width
-        for group in same_width:
-            matrices = axis_matrices(group.h, group.w, (rows, cols), how, dtype, table.device)
-            if matrices is None:
-                yield group, own.reshape(rows * cols, channels)
-            elif narrow_band(group.h, group.w, (rows, cols), how):
-                index, weights = cell_taps(group.h, group.w, (rows, cols), how, dtype, table.device)
-                yield group, F.embedding_bag(index, flat, per_sample_weights=weights, mode="sum")
+    rows, cols, channels = table.shape[-3:]
+    own = table.detach().reshape(rows * cols, channels)
+    lines = own.to(dtype).view(rows, cols * channels)
+    for h, same_height in _by_height(groups, how):
+        strip = None  # the table contracted with A_h, (h*W0, C), shared by the grids of this height
+        for group in same_height:
+            way = steps(h, group.w, (rows, cols), how, False, dtype, table.device)
+            if way is None:
+                yield group, own
+            elif isinstance(way, AtOnce):
+                yield group, way.cells.of(lines.view(-1, channels))
             else:
-                a_h, a_w = (a.to(wide) for a in matrices)
-                if across is None:
-                    across = torch.matmul(a_w, table.to(wide)).view(rows, w * channels)
-                yield group, (a_h @ across).view(group.h * w, channels).to(dtype)
+                if strip is None:
+                    strip = way.y.of(lines).view(-1, channels)
+                yield group, way.x.of(strip)
 
 
 def _learned_grad(
     g: Tensor, table_shape: torch.Size, groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> Tensor:
     rows, cols, channels = table_shape
-    total = torch.promote_types(dtype, g.dtype)  # a float64 gradient of a table added as it is stays float64
-    wide = product_dtype(total)
-    grad = torch.zeros(rows, cols, channels, dtype=wide, device=g.device)
-    flat = grad.view(rows * cols, channels)
-    for w, same_width in _by_width(groups, how):
-        across = a_w = None
-        for group in same_width:
-            cells = _sum_cells(g, group, total)
-            matrices = axis_matrices(group.h, group.w, (rows, cols), how, dtype, g.device)
-            if matrices is None:
+    work = torch.promote_types(dtype, g.dtype)  # a float64 gradient of a table added as it is stays float64
+    grad = torch.zeros(rows, cols * channels, dtype=work, device=g.device)
+    flat, tokens = grad.view(-1, channels), grid_tokens(g, groups)
+    for h, same_height in _by_height([group for group in groups if group.samples], how):
+        strip = last = None
+        for group in same_height:
+            cells = _sum_cells(tokens, group, work)
+            way = steps(h, group.w, (rows, cols), how, True, dtype, g.device)
+            if way is None:
                 flat += cells
-            elif narrow_band(group.h, group.w, (rows, cols), how):
-                index, weights = cell_taps(group.h, group.w, (rows, cols), how, dtype, g.device)
-                for cell, weight in zip(index.unbind(1), weights.unbind(1)):
-                    flat.index_add_(0, cell, (cells * weight[:, None]).to(wide))
+            elif isinstance(way, AxisByAxis):
+                part, last = way.x.of(cells), way.y
+                strip = part if strip is None else strip.add_(part)
+            elif way.touched is None:
+                flat += way.cells.of(cells)
             else:
-                a_h, a_w = (a.to(wide) for a in matrices)
-                part = a_h.t() @ cells.view(group.h, w * channels).to(wide)
-                across = part if across is None else across.add_(part)
-        if across is not None and a_w is not None:
-            grad += torch.matmul(a_w.t(), across.view(rows, w, channels))
-    return grad
+                flat.index_add_(0, way.touched, way.cells.of(cells))
+        if strip is not None and last is not None:
+            grad += last.of(strip.view(h, cols * channels))
+    return grad.view(table_shape)
 
 
 def _resample_line(table: Tensor, n: int, dtype: torch.dtype) -> Tensor:
@@ -175,8 +214,9 @@ def _factorized_grad(
     """Gradients of the two tables: sums over a grid's other axis, gathered per resized length, then A^T."""
     channels, work = g.shape[-1], torch.promote_types(dtype, g.dtype)
     sides: dict[tuple[int, int], Tensor] = {}
-    for group in groups:
-        cells = _sum_cells(g, group, work).view(group.h, group.w, channels)
+    tokens = grid_tokens(g, groups)
+    for group in (group for group in groups if group.samples):
+        cells = _sum_cells(tokens, group, work).view(group.h, group.w, channels)
         for axis, (n, side) in enumerate(zip(how.lengths(group.h, group.w), (cells.sum(1), cells.sum(0)))):
             total = sides.setdefault((axis, n), torch.zeros(n, channels, dtype=work, device=g.device))
             total[: len(side)] += side
@@ -191,27 +231,24 @@ def _factorized_grad(
     return grads[0], grads[1]
 
 
-def _by_width(groups: list[Group], how: Resampling) -> Iterator[tuple[int, Iterator[Group]]]:
-    """The groups that share a resized width and its crop w, together."""
+def _by_height(groups: list[Group], how: Resampling) -> Iterator[tuple[int, list[Group]]]:
+    """The groups that share a resized height and its crop h, together."""
+    heights: dict[tuple[int, int], list[Group]] = {}
+    for group in groups:
+        heights.setdefault((how.lengths(group.h, group.w)[0], group.h), []).append(group)
+    for (_, h), same_height in heights.items():
+        yield h, same_height
 
-    def width(group: Group) -> tuple[int, int]:
-        return how.lengths(group.h, group.w)[1], group.w
 
-    for (_, w), same_width in groupby(sorted(groups, key=width), key=width):
-        yield w, same_width
-
-
-def _sum_cells(g: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
-    """The gradient (h*w, C) of a group's resampled table: its samples summed, in ``dtype``."""
-    if len(group.samples) == len(g):
-        total = g[:, : group.tokens].sum(0, dtype=dtype)
-    else:
-        total = g[group.samples[0], : group.tokens].to(dtype, copy=True)
-        for sample in group.samples[1:]:
-            total += g[sample, : group.tokens]
+def _sum_cells(tokens: Sequence[Tensor], group: Group, dtype: torch.dtype) -> Tensor:
+    """The gradient (h*w, C) of a group's resampled table: that of its samples' ``tokens`` summed, in ``dtype``."""
+    first, *rest = (tokens[sample] for sample in group.samples)
+    total = torch.add(first.to(dtype), rest[0]) if rest else first.to(dtype)
+    for other in rest[1:]:
+        total += other
     if group.cells is None and group.tokens == group.h * group.w:
         return total.contiguous()
-    cells = total.new_zeros(group.h * group.w, g.shape[-1])
+    cells = total.new_zeros(group.h * group.w, total.shape[-1])
     if group.cells is None:
         cells[: group.tokens] = total
         return cells
