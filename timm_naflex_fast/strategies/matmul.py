@@ -140,7 +140,9 @@ def _add_resampled(x: Tensor, table: Tensor, groups: list[Group], how: Resamplin
 
 
 def _add_frozen(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> None:
-    if not cache.settled((table,)):
+    # To compare a table costs two reads of each cell; to resample one, about eight of each grid cell.
+    worth_comparing = table.shape[-3] * table.shape[-2] <= 4 * sum(group.h * group.w for group in groups)
+    if not (worth_comparing and cache.settled((table,))):
         return _add_resampled(x, table, groups, how, dtype)
 
     def build(size: tuple[int, int]) -> Tensor:
