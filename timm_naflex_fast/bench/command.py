@@ -126,13 +126,25 @@ def _races(options: argparse.Namespace) -> tuple[Iterator[Race], Any]:
         unknown = [name for name in options.workload or () if name not in WORKLOADS]
         if unknown:
             raise ValueError(f"{unknown[0]!r} is not a workload; valid: {', '.join(WORKLOADS)}")
-        given["workloads"] = [WORKLOADS[name] for name in options.workload or WORKLOADS]
+        given["workloads"] = list(_runnable(options.workload, WORKLOADS))
         if options.sizes_from:
             given["workloads"], sizes = _folder(options, WORKLOADS)
         check(**{name: value for name, value in given.items() if value is not None and name != "workloads"})
     else:
         given["workloads"] = options.workload
     return (race for suite in suites for race in _suite(suite, given)), sizes
+
+
+def _runnable(names: list[str] | None, known: dict[str, Any]) -> Iterator[Any]:
+    """The workloads named; without names, all that the installed timm can have, saying which it cannot."""
+    for name in names or known:
+        why = known[name].missing()
+        if why is None:
+            yield known[name]
+        elif names:
+            raise ValueError(f"workload {name!r} cannot run: {why}")
+        else:
+            print(f"not run: workload {name}, {why}")
 
 
 def _folder(options: argparse.Namespace, known: dict[str, Any]) -> tuple[list[Any], Any]:

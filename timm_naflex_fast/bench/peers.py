@@ -31,8 +31,13 @@ NAMES = (BASELINE, "stock-bilinear", "stock-bicubic", "issue-2514", "hf-siglip2"
 
 def missing(name: str) -> str | None:
     """Why a contender cannot run here, or None."""
-    if name == "hf-siglip2" and importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed"
+    if name == "hf-siglip2":
+        if importlib.util.find_spec("transformers") is None:
+            return "transformers is not installed"
+        try:
+            _hf_resize()
+        except (ImportError, AttributeError) as error:
+            return f"this transformers does not have it: {error}"
     return None
 
 
@@ -92,8 +97,12 @@ def issue_2514(x: Tensor, table: Tensor, coord: Tensor, mode: str) -> Tensor:
 
 
 def _hf_siglip2(table: Tensor, coord: Tensor) -> Add:
-    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
-
-    resize = Siglip2VisionEmbeddings.resize_positional_embeddings
+    resize = _hf_resize()
     shapes = coord.amax(1) + 1  # its processor hands these over ready
     return lambda x: x + resize(table[0], shapes, max_length=coord.shape[1]).to(x.dtype)
+
+
+def _hf_resize() -> Callable[..., Tensor]:
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    return Siglip2VisionEmbeddings.resize_positional_embeddings

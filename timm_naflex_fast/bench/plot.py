@@ -72,6 +72,7 @@ def time_over_batch(rows: Sequence[Row], path: str | Path) -> Path:
             panel.set_xticks(batches, [str(batch) for batch in batches])
             panel.minorticks_off()
             panel.set(xlabel="batch size (images)", ylabel="time of one step (ms)")
+            _plain_numbers(panel.yaxis)
             _name_ends(panel, lines)
     return _save(figure, path)
 
@@ -107,6 +108,7 @@ def times_faster(rows: Sequence[Row], path: str | Path) -> Path:
                 )
         panel.axhline(1, color=_colour(BASELINE), linewidth=1)
         panel.set(yscale="log", title=phase, ylabel="times faster than stock")
+        _plain_numbers(panel.yaxis)
         panel.set_xticks(range(len(workloads)), list(shown.values()))
         panel.margins(y=0.15)
         panel.grid(False, axis="x")
@@ -155,6 +157,16 @@ def _name_ends(panel: Any, lines: dict[str, list[tuple[int, float]]]) -> None:
             color=_colour(name),
             annotation_clip=False,
         )
+
+
+def _plain_numbers(axis: Any) -> None:
+    """10 and 0.1 rather than powers of ten, and 2 and 5 between where there is room."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 100 else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _swatch(name: str) -> Any:

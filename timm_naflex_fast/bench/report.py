@@ -232,6 +232,8 @@ def _row(line: dict[str, str]) -> Row:
 
     own = {field.name: line[field.name] for field in fields(Row) if field.name != "about"}
     words = {"suite", "workload", "phase", "dtype", "contender"}
-    values = {name: text if name in words else (value(text) if text else None) for name, text in own.items()}
+    values: dict[str, Any] = {
+        name: text if name in words else (value(text) if text else None) for name, text in own.items()
+    }
     about = {name[6:]: value(text) for name, text in line.items() if name.startswith("about.") and text}
     return Row(**values, about=about)

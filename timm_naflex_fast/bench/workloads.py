@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable
@@ -40,24 +41,35 @@ class Workload:
         """
         from timm.models.naflexvit import NaFlexEmbeds
 
-        options: dict[str, Any] = {}
-        if not self.antialias or self.align_corners:
-            options = dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners)
-        try:
-            return NaFlexEmbeds(
-                patch_size=1,
-                in_chans=1,
-                embed_dim=channels,
-                class_token=False,
-                proj_type="linear",
-                pos_embed="learned",
-                pos_embed_grid_size=self.table,
-                pos_embed_interp_mode=self.mode,
-                pos_embed_ar_preserving=self.ar_preserving,
-                **options,
-            )
-        except TypeError as error:
-            raise ValueError(f"workload {self.name!r} needs a newer timm: {error}") from error
+        why = self.missing()
+        if why is not None:
+            raise ValueError(f"workload {self.name!r} cannot run: {why}")
+        return NaFlexEmbeds(
+            patch_size=1,
+            in_chans=1,
+            embed_dim=channels,
+            class_token=False,
+            proj_type="linear",
+            pos_embed="learned",
+            pos_embed_grid_size=self.table,
+            pos_embed_interp_mode=self.mode,
+            pos_embed_ar_preserving=self.ar_preserving,
+            **self._newer(),
+        )
+
+    def missing(self) -> str | None:
+        """Why the installed timm cannot have such a table, or None."""
+        import timm
+        from timm.models.naflexvit import NaFlexEmbeds
+
+        lacking = [name for name in self._newer() if name not in inspect.signature(NaFlexEmbeds).parameters]
+        return f"timm {timm.__version__} has no {' and no '.join(lacking)}" if lacking else None
+
+    def _newer(self) -> dict[str, Any]:
+        """Options that older timm does not have, where they are not what it does anyway."""
+        if self.antialias and not self.align_corners:
+            return {}
+        return dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners)
 
     @property
     def options(self) -> str:
