@@ -177,12 +177,17 @@ def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[lis
     import torch
 
     from .memory import peak_memory
+    from .report import print_left_out, title
 
     device = torch.device(options.device)
     slow: dict[tuple[Any, ...], str] = {}
     with _bar() as bar:
         for race in races:
             race = _without_slow(race, slow)
+            if not race.contenders:
+                print(title(race))
+                print_left_out(race)
+                continue
             rows = run(
                 race,
                 options.rounds,

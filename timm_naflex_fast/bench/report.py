@@ -82,7 +82,12 @@ def print_table(rows: list[Row]) -> None:
         console = Console()
         # A pipe has no width of its own; 80 columns would cut the table.
         Console(width=None if console.is_terminal else 120).print(table)
-    for name, why in rows[0].about.get("left_out", {}).items():
+    print_left_out(rows[0])
+
+
+def print_left_out(race: Race | Row) -> None:
+    """Print who did not run and why, then an empty line."""
+    for name, why in race.about.get("left_out", {}).items():
         print(f"not run: {name}, {why}")
     print(flush=True)
 

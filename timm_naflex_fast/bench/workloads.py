@@ -105,7 +105,7 @@ def coordinates(grids: list[Grid]) -> Tensor:
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
-PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 5 / 4, 4 / 5, 9 / 16, 2.0, 1 / 2, 7 / 3)
+PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
 ZIPF = [1 / rank for rank in range(1, len(PHOTO_ASPECTS) + 1)]
 
 
