@@ -95,31 +95,40 @@ def run(
     """Time every contender ``rounds`` times, interleaved, after ``warmup`` rounds that do not count.
 
     Args:
-        budget: seconds; a contender that has used them up and has ``min_rounds`` rounds drops out of later ones.
+        budget: seconds; a contender that its warm-up shows to need more runs in fewer rounds, at least ``min_rounds``,
+            spread evenly over the race, so that a machine that is slower for a while is so for all alike.
         clock: seconds.
         synchronize: called before each reading of the clock (a GPU's queue).
         peak_memory: bytes a contender has allocated at most at once, measured outside the timed rounds.
         advance: called after each single run (a progress bar).
     """
     seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
+    share = dict.fromkeys(seconds, rounds)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
     for turn in range(warmup + rounds):
         shuffle(order)  # no contender always follows the same one, with its leavings in the caches
         for contender in order:
-            taken = seconds[contender.name]
-            if budget is not None and len(taken) >= min_rounds and sum(taken) >= budget:
+            if turn >= warmup and not _runs(turn - warmup, share[contender.name], rounds):
                 continue
             argument = contender.prepare()
             synchronize()
             start = clock()
             contender.run(argument)
             synchronize()
+            taken = clock() - start
             if turn >= warmup:
-                taken.append(clock() - start)
+                seconds[contender.name].append(taken)
+            elif budget is not None:
+                share[contender.name] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
             del argument
             advance()
     peaks = {c.name: peak_memory(c) if peak_memory else None for c in race.contenders}
     return list(_rows(race, seconds, peaks))
+
+
+def _runs(turn: int, share: int, rounds: int) -> bool:
+    """Whether ``turn`` is one of ``share`` turns spread evenly over ``rounds``."""
+    return (turn + 1) * share // rounds > turn * share // rounds
 
 
 def _rows(race: Race, seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> Iterator[Row]:
