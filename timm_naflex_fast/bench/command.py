@@ -126,10 +126,11 @@ def _races(options: argparse.Namespace) -> tuple[Iterator[Race], Any]:
         unknown = [name for name in options.workload or () if name not in WORKLOADS]
         if unknown:
             raise ValueError(f"{unknown[0]!r} is not a workload; valid: {', '.join(WORKLOADS)}")
-        given["workloads"] = list(_runnable(options.workload, WORKLOADS))
+        check(**{name: value for name, value in given.items() if value is not None})
         if options.sizes_from:
             given["workloads"], sizes = _folder(options, WORKLOADS)
-        check(**{name: value for name, value in given.items() if value is not None and name != "workloads"})
+        else:
+            given["workloads"] = list(_runnable(options.workload, WORKLOADS))
     else:
         given["workloads"] = options.workload
     return (race for suite in suites for race in _suite(suite, given)), sizes

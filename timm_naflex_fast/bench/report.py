@@ -92,15 +92,10 @@ def print_left_out(race: Race | Row) -> None:
     print(flush=True)
 
 
-def losses(rows: Iterable[Row]) -> list[str]:
-    """A line for each result of ours that is slower than the baseline, worst first."""
+def losses(rows: Iterable[Row]) -> list[Row]:
+    """The results of ours that are slower than the baseline, worst first."""
     lost = [row for row in rows if row.ours and row.times_faster is not None and row.times_faster < 1]
-    lost.sort(key=lambda row: row.times_faster or 0)
-    return [
-        f"slower than {BASELINE}: {row.contender}, {row.suite} {row.workload} {row.phase}, B={row.batch}, {row.dtype}: "
-        f"{number(row.median_ms)} ms, {row.times_faster:.2f} x its speed"
-        for row in lost
-    ]
+    return sorted(lost, key=lambda row: row.times_faster or 0)
 
 
 def linearity(rows: Iterable[Row], small: int = 64, large: int = 256) -> list[tuple[Row, float]]:
@@ -124,7 +119,11 @@ def _per_token(row: Row) -> float:
 def summary(rows: list[Row]) -> list[str]:
     """The lines after the tables: losses or that there were none, and linearity."""
     compared = [row for row in rows if row.ours and row.times_faster is not None]
-    lines = losses(rows)
+    lines = [
+        f"slower than {BASELINE}: {row.contender}, {row.suite} {row.workload} {row.phase}, B={row.batch}, {row.dtype}: "
+        f"{number(row.median_ms)} ms, {row.times_faster:.2f} x its speed"
+        for row in losses(rows)
+    ]
     if compared and not lines:
         lines.append(f"never slower than {BASELINE} in {len(compared)} comparisons")
     for row, ratio in linearity(rows):
