@@ -14,6 +14,10 @@ from timm_naflex_fast.bench.report import losses, number, read_json
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "speed"
 FEW = "--contenders stock stock-bilinear interpolate_cached grid_sample matmul floor"
+OVER_BATCH = (
+    "--workload diverse --batch 1 4 16 64 128 256 --contenders stock stock-bilinear interpolate_cached matmul floor "
+    "--patience 10 --no-memory --budget 0.7"
+)
 
 # Each part is one run of `naflex-fast bench`; ratios are only taken within a part.
 PARTS = {
@@ -23,8 +27,8 @@ PARTS = {
     "radio": f"--workload radio {FEW} --budget 1",
     "small": "--batch 1 16 --phase infer train --contenders stock interpolate_cached matmul floor "
     "--no-memory --budget 0.4",
-    "batches": f"--workload diverse --batch 1 4 16 64 128 256 --phase infer train {FEW} "
-    "--patience 10 --no-memory --budget 0.7",
+    "batches_train": f"--phase train {OVER_BATCH}",
+    "batches_infer": f"--phase infer {OVER_BATCH}",
     "linear": "--workload siglip diverse --batch 64 256 --phase infer train --contenders matmul floor --no-memory",
     "bfloat16": "--workload siglip diverse --dtype bfloat16 --phase infer train "
     "--contenders stock stock-bilinear matmul floor --budget 1",
@@ -50,7 +54,7 @@ def render() -> str:
 
 def draw() -> None:
     """The section's two pictures, from the result files."""
-    over_batch = rows("batches")
+    over_batch = rows("batches_train", "batches_infer")
     if over_batch:
         time_over_batch(over_batch, RESULTS / "time_over_batch.png")
     compared = [row for row in rows("siglip", "diverse", "others", "radio") if row.contender in FEW.split()]
@@ -135,7 +139,7 @@ def _memory(workload: str) -> float | None:
 
 def _never_slower() -> list[str]:
     """matmul against timm on everything measured, each loss by name."""
-    measured = rows(*(part for part in PARTS if part != "batches"))
+    measured = rows(*(part for part in PARTS if not part.startswith("batches")))
     ours = [row for row in measured if row.contender == "matmul" and row.times_faster is not None]
     if not ours:
         return ["Not measured yet."]
