@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import sys
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -19,7 +20,8 @@ from timm_naflex_fast.bench import command, report
 from timm_naflex_fast.bench.advice import advise
 from timm_naflex_fast.bench.folder import Sizes
 from timm_naflex_fast.bench.plot import _apart, plot
-from timm_naflex_fast.bench.race import Contender, Race, Row, run
+from timm_naflex_fast.bench.race import Contender, Race, Row, run, run_together
+from timm_naflex_fast.strategies import matmul
 
 
 class Clock:
@@ -80,6 +82,18 @@ def test_rounds_are_interleaved():
     turns = [clock.calls[i : i + 3] for i in range(0, 15, 3)]
     assert len(clock.calls) == len(advanced) == 15
     assert all(sorted(turn) == sorted(names) for turn in turns) and len({tuple(turn) for turn in turns}) > 1
+
+
+def test_races_run_together_keep_their_own_rows():
+    clock = Clock()
+    small = race(clock.contender("stock", 4.0), clock.contender("matmul", 1.0))
+    large = replace(race(clock.contender("matmul", 3.0), clock.contender("stock", 6.0)), batch=256)
+    results = run_together([small, large], 3, clock=clock)
+    assert [[(r.batch, r.contender, r.median_ms, r.times_faster) for r in rows] for rows in results] == [
+        [(64, "stock", 4000, 1), (64, "matmul", 1000, 4)],
+        [(256, "matmul", 3000, 2), (256, "stock", 6000, 1)],
+    ]
+    assert len(clock.calls) == 16
 
 
 def test_the_budget_gives_a_slow_contender_fewer_rounds_but_two_and_spreads_them():
@@ -272,7 +286,7 @@ def test_command_line_end_to_end(tmp_path, capsys):
     command = ["--workload", "siglip", "--batch", "2", "1", "--contenders", "stock", "matmul", "floor"]
     assert bench(*command, "--phase", "infer", "train", "--out", str(out), "--plot") == 0
     text = capsys.readouterr().out
-    assert text.index("siglip infer, B=1") < text.index("siglip train, B=1") < text.index("siglip infer, B=2")
+    assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
     assert "slower than stock" in text
     record = json.loads((out / "bench.json").read_text())
     assert record["command"].endswith(f"--out {out} --plot") and len(record["rows"]) == 12
@@ -302,7 +316,20 @@ def test_slow_contenders_skip_larger_batches_and_that_is_said(capsys):
     options = ["--workload", "siglip", "--batch", "1", "2", "--phase", "infer", "--contenders", "stock", "floor"]
     assert bench(*options, "--patience", "1e-9") == 0
     text = capsys.readouterr().out
-    assert "not run: stock, took 0.0 s at B=1" in text and text.count("│ stock") <= 1
+    assert re.search(r"not run: stock, took \d\.\d s at B=1\n", text) and "B=2" in text and text.count("│ stock") <= 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_strategies_are_on_while_they_are_timed(together, monkeypatch, capsys):
+    seen, add = [], matmul.add_learned
+    monkeypatch.setattr(matmul, "add_learned", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
+    options = ["--workload", "siglip", "diverse", "--batch", "2", "1", "--phase", "infer", "--contenders", "matmul"]
+    assert bench(*options, *["--together"] * together) == 0
+    text = capsys.readouterr().out
+    assert text.index("diverse infer, B=1") < text.index("diverse infer, B=2")
+    # One warm-up and one round each; in turns only where that was asked for.
+    assert sorted(seen) == [1] * 4 + [2] * 4 and (seen[:4] == [1, 1, 2, 2]) is not together
+    assert is_pristine()
 
 
 @pytest.mark.parametrize(

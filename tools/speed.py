@@ -29,7 +29,8 @@ PARTS = {
     "--no-memory --budget 0.4",
     "batches_train": f"--phase train {OVER_BATCH}",
     "batches_infer": f"--phase infer {OVER_BATCH}",
-    "linear": "--workload siglip diverse --batch 64 256 --phase infer train --contenders matmul floor --no-memory",
+    "linear": "--workload siglip diverse --batch 64 256 --together --phase infer train "
+    "--contenders matmul floor --no-memory",
     "bfloat16": "--workload siglip diverse --dtype bfloat16 --phase infer train "
     "--contenders stock stock-bilinear matmul floor --budget 1",
 }

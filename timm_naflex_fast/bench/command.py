@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .race import Race, Row, run
+from .race import Race, Row, run_together
 
 SUITES = {"pos_embed": "pos_embeds", "patch_embed": "patch_kernels", "rope": "ropes"}
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=30, metavar="R", help="timed rounds, at most (30)")
     add("--budget", type=float, default=2.0, metavar="S", help="seconds per contender and race, at least 2 rounds (2)")
     add("--patience", type=float, metavar="S", help="who took longer than S seconds skips the larger batches")
+    add("--together", action="store_true", help="time all batch sizes in turns (exacter linearity, more memory)")
     add("--no-memory", action="store_true", help="do not measure peak memory")
     add("--sizes-from", metavar="DIR", help="grids of a folder's images, headers alone; ends with a recommendation")
     add("--max-seq-len", type=int, default=256, metavar="N", help="with --sizes-from: most patches per image (256)")
@@ -99,8 +101,10 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--device cuda: PyTorch sees no GPU here; valid: cpu")
     if options.rounds < 1 or options.budget <= 0:
         raise ValueError("--rounds must be at least 1 and --budget above 0")
-    if options.sizes_from and (options.patch_embed or options.rope):
-        raise ValueError("--sizes-from is for position embeddings; leave out --patch-embed and --rope")
+    for name in ("sizes_from", "together"):
+        if getattr(options, name) and (options.patch_embed or options.rope):
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is for position embeddings; leave out --patch-embed and --rope")
     if options.plot:
         from .plot import require
 
@@ -111,7 +115,7 @@ def _races(options: argparse.Namespace) -> tuple[Iterator[Race], Any]:
     """The races of every suite asked for, and the folder's sizes where there is one."""
     sizes = None
     given: dict[str, Any] = dict(
-        batches=options.batch or ([1, 4, 16, 64] if options.plot else None),
+        batches=options.batch,
         dtypes=options.dtype,
         phases=options.phase,
         contenders=options.contenders,
@@ -120,6 +124,7 @@ def _races(options: argparse.Namespace) -> tuple[Iterator[Race], Any]:
     )
     suites = [name for name in ("patch_embed", "rope") if getattr(options, name)] or ["pos_embed"]
     if suites == ["pos_embed"]:
+        options.batch = given["batches"] = options.batch or ([1, 4, 16, 64] if options.plot else [64])
         from .pos_embeds import check
         from .workloads import WORKLOADS
 
@@ -181,27 +186,28 @@ def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[lis
     from .report import print_left_out, title
 
     device = torch.device(options.device)
+    together = len(set(options.batch)) if options.together else 1
     slow: dict[tuple[Any, ...], str] = {}
     with _bar() as bar:
-        for race in races:
-            race = _without_slow(race, slow)
-            if not race.contenders:
-                print(title(race))
-                print_left_out(race)
-                continue
-            rows = run(
-                race,
+        # Asking for one race too many would take away what those held need.
+        while held := [_without_slow(race, slow) for race in islice(races, together)]:
+            for race in held:
+                if not race.contenders:
+                    print(title(race))
+                    print_left_out(race)
+            results = run_together(
+                held,
                 options.rounds,
                 budget=options.budget,
                 synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
                 peak_memory=None if options.no_memory else peak_memory(device),
-                advance=bar(race, options.rounds),
+                advance=bar(held, options.rounds),
             )
-            del race
-            for row in rows:
+            del held, race
+            for row in (row for rows in results for row in rows):
                 if options.patience is not None and row.median_ms > 1e3 * options.patience:
                     slow[_without_batch(row, row.contender)] = f"took {row.median_ms / 1e3:.1f} s at B={row.batch}"
-            yield rows
+            yield from filter(None, results)
 
 
 def _without_batch(race: Race | Row, contender: str) -> tuple[Any, ...]:
@@ -217,13 +223,13 @@ def _without_slow(race: Race, slow: dict[tuple[Any, ...], str]) -> Race:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Race, int], Callable[[], None]]]:
-    """A progress bar where there is a terminal and rich: ``bar(race, rounds)`` starts one and says how to move it."""
+def _bar() -> Iterator[Callable[[list[Race], int], Callable[[], None]]]:
+    """A progress bar where there is a terminal and rich: ``bar(races, rounds)`` starts one and says how to move it."""
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        yield lambda race, rounds: lambda: None
+        yield lambda races, rounds: lambda: None
         return
     from .report import title
 
@@ -232,8 +238,9 @@ def _bar() -> Iterator[Callable[[Race, int], Callable[[], None]]]:
     ) as progress:
         task = progress.add_task("")
 
-        def start(race: Race, rounds: int) -> Callable[[], None]:
-            progress.reset(task, description=title(race), total=len(race.contenders) * (1 + rounds))
+        def start(races: list[Race], rounds: int) -> Callable[[], None]:
+            runs = sum(len(race.contenders) for race in races) * (1 + rounds)
+            progress.reset(task, description=" and ".join(map(title, races)), total=runs)
             return lambda: progress.advance(task)
 
         yield start

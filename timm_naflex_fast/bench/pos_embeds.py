@@ -53,15 +53,18 @@ def races(
     channels: int = 768,
     seed: int = 0,
 ) -> Iterator[Race]:
-    """One race per workload, batch size, dtype and phase; what it needs is there until the next one is asked for.
+    """One race per workload, dtype, phase and batch size.
+
+    What a race needs is in place until one of another workload, dtype or phase is asked for.
 
     Raises:
         ValueError: a name that is not a phase, dtype or contender, with the valid ones; a batch below 1.
     """
     check(batches, dtypes, phases, contenders, channels=channels)
-    for workload, batch, dtype, phase in product(workloads, sorted(batches), dtypes, phases):
+    for workload, dtype, phase in product(workloads, dtypes, phases):
         with ExitStack() as stack:
-            yield _race(workload, batch, dtype, phase, contenders, torch.device(device), channels, seed, stack)
+            for batch in sorted(set(batches)):
+                yield _race(workload, batch, dtype, phase, contenders, torch.device(device), channels, seed, stack)
 
 
 def check(

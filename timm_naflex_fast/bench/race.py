@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +80,13 @@ class Row:
     ours: bool = False
 
 
-def run(
-    race: Race,
+def run(race: Race, rounds: int, **options: Any) -> list[Row]:
+    """Time every contender ``rounds`` times, interleaved; options as in :func:`run_together`."""
+    return run_together([race], rounds, **options)[0]
+
+
+def run_together(
+    races: Sequence[Race],
     rounds: int,
     *,
     warmup: int = 1,
@@ -91,24 +96,30 @@ def run(
     synchronize: Callable[[], Any] = _nothing,
     peak_memory: Callable[[Contender], int | None] | None = None,
     advance: Callable[[], Any] = _nothing,
-) -> list[Row]:
-    """Time every contender ``rounds`` times, interleaved, after ``warmup`` rounds that do not count.
+) -> list[list[Row]]:
+    """Time the contenders of all races ``rounds`` times, interleaved, after ``warmup`` rounds that do not count.
 
     Args:
+        races: more than one, so that times of one can be compared with those of another (batch sizes).
         budget: seconds; a contender that its warm-up shows to need more runs in fewer rounds, at least ``min_rounds``,
-            spread evenly over the race, so that a machine that is slower for a while is so for all alike.
+            spread evenly over the whole, so that a machine that is slower for a while is so for all alike.
         clock: seconds.
         synchronize: called before each reading of the clock (a GPU's queue).
         peak_memory: bytes a contender has allocated at most at once, measured outside the timed rounds.
         advance: called after each single run (a progress bar).
+
+    Returns:
+        The rows of each race.
     """
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
+    entered = [(place, contender) for place, race in enumerate(races) for contender in race.contenders]
+    seconds: dict[tuple[int, str], list[float]] = {(place, contender.name): [] for place, contender in entered}
     share = dict.fromkeys(seconds, rounds)
-    order, shuffle = list(race.contenders), random.Random(0).shuffle
+    order, shuffle = list(entered), random.Random(0).shuffle
     for turn in range(warmup + rounds):
         shuffle(order)  # no contender always follows the same one, with its leavings in the caches
-        for contender in order:
-            if turn >= warmup and not _runs(turn - warmup, share[contender.name], rounds):
+        for place, contender in order:
+            who = place, contender.name
+            if turn >= warmup and not _runs(turn - warmup, share[who], rounds):
                 continue
             argument = contender.prepare()
             synchronize()
@@ -117,13 +128,16 @@ def run(
             synchronize()
             taken = clock() - start
             if turn >= warmup:
-                seconds[contender.name].append(taken)
+                seconds[who].append(taken)
             elif budget is not None:
-                share[contender.name] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
+                share[who] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
             del argument
             advance()
-    peaks = {c.name: peak_memory(c) if peak_memory else None for c in race.contenders}
-    return list(_rows(race, seconds, peaks))
+    peaks = {(place, c.name): peak_memory(c) if peak_memory else None for place, c in entered}
+    return [
+        list(_rows(race, *({c.name: found[place, c.name] for c in race.contenders} for found in (seconds, peaks))))
+        for place, race in enumerate(races)
+    ]
 
 
 def _runs(turn: int, share: int, rounds: int) -> bool:
@@ -131,7 +145,7 @@ def _runs(turn: int, share: int, rounds: int) -> bool:
     return (turn + 1) * share // rounds > turn * share // rounds
 
 
-def _rows(race: Race, seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> Iterator[Row]:
+def _rows(race: Race, seconds: dict[str, Any], peaks: dict[str, Any]) -> Iterator[Row]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     baseline, floor = medians.get(BASELINE), medians.get(FLOOR)
     for contender in race.contenders:
