@@ -1,4 +1,4 @@
-"""The command ``naflex-fast``: ``info`` and ``drift``."""
+"""The command ``naflex-fast``: ``info``, ``drift`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from .bench.command import add_arguments as add_bench_arguments
+from .bench.command import bench
 from .flags import POS_EMBED
 
 
@@ -66,5 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     drift_parser = commands.add_parser("drift", help="how far each strategy moves a model from timm's own result")
     add_model_arguments(drift_parser)
     drift_parser.set_defaults(action=drift)
+    bench_parser = commands.add_parser("bench", help="time the strategies against timm, its alternatives and the floor")
+    add_bench_arguments(bench_parser)
+    bench_parser.set_defaults(action=bench)
     options = parser.parse_args(argv)
+    options.arguments = list(sys.argv[1:] if argv is None else argv)
     return run(f"naflex-fast {options.command}", options.action, options)

@@ -1,7 +1,8 @@
 """Measure what the README shows, keep it in results/, and write it into the README. Nothing there is typed by hand.
 
-uv run tools/update_readme.py           # measure again, then write
-uv run tools/update_readme.py --render  # write what results/ holds
+uv run tools/update_readme.py                   # measure all again (about a quarter of an hour), then write
+uv run tools/update_readme.py --measure speed   # one thing again: drift, speed, or a part of speed such as speed/siglip
+uv run tools/update_readme.py --render          # write what results/ holds
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import speed
 import timm
 import torch
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README, RESULT = ROOT / "README.md", ROOT / "results" / "drift_digits.json"
 
 
-def measure() -> None:
+def measure_drift() -> None:
     """Run the README's main command and keep its figures with the machine, versions and date."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
@@ -39,7 +41,7 @@ def measure() -> None:
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def render() -> str:
+def render_drift() -> str:
     """The README's drift table, from the result file."""
     record = json.loads(RESULT.read_text())
     report = record["report"]
@@ -59,16 +61,34 @@ def render() -> str:
     return "\n".join(lines)
 
 
+SECTIONS = {"drift_digits": render_drift, "speed": speed.render}
+
+
 def fill(text: str) -> str:
-    """``text`` with what stands between the markers replaced."""
-    begin, end = "<!-- drift_digits: begin -->\n", "\n<!-- drift_digits: end -->"
-    head, rest = text.split(begin)
-    return head + begin + render() + end + rest.split(end.strip())[1]
+    """``text`` with what stands between the markers of each section replaced."""
+    for name, render in SECTIONS.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+        head, rest = text.split(begin)
+        text = head + begin + render() + end + rest.split(end.strip())[1]
+    return text
+
+
+def main() -> None:
+    """Measure what the options name, then draw and write."""
+    parts = [f"speed/{part}" for part in speed.PARTS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--render", action="store_true", help="do not measure again")
+    parser.add_argument("--measure", nargs="+", choices=["drift", "speed", *parts], default=["drift", "speed"])
+    options = parser.parse_args()
+    if not options.render:
+        if "drift" in options.measure:
+            measure_drift()
+        for part in parts:
+            if part in options.measure or "speed" in options.measure:
+                speed.measure(part.removeprefix("speed/"))
+    speed.draw()
+    README.write_text(fill(README.read_text()))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--render", action="store_true", help="do not measure again")
-    if not parser.parse_args().render:
-        measure()
-    README.write_text(fill(README.read_text()))
+    main()

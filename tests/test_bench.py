@@ -1,0 +1,377 @@
+"""The bench: arithmetic on a fake clock, tables, files, pictures, command line."""
+
+import csv
+import json
+import random
+import re
+import sys
+from dataclasses import asdict, replace
+from itertools import pairwise
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from oracles import is_pristine
+from PIL import Image
+
+from timm_naflex_fast import cli
+from timm_naflex_fast.bench import command, report
+from timm_naflex_fast.bench.advice import advise
+from timm_naflex_fast.bench.folder import Sizes
+from timm_naflex_fast.bench.plot import _apart, plot
+from timm_naflex_fast.bench.race import Contender, Race, Row, run, run_together
+from timm_naflex_fast.strategies import matmul
+
+
+class Clock:
+    """Seconds that pass only when a contender runs or prepares."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def __call__(self):
+        return self.now
+
+    def contender(self, name, *seconds, **kwargs):
+        left = list(seconds)
+
+        def work(argument):
+            assert argument == f"for {name}"
+            self.calls.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        def prepare():
+            self.now += 1000.0
+            return f"for {name}"
+
+        return Contender(name, work, prepare, **kwargs)
+
+
+def race(*contenders, **about):
+    return Race("pos_embed", "siglip", "train", 64, "float32", contenders, about)
+
+
+def row(contender="matmul", **changes):
+    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", rounds=5)
+    values |= dict(median_ms=10.0, times_faster=None, times_floor=None, peak_bytes=None, about={}, ours=False)
+    return Row(contender=contender, **(values | changes))
+
+
+def test_medians_and_ratios_on_a_fake_clock():
+    clock = Clock()
+    # The first of each is the warm-up: as slow as a first call is, and not counted.
+    runners = [
+        clock.contender("stock", 9, 8.0),
+        clock.contender("matmul", 99, 1.0, 4.0, 2.0),
+        clock.contender("floor", 0.5),
+    ]
+    stock, matmul, floor = run(race(*runners), 3, clock=clock)
+    assert [r.contender for r in (stock, matmul, floor)] == ["stock", "matmul", "floor"]
+    assert (stock.median_ms, matmul.median_ms, floor.median_ms) == (8000, 2000, 500)
+    assert (stock.times_faster, matmul.times_faster, floor.times_faster) == (1, 4, 16)
+    assert (stock.times_floor, matmul.times_floor, floor.times_floor) == (16, 4, 1)
+    assert [r.rounds for r in (stock, matmul, floor)] == [3, 3, 3]
+    assert [r.ours for r in (stock, matmul, floor)] == [False, True, False]
+
+
+def test_rounds_are_interleaved():
+    clock, advanced = Clock(), []
+    names = ["stock", "matmul", "floor"]
+    run(race(*(clock.contender(n, 1.0) for n in names)), 4, clock=clock, advance=lambda: advanced.append(1))
+    turns = [clock.calls[i : i + 3] for i in range(0, 15, 3)]
+    assert len(clock.calls) == len(advanced) == 15
+    assert all(sorted(turn) == sorted(names) for turn in turns) and len({tuple(turn) for turn in turns}) > 1
+
+
+def test_races_run_together_keep_their_own_rows():
+    clock = Clock()
+    small = race(clock.contender("stock", 4.0), clock.contender("matmul", 1.0))
+    large = replace(race(clock.contender("matmul", 3.0), clock.contender("stock", 6.0)), batch=256)
+    results = run_together([small, large], 3, clock=clock)
+    assert [[(r.batch, r.contender, r.median_ms, r.times_faster) for r in rows] for rows in results] == [
+        [(64, "stock", 4000, 1), (64, "matmul", 1000, 4)],
+        [(256, "matmul", 3000, 2), (256, "stock", 6000, 1)],
+    ]
+    assert len(clock.calls) == 16
+
+
+def test_the_budget_gives_a_slow_contender_fewer_rounds_but_two_and_spreads_them():
+    clock = Clock()
+    runners = [
+        clock.contender("stock", 20.0),
+        clock.contender("interpolate_cached", 1.0),
+        clock.contender("matmul", 0.1),
+    ]
+    rows = run(race(*runners), 10, budget=3.0, clock=clock)
+    assert [r.rounds for r in rows] == [2, 3, 10]
+    assert [r.times_faster for r in rows] == pytest.approx([1, 20, 200])
+    turns = [
+        i for i, name in enumerate(name for name in clock.calls[3:] if name != "interpolate_cached") if name == "stock"
+    ]
+    assert turns in ([4, 10], [4, 11], [5, 10], [5, 11])  # in the fifth and the tenth of ten rounds with matmul
+
+
+def test_synchronized_before_each_reading_and_memory_outside_the_rounds():
+    clock, order = Clock(), []
+    read = lambda: order.append("clock") or clock()
+    rows = run(
+        race(clock.contender("stock", 1.0)),
+        1,
+        clock=read,
+        synchronize=lambda: order.append("synchronize"),
+        peak_memory=lambda contender: order.append("memory") or 7,
+    )
+    assert order[-1] == "memory" and order.count("memory") == 1 and rows[0].peak_bytes == 7
+    readings = [i for i, what in enumerate(order) if what == "clock"]
+    assert len(readings) >= 2 and all(order[i - 1] == "synchronize" for i in readings)
+
+
+def test_no_baseline_no_ratio():
+    clock = Clock()
+    (only,) = run(race(clock.contender("matmul", 1.0)), 1, clock=clock)
+    assert only.times_faster is None and only.times_floor is None and only.peak_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "expected"),
+    [("matmul", None, True), ("matmul cached", None, True), ("stock", None, False), ("floor", None, False)]
+    + [("vmap", None, False), ("vmap", True, True), ("matmul", False, False), ("stock-bilinear", None, False)],
+)
+def test_whose_loss_is_reported(name, ours, expected):
+    assert Contender(name, print, ours=ours).is_ours is expected
+
+
+def test_advice_names_the_fastest_exact_mode_and_its_figures():
+    sizes = Sizes("photos", [(2, 3), (2, 3), (4, 1)], [])
+    measured = [row("stock", median_ms=100.0), row("matmul", median_ms=4.0), row("grid_sample", median_ms=3.0)]
+    measured += [row("interpolate_cached", median_ms=20.0), row("stock", median_ms=1.0, batch=1)]
+    text = advise(measured, sizes)
+    assert text == (
+        "On these 3 images (2 distinct grids) use mode 'matmul' for training (4.00 ms a batch of 64, 25.0 times faster "
+        "than timm's own code; grid_sample takes 3.00 ms, but its result is not timm's): "
+        "the fastest with timm's own result."
+    )
+    frozen = [replace(r, phase="frozen") for r in measured[:2]]
+    frozen += [row("interpolate_cached", phase="frozen", median_ms=2.0)]
+    text = advise(measured + frozen, sizes)
+    assert "mode 'matmul' for training" in text and "'interpolate_cached' for inference with frozen weights" in text
+    slow = [row("stock", median_ms=1.0), row("matmul", median_ms=4.0)]
+    assert "mode 'stock' for training (1.00 ms a batch of 64)" in advise(slow, sizes)
+    with pytest.raises(ValueError, match="advice needs stock"):
+        advise(measured[1:2], sizes)
+
+
+def test_losses_are_said():
+    measured = [row("matmul", times_faster=0.21, ours=True, workload="radio", phase="infer", median_ms=81.0)]
+    measured += [row("matmul", times_faster=40.0, ours=True), row("stock-bilinear", times_faster=0.5)]
+    measured += [row("grid_sample", times_faster=0.1, ours=True), row("stock", times_faster=1.0)]
+    assert report.losses(measured) == [measured[3], measured[0]]
+    assert report.summary(measured) == [
+        "slower than stock: grid_sample, pos_embed siglip train, B=64, float32: 10.0 ms, 0.10 x its speed",
+        "slower than stock: matmul, pos_embed radio infer, B=64, float32: 81.0 ms, 0.21 x its speed",
+    ]
+    assert report.summary(measured[1:2]) == ["never slower than stock in 1 comparisons"]
+
+
+def test_linearity_is_time_per_token():
+    small, large = row(median_ms=10.0, about={"tokens": 1000}), row(median_ms=44.0, batch=256, about={"tokens": 4000})
+    other = row("floor", median_ms=44.0, batch=256, about={"tokens": 4000})
+    assert [(r.batch, ratio) for r, ratio in report.linearity([small, large, other])] == [(256, pytest.approx(1.1))]
+    assert any("time per token at B=256 over B=64: 1.10" in line for line in report.summary([small, large]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
+)
+def test_three_digits(value, text):
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_tables(plain, capsys, monkeypatch):
+    if plain:
+        for name in ("rich", "rich.console", "rich.table"):
+            monkeypatch.setitem(__import__("sys").modules, name, None)
+    about = dict(tokens=12345, grids=7, table="16x16 bilinear", device="cpu", x_bytes=2_000_000)
+    about["left_out"] = {"hf-siglip2": "transformers is not installed"}
+    report.print_table([row(times_faster=40.0, times_floor=1.4, peak_bytes=1_000_000, about=about)])
+    text = capsys.readouterr().out
+    assert text.startswith("pos_embed siglip train, B=64, float32: 16x16 bilinear, 7 grids, 12,345 tokens, cpu\n")
+    assert "not run: hf-siglip2, transformers is not installed" in text
+    for cell in ("matmul", "10.0", "40.0", "1.40", "1.0", "0.50", "5"):
+        assert cell in text
+    assert ("│" in text) is not plain and "rounds" in text
+
+
+def rows_of_all_kinds():
+    about = dict(tokens=12, table="16x16 bilinear", left_out={"a": "b, c"}, flag=True)
+    return [
+        row(median_ms=1 / 3, times_faster=2 / 7, times_floor=1.5, peak_bytes=123, about=about, ours=True),
+        row("stock", about=about),
+        row("5", workload="1e3", dtype="12", about={"other": [1, 2.5, None]}),
+    ]
+
+
+def test_json_and_csv_round_trip(tmp_path):
+    rows, about = rows_of_all_kinds(), dict(machine="m, 2 cores", torch="2.4", date="2026-01-02", commit=None)
+    report.write_json(tmp_path / "a.json", rows, about)
+    assert report.read_json(tmp_path / "a.json") == (rows, about)
+    report.write_csv(tmp_path / "a.csv", rows, about)
+    assert report.read_csv(tmp_path / "a.csv") == rows
+    with open(tmp_path / "a.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 3 and all(line["machine"] == "m, 2 cores" and line["torch"] == "2.4" for line in lines)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [{"suite": "a"}]}', "\x00"])
+def test_files_that_are_no_results(text, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a result file"):
+        report.read_json(tmp_path / "a.json")
+
+
+def test_provenance():
+    about = report.provenance("naflex-fast bench")
+    assert list(about) == ["command", "date", "commit", "machine", "python", "torch", "timm"]
+    assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
+
+
+def many_rows():
+    found = []
+    for batch, workload, phase in [(b, w, p) for b in (1, 16) for w in ("siglip", "radio") for p in ("infer", "train")]:
+        for name, ms in (("stock", 10.0 * batch**1.5), ("matmul", batch), ("stock-bilinear", 20.0), ("floor", 0.5)):
+            key = dict(workload=workload, phase=phase, batch=batch)
+            found.append(row(name, median_ms=ms, times_faster=10 * batch**1.5 / ms, ours=name == "matmul", **key))
+    return found
+
+
+def test_pictures_are_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    written = plot(many_rows(), tmp_path / "new")
+    assert [path.name for path in written] == ["time_over_batch.png", "times_faster.png"]
+    for path in written:
+        with Image.open(path) as image:
+            assert image.size[0] > 600 and image.mode == "RGBA"
+            assert np.asarray(image)[0, 0, 3] == 0  # no background
+    assert [path.name for path in plot([r for r in many_rows() if r.batch == 1], tmp_path)] == ["times_faster.png"]
+    assert plot([row("floor")], tmp_path) == []
+
+
+def test_names_at_the_ends_of_lines_keep_apart():
+    source = random.Random(0)
+    heights = {str(n): source.uniform(0, 3) for n in range(9)}
+    moved = sorted(_apart(heights, 0.5).values())
+    assert all(b - a > 0.5 - 1e-9 for a, b in pairwise(moved))
+    assert sum(moved) == pytest.approx(sum(heights.values()))
+    assert _apart({"a": 0.0, "b": 2.0}, 0.5) == {"a": 0.0, "b": 2.0}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+        Image.fromarray(np.zeros((h, w, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def bench(*arguments):
+    return cli.main(["bench", "--channels", "4", "--rounds", "1", "--no-memory", *arguments])
+
+
+def test_command_line_end_to_end(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out"
+    command = ["--workload", "siglip", "--batch", "2", "1", "--contenders", "stock", "matmul", "floor"]
+    assert bench(*command, "--phase", "infer", "train", "--out", str(out), "--plot") == 0
+    text = capsys.readouterr().out
+    assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
+    assert "slower than stock" in text
+    record = json.loads((out / "bench.json").read_text())
+    assert record["command"].endswith(f"--out {out} --plot") and len(record["rows"]) == 12
+    assert set(record["rows"][0]) == set(asdict(row()))
+    assert report.read_csv(out / "bench.csv") == report.read_json(out / "bench.json")[0]
+    assert {path.name for path in out.iterdir()} == {
+        "bench.json",
+        "bench.csv",
+        "time_over_batch.png",
+        "times_faster.png",
+    }
+    assert cli.main(["bench", "--read", str(out / "bench.json")]) == 0
+    again = capsys.readouterr().out
+    assert again == text[: text.index("written")]
+    assert is_pristine()
+
+
+def test_command_line_on_a_folder_ends_with_one_sentence(photos, capsys):
+    (photos / "bad.png").write_text("no")
+    assert bench("--sizes-from", str(photos), "--batch", "2", "--max-seq-len", "16", "--phase", "train") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
+    assert lines[-1].startswith("On these 4 images (") and " for training (" in lines[-1] and lines[-1].count(". ") == 0
+
+
+def test_slow_contenders_skip_larger_batches_and_that_is_said(capsys):
+    options = ["--workload", "siglip", "--batch", "1", "2", "--phase", "infer", "--contenders", "stock", "floor"]
+    assert bench(*options, "--patience", "1e-9") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"not run: stock, took \d\.\d s at B=1\n", text) and "B=2" in text and text.count("│ stock") <= 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_strategies_are_on_while_they_are_timed(together, monkeypatch, capsys):
+    seen, add = [], matmul.add_learned
+    monkeypatch.setattr(matmul, "add_learned", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
+    options = ["--workload", "siglip", "diverse", "--batch", "2", "1", "--phase", "infer", "--contenders", "matmul"]
+    assert bench(*options, *["--together"] * together) == 0
+    text = capsys.readouterr().out
+    assert text.index("diverse infer, B=1") < text.index("diverse infer, B=2")
+    # One warm-up and one round each; in turns only where that was asked for.
+    assert sorted(seen) == [1] * 4 + [2] * 4 and (seen[:4] == [1, 1, 2, 2]) is not together
+    assert is_pristine()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "nope"], "'nope' is not a workload; valid: single, imagenet, siglip, diverse, extreme, radio"),
+        (["--phase", "nope"], "'nope' is not a phase; valid: infer, frozen, train"),
+        (["--dtype", "float8"], "'float8' is not a dtype; valid: float32, bfloat16, float16"),
+        (["--contenders", "nope"], "'nope' is not a contender; valid: stock, stock-bilinear"),
+        (["--batch", "0"], "must be at least 1"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--device", "tpu"], "valid: cpu, cuda"),
+        (["--sizes-from", "/nope"], "/nope is not a folder"),
+        (["--sizes-from", ".", "--workload", "siglip", "radio"], "names the one workload whose table is used"),
+        (["--sizes-from", ".", "--rope"], "leave out --patch-embed and --rope"),
+        (["--read", "/nope.json"], "/nope.json"),
+    ],
+)
+def test_command_line_errors_are_one_line_and_come_first(arguments, message, capsys):
+    assert cli.main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.startswith("naflex-fast bench: ") and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(capsys):
+    assert cli.main(["bench", "--device", "cuda"]) == 2
+    assert "PyTorch sees no GPU here" in capsys.readouterr().err
+
+
+def test_other_suites_are_found_by_name(monkeypatch, capsys):
+    clock, seen = Clock(), {}
+
+    def races(workloads=None, dtypes=("float32",)):
+        seen.update(workloads=workloads, dtypes=dtypes)
+        yield Race("rope", "axial", "infer", 0, "float32", (clock.contender("stock", 1.0),))
+
+    module = ModuleType("timm_naflex_fast.bench.ropes")
+    module.races = races
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert cli.main(["bench", "--rope", "--no-memory", "--rounds", "1", "--batch", "3", "--dtype", "float16"]) == 0
+    assert seen == dict(workloads=None, dtypes=["float16"]) and "rope axial infer, float32\n" in capsys.readouterr().out
+    monkeypatch.setitem(command.SUITES, "rope", "not_there")
+    assert cli.main(["bench", "--rope"]) == 2
+    assert "this version has no bench of rope" in capsys.readouterr().err

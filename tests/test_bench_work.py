@@ -1,0 +1,308 @@
+"""The bench's material: workloads against their description, folders of images, peers, and what a timed step does."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import NEW_TIMM, STOCK, is_pristine
+from PIL import Image
+from timm.data import create_transform
+
+import timm_naflex_fast
+from timm_naflex_fast import cli, functional, status
+from timm_naflex_fast.bench import peers, pos_embeds
+from timm_naflex_fast.bench.folder import Sizes, folder_workload, read_sizes
+from timm_naflex_fast.bench.memory import peak_memory
+from timm_naflex_fast.bench.race import Contender, run
+from timm_naflex_fast.bench.workloads import PHOTO_ASPECTS, WORKLOADS, coordinates, fit
+
+
+def test_the_six_workloads():
+    tables = {name: workload.options for name, workload in WORKLOADS.items()}
+    assert tables == {
+        "single": "16x16 bilinear",
+        "imagenet": "16x16 bicubic",
+        "siglip": "16x16 bilinear",
+        "diverse": "32x32 bicubic",
+        "extreme": "16x16 bicubic",
+        "radio": "128x128 bilinear antialias off align_corners ar_preserving",
+    }
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
+    workload = WORKLOADS[name]
+    assert workload.grids(40) == workload.grids(40) == workload.grids(60)[:40]
+    assert workload.grids(1) == workload.grids(2)[:1] and len(workload.grids(60)) == 60
+    assert name == "single" or workload.grids(40, seed=1) != workload.grids(40)
+
+
+def test_single_and_uniform_grids():
+    assert set(WORKLOADS["single"].grids(20)) == {(24, 24)}
+    for name, low, high in (("diverse", 4, 31), ("radio", 16, 48)):
+        sides = [side for grid in WORKLOADS[name].grids(1500) for side in grid]
+        assert set(sides) == set(range(low, high + 1))
+        assert abs(np.mean(sides) - (low + high) / 2) < 1
+
+
+def test_imagenet_grids_are_twelve_and_zipf_distributed():
+    grids = WORKLOADS["imagenet"].grids(6000)
+    counts = sorted((grids.count(grid) for grid in set(grids)), reverse=True)
+    assert len(counts) == len(PHOTO_ASPECTS) == 12
+    assert max(h * w for h, w in grids) <= 576 and min(h * w for h, w in grids) > 480
+    harmonic = sum(1 / rank for rank in range(1, 13))
+    expected = [6000 / rank / harmonic for rank in range(1, 13)]
+    assert all(abs(found - want) < 5 * math.sqrt(want) for found, want in zip(counts, expected))
+
+
+def test_siglip_grids_are_as_large_as_fits():
+    grids = WORKLOADS["siglip"].grids(1000)
+    assert all(h * w <= 256 for h, w in grids)
+    # One more row and column never fits, and aspects fill [1/3, 3] evenly in the logarithm.
+    assert all((h + 1) * (w + 1) > 256 for h, w in grids)
+    logs = np.array([math.log(w / h, 3) for h, w in grids])
+    assert logs.min() > -1.15 and logs.max() < 1.15 and abs(logs.mean()) < 0.1
+    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(logs)
+    assert np.abs(shares - 1 / 3).max() < 0.08
+
+
+def test_extreme_grids_are_thin():
+    grids = WORKLOADS["extreme"].grids(1000)
+    assert all(min(grid) <= 4 and max(grid) <= 576 for grid in grids)
+    assert {(2, 288), (288, 2), (3, 190), (190, 3)} <= set(grids)
+    lines = [max(grid) for grid in grids if min(grid) == 1]
+    assert len(set(lines)) > 50 and {1, -1} == {np.sign(h - w) for h, w in grids if min(h, w) == 1 < max(h, w)}
+
+
+def test_coordinates_are_those_of_the_collator():
+    coord = coordinates([(2, 3), (1, 2)])
+    assert coord.tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]], [[0, 0], [0, 1], *[[0, 0]] * 4]]
+
+
+@pytest.mark.skipif(NEW_TIMM, reason="this timm has the options")
+def test_old_timm_cannot_have_a_radio_table(capsys):
+    with pytest.raises(ValueError, match=r"'radio' cannot run: timm 1.0.16 has no pos_embed_antialias"):
+        WORKLOADS["radio"].embeds(8)
+    assert cli.main(["bench", "--workload", "radio"]) == 2
+
+
+def small(name="diverse", batch=3, **options):
+    found = list(
+        pos_embeds.races([WORKLOADS[name]], [batch], options.pop("dtypes", ["float32"]), channels=4, **options)
+    )
+    return found[0] if len(found) == 1 else found
+
+
+def embedded(name, workload="diverse", grids=((5, 7), (4, 4), (9, 31))):
+    workload = WORKLOADS[workload]
+    embeds, coord = workload.embeds(4), coordinates(list(grids))
+    torch.nn.init.normal_(embeds.pos_embed)
+    table = embeds.pos_embed.detach()
+    handle = pos_embeds.enable("stock", pos_embed=name, model=embeds) if name in peers.OURS else None
+    x = torch.zeros(*coord.shape[:2], 4)
+    with torch.no_grad():
+        got = peers.adder(name, embeds, coord)(x)
+    if handle:
+        handle.restore()
+    return got, workload.embeds(4), table, coord
+
+
+@pytest.mark.parametrize("name", ["stock", "interpolate_cached", "matmul"])
+def test_exact_contenders_give_timms_result(name):
+    got, embeds, table, coord = embedded(name)
+    embeds.pos_embed.data.copy_(table)
+    want = torch.zeros_like(got)
+    with torch.no_grad():
+        STOCK["_apply_learned_naflex_pos_embed"](embeds, want, coord)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_stock_grid_sample_is_timms_own(mode):
+    got, embeds, table, coord = embedded(f"stock-{mode}")
+    embeds.pos_embed.data.copy_(table)
+    embeds.pos_embed_interp_mode = mode
+    want = torch.zeros_like(got)
+    with torch.no_grad():
+        STOCK["_apply_learned_naflex_pos_embed_grid_sample"](embeds, want, coord)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("workload", ["siglip", "diverse"])
+def test_issue_2514_is_its_formula(workload):
+    got, embeds, table, coord = embedded("issue-2514", workload)
+    how = dict(mode=embeds.pos_embed_interp_mode, padding_mode="zeros", dense_positions=True)
+    want = functional.add_pos_embed_(torch.zeros_like(got), table, coord, strategy="grid_sample", **how)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+
+
+def test_hf_loop_where_installed():
+    pytest.importorskip("transformers.models.siglip2")
+    grids = ((5, 7), (4, 4), (9, 20))
+    got, _, table, coord = embedded("hf-siglip2", "siglip", grids)
+    want = functional.add_pos_embed_(torch.zeros_like(got), table, coord, mode="bilinear")
+    for sample, (h, w) in enumerate(grids):
+        torch.testing.assert_close(got[sample, : h * w], want[sample, : h * w], atol=2e-6, rtol=0)
+
+
+def test_the_stock_contender_is_timms_own_while_something_else_is_on():
+    with timm_naflex_fast.enable("grid_sample"):
+        got, embeds, table, coord = embedded("stock")
+    embeds.pos_embed.data.copy_(table)
+    want = torch.zeros_like(got)
+    with torch.no_grad():
+        STOCK["_apply_learned_naflex_pos_embed"](embeds, want, coord)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", [name for name in peers.NAMES if name != "floor" and not peers.missing(name)])
+def test_a_training_step_is_forward_and_backward_of_the_step_alone(name):
+    workload = WORKLOADS["diverse"]
+    coord = coordinates([(5, 7), (4, 4), (9, 31)])
+    x, g = torch.randn(*coord.shape[:2], 4), torch.randn(*coord.shape[:2], 4)
+    values = [torch.randn(1, 32, 32, 4) for _ in range(2)]
+    start, seen, embeds = x.clone(), [], workload.embeds(4)
+    with pos_embeds.enable("stock", pos_embed=name if name in peers.OURS else "stock", model=embeds):
+        made = pos_embeds._contender(name, embeds, peers.adder(name, embeds, coord), "train", x, g, values)
+        for step in range(2):  # the first leaves a gradient behind, which the second must not add to
+            given = made.prepare()
+            assert not given.is_leaf and given.data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
+            given.register_hook(seen.append)
+            made.run(given)
+            assert torch.equal(embeds.pos_embed.detach(), values[step])
+    assert len(seen) == 2 and all(torch.equal(grad, g) for grad in seen) and x.grad is None
+    if name in ("stock", "interpolate_cached", "matmul"):
+        want, reference = start.clone(), workload.embeds(4)
+        for value in values:
+            reference.pos_embed.data.copy_(value)
+            reference.pos_embed.grad = None
+            want = want.detach().requires_grad_().clone()
+            STOCK["_apply_learned_naflex_pos_embed"](reference, want, coord)
+            want.backward(g)
+        torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
+        torch.testing.assert_close(embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5)
+    assert bool(embeds.pos_embed.grad.any())
+
+
+def test_the_floor_touches_x_and_only_x():
+    found = small(phases=["infer"], contenders=["floor", "stock"])
+    floor, stock = found.contenders
+    x = stock.prepare()
+    before = x.clone()
+    floor.run(floor.prepare())
+    assert bool((x != before).all())
+
+
+def test_infer_changes_the_table_and_frozen_does_not():
+    for phase, same in (("infer", False), ("frozen", True)):
+        found = small(phases=[phase], contenders=["matmul"])
+        (contender,) = found.contenders
+        steps = []
+        for _ in range(2):
+            x = contender.prepare()
+            assert not x.requires_grad
+            before = x.clone()
+            contender.run(x)
+            steps.append(x - before)
+        assert torch.allclose(*steps, atol=1e-5) is same
+
+
+def test_every_contender_has_the_same_x_and_its_own_choice():
+    made = pos_embeds.races([WORKLOADS["siglip"]], [2], ["bfloat16"], ["infer"], channels=4)
+    found = next(made)
+    assert [c.name for c in found.contenders] == [n for n in peers.NAMES if n not in found.about["left_out"]]
+    assert len(status().models) == 3
+    xs = [c.prepare() for c in found.contenders if c.name != "floor"]
+    assert all(x is xs[0] for x in xs) and xs[0].dtype == torch.bfloat16
+    grids = WORKLOADS["siglip"].grids(2)
+    assert found.about["tokens"] == sum(h * w for h, w in grids)
+    assert found.about["x_bytes"] == 2 * max(h * w for h, w in grids) * 4 * 2
+    del found
+    assert next(made, None) is None
+    assert status().models == () and is_pristine()
+
+
+def test_what_does_not_fit_in_memory_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(pos_embeds, "MOST_BYTES", 4 * 3 * 4 * 32 * 32 - 1)
+    found = small(phases=["train"], contenders=["stock", "stock-bilinear", "issue-2514", "grid_sample"])
+    assert [c.name for c in found.contenders] == ["stock"]
+    assert all("its backward needs" in why for why in found.about["left_out"].values())
+    assert len(small(phases=["infer"], contenders=["stock", "grid_sample"]).contenders) == 2
+
+
+@pytest.mark.parametrize("phase", pos_embeds.PHASES)
+def test_peak_memory_on_cpu(phase):
+    def hold(size):
+        kept = torch.ones(size)
+        del kept
+        return torch.zeros(size // 2).sum()
+
+    peak = peak_memory(torch.device("cpu"))(Contender("a", lambda _: hold(10**6)))
+    assert 4e6 <= peak < 4.5e6
+    rows = run(small(phases=[phase], contenders=["floor", "stock"]), 1, peak_memory=peak_memory(torch.device("cpu")))
+    assert rows[0].peak_bytes < rows[1].peak_bytes
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+        Image.fromarray(np.zeros((h, w, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
+def test_folder_grids_are_those_of_timms_pipeline(photos, length, patch):
+    transform = create_transform(
+        (3, 64, 64), naflex=True, patch_size=patch, max_seq_len=length, patchify=True, interpolation="bicubic"
+    )
+    want = []
+    for path in sorted(p for p in photos.rglob("*") if p.is_file()):
+        coord = transform(Image.open(path).convert("RGB"))["patch_coord"]
+        want.append(tuple((coord.amax(0) + 1).tolist()))
+    sizes = read_sizes(photos, length, patch)
+    assert sizes.grids == want and sizes.unreadable == [] and sizes.distinct == 4
+
+
+def test_only_headers_are_read(photos, monkeypatch):
+    whole = (photos / "a.jpg").read_bytes()
+    (photos / "cut.jpg").write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(OSError, match="truncated"):
+        Image.open(photos / "cut.jpg").load()
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
+    sizes = read_sizes(photos)
+    assert len(sizes.grids) == 5 and sizes.grids[0] == sizes.grids[2] == fit(300, 400, 256)
+
+
+def test_unreadable_files_are_listed(photos):
+    (photos / "text.jpg").write_text("no image")
+    (photos / "more" / "none.png").write_bytes(b"")
+    Image.fromarray(np.zeros((1, 20000, 3), np.uint8)).save(photos / "line.png")  # fits no whole patch count
+    (photos / "notes.txt").write_text("not even looked at")
+    sizes = read_sizes(photos, 4)
+    assert len(sizes.grids) == 4 or len(sizes.grids) == 5
+    names = [line.split(":")[0] for line in sizes.unreadable]
+    assert {"text.jpg", "more/none.png"} <= set(names) and "notes.txt" not in names
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "unreadable"])
+def test_folders_without_images(what, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    if what != "missing":
+        folder.mkdir()
+    if what == "unreadable":
+        (folder / "a.jpg").write_text("no")
+    assert cli.main(["bench", "--sizes-from", str(folder)]) == 2
+    message = {"missing": "is not a folder", "empty": "looked for .jpg", "unreadable": "not readable: a.jpg"}[what]
+    assert message in capsys.readouterr().err
+
+
+def test_batches_of_a_folder_take_each_image_before_any_again():
+    sizes = Sizes("somewhere/photos", [(1, n) for n in range(1, 11)], [])
+    workload = folder_workload(sizes, WORKLOADS["diverse"])
+    assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
+    grids = workload.grids(25)
+    assert sorted(grids[:10]) == sorted(grids[10:20]) == sizes.grids and grids[:10] != sizes.grids
+    assert workload.grids(25) == grids and len(set(grids[20:])) == 5

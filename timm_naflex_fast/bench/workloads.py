@@ -1,0 +1,140 @@
+"""What is timed: a position table and the grids of a batch, as the models and data sets in use have them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Grid = tuple[int, int]
+DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A table, how it is resampled, and ``draw``: from a generator, the grid (h, w) of one more sample."""
+
+    name: str
+    table: Grid
+    mode: str
+    draw: Callable[[random.Random], Grid]
+    antialias: bool = True
+    align_corners: bool = False
+    ar_preserving: bool = False
+
+    def grids(self, batch: int, seed: int = 0) -> list[Grid]:
+        """The grids of a batch, the same ones for the same seed; a smaller batch is the beginning of a larger one."""
+        source = random.Random(f"{self.name} {seed}")
+        return [self.draw(source) for _ in range(batch)]
+
+    def embeds(self, channels: int) -> Any:
+        """timm's NaFlexEmbeds with this table (and a projection that is not used).
+
+        Raises:
+            ValueError: the installed timm has no such option.
+        """
+        from timm.models.naflexvit import NaFlexEmbeds
+
+        why = self.missing()
+        if why is not None:
+            raise ValueError(f"workload {self.name!r} cannot run: {why}")
+        return NaFlexEmbeds(
+            patch_size=1,
+            in_chans=1,
+            embed_dim=channels,
+            class_token=False,
+            proj_type="linear",
+            pos_embed="learned",
+            pos_embed_grid_size=self.table,
+            pos_embed_interp_mode=self.mode,
+            pos_embed_ar_preserving=self.ar_preserving,
+            **self._newer(),
+        )
+
+    def missing(self) -> str | None:
+        """Why the installed timm cannot have such a table, or None."""
+        import timm
+        from timm.models.naflexvit import NaFlexEmbeds
+
+        lacking = [name for name in self._newer() if name not in inspect.signature(NaFlexEmbeds).parameters]
+        return f"timm {timm.__version__} has no {' and no '.join(lacking)}" if lacking else None
+
+    def _newer(self) -> dict[str, Any]:
+        """Options that older timm does not have, where they are not what it does anyway."""
+        if self.antialias and not self.align_corners:
+            return {}
+        return dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners)
+
+    @property
+    def options(self) -> str:
+        """The table in words, e.g. "16x16 bicubic"."""
+        words = [f"{self.table[0]}x{self.table[1]}", self.mode]
+        words += ["antialias off"] * (not self.antialias) + ["align_corners"] * self.align_corners
+        return " ".join(words + ["ar_preserving"] * self.ar_preserving)
+
+
+def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
+    """The grid (h, w) of an image of ``height`` x ``width`` pixels in at most ``tokens`` patches, as timm resizes it.
+
+    Raises:
+        ValueError: timm cannot scale such an image to so many patches.
+    """
+    from timm.data.naflex_transforms import get_image_size_for_seq
+
+    _, (h, w) = get_image_size_for_seq((height, width), patch, tokens)
+    return h // patch, w // patch
+
+
+def fit_aspect(aspect: float, tokens: int) -> Grid:
+    """The grid of a large image whose width is ``aspect`` times its height."""
+    return fit(math.sqrt(DRAWN_IMAGE / aspect), math.sqrt(DRAWN_IMAGE * aspect), tokens)
+
+
+def coordinates(grids: list[Grid]) -> Tensor:
+    """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0)."""
+    coord = torch.zeros(len(grids), max(h * w for h, w in grids), 2, dtype=torch.int64)
+    for sample, (h, w) in enumerate(grids):
+        coord[sample, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
+    return coord
+
+
+# Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
+PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
+ZIPF = [1 / rank for rank in range(1, len(PHOTO_ASPECTS) + 1)]
+
+
+def _imagenet(source: random.Random) -> Grid:
+    return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
+
+
+def _siglip(source: random.Random) -> Grid:
+    return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), 256)
+
+
+def _extreme(source: random.Random) -> Grid:
+    n = source.randint(1, 576)
+    h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
+    return (h, w) if source.random() < 0.5 else (w, h)
+
+
+def _uniform(low: int, high: int) -> Callable[[random.Random], Grid]:
+    return lambda source: (source.randint(low, high), source.randint(low, high))
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("single", (16, 16), "bilinear", lambda source: (24, 24)),
+        Workload("imagenet", (16, 16), "bicubic", _imagenet),
+        Workload("siglip", (16, 16), "bilinear", _siglip),
+        Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
+        Workload("extreme", (16, 16), "bicubic", _extreme),
+        Workload("radio", (128, 128), "bilinear", _uniform(16, 48), False, True, True),
+    )
+}
