@@ -41,9 +41,10 @@ def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
 def test_single_and_uniform_grids():
     assert set(WORKLOADS["single"].grids(20)) == {(24, 24)}
     for name, low, high in (("diverse", 4, 31), ("radio", 16, 48)):
-        sides = [side for grid in WORKLOADS[name].grids(1500) for side in grid]
-        assert set(sides) == set(range(low, high + 1))
-        assert abs(np.mean(sides) - (low + high) / 2) < 1
+        grids = np.array(WORKLOADS[name].grids(1500))
+        for sides in grids.T:
+            assert set(sides) == set(range(low, high + 1)) and abs(sides.mean() - (low + high) / 2) < 1
+        assert abs(np.corrcoef(grids.T)[0, 1]) < 0.1
 
 
 def test_imagenet_grids_are_twelve_and_zipf_distributed():
