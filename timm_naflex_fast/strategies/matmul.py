@@ -1,8 +1,9 @@
-"""Exact separable resampling as matrix products: ``x[b] += A_h . P . A_w^T``, and its adjoint.
+"""Exact separable resampling: ``x[b] += A_h . P . A_w^T``, and its adjoint.
 
-Forward: the table is contracted with A_w once per distinct width, then with A_h once per grid. Backward: the
-gradient of ``x`` passes through untouched; that of the table, ``sum_b A_h^T . g_b . A_w``, first sums the samples
-that share a grid, then the grids that share a width. Work is linear in tokens and nothing the size of ``x`` is made.
+Only the non-zeros of the matrices are read, as weighted sums of rows (bags.py). Forward: the table is summed along y
+once per distinct height, then along x once per grid, or along both at once. Backward: the gradient of ``x`` passes
+through untouched; that of the table, ``sum_b A_h^T . g_b . A_w``, first sums the samples that share a grid, then the
+grids that share a height. Work is linear in tokens and nothing the size of ``x`` is made.
 """
 
 from __future__ import annotations
