@@ -6,7 +6,7 @@ Bit-identical to timm on CPU: the same call on the same tensor. What differs is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -68,14 +68,18 @@ def _gather_add(
     if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
         tables = [build(size) for size in sizes]
     else:
-        kind = ("interpolate_cached", how, x.dtype)
+
+        def finished(sizes: list[tuple[int, int]]) -> Iterable[Tensor]:
+            if not cache.settled(sources):
+                return map(build, sizes)
+            return cache.fetch(sources, sizes, ("interpolate_cached", how, x.dtype), build)
+
         if not (torch.is_grad_enabled() and x.requires_grad):  # no backward, so slices cost nothing and need no copy
-            grids = [(group.h, group.w) for group in groups]
             views = grid_tokens(x, groups)
-            for group, cells in zip(groups, cache.fetch(sources, grids, kind, build)):
+            for group, cells in zip(groups, finished([(group.h, group.w) for group in groups])):
                 add_cells(views, group, cells)
             return
-        tables = list(cache.fetch(sources, sizes, kind, build))
+        tables = list(finished(sizes))
     starts, end = {}, 0
     for size, cells in zip(sizes, tables):
         starts[size], end = end, end + len(cells)
