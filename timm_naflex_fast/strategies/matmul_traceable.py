@@ -23,7 +23,7 @@ from ..precision import no_autocast, product_dtype
 from ..resize import Resampling
 from ..weights import axis_weights, tap_weights
 
-BLOCK = 32
+BLOCK = 16
 
 
 class Grids(NamedTuple):
@@ -167,10 +167,8 @@ def few_taps(table: Tensor, how: Resampling) -> bool:
 
 
 def work_dtype() -> torch.dtype:
-    """float64 unless products are known to be IEEE float32: an exported program may run under any flags."""
-    if torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else False:
-        return torch.float64
-    return product_dtype(torch.float32)
+    """float64 in a graph, which cannot know the flags it will run under; else what makes an IEEE float32 product."""
+    return torch.float64 if torch.compiler.is_compiling() else product_dtype(torch.float32)
 
 
 def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:

@@ -1,0 +1,56 @@
+"""Which form of the matmul strategy serves a NaFlex batch: told from the device and from who is tracing.
+
+- ``torch.export``: plain tensor operations (``matmul_traceable``), which run without this package;
+- ``torch.compile``: one ``torch.library`` operator, inside which the fastest form of the device runs;
+- CUDA, eager: the Triton kernels, or the plain operations where Triton is missing: neither waits for the device;
+- the CPU, eager: ``matmul``, which reads the grids on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..grids import check_coord, group_grids
+from ..resize import Resampling
+from . import matmul, matmul_traceable, matmul_triton, operator
+
+
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    check_coord(patch_coord, x)
+    form = learned_form(x)
+    if form is matmul:
+        matmul.add_learned(x, table, group_grids(patch_coord, x), how)
+    else:
+        form.add_learned(x, table, patch_coord, how)
+
+
+def add_factorized(
+    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool = False
+) -> None:
+    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
+    check_coord(patch_coord, x)
+    if torch.compiler.is_compiling() or x.is_cuda:
+        matmul_traceable.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
+    else:
+        matmul.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+
+
+def learned_form(x: Tensor) -> Any:
+    """The module whose ``add_learned`` serves."""
+    if torch.compiler.is_compiling():
+        if exporting() or (x.is_cuda and not matmul_triton.AVAILABLE):
+            return matmul_traceable
+        return operator
+    if x.is_cuda:
+        return matmul_triton if matmul_triton.AVAILABLE else matmul_traceable
+    return matmul
+
+
+def exporting() -> bool:
+    """Whether ``torch.export`` is tracing; where PyTorch is too old to tell, any tracing counts."""
+    return torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else True
+
