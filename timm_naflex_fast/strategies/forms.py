@@ -1,8 +1,8 @@
 """Which form of the matmul strategy serves a NaFlex batch: told from the device and from who is tracing.
 
 - ``torch.export``: plain tensor operations (``matmul_traceable``), which run without this package;
-- ``torch.compile``: one ``torch.library`` operator, inside which the fastest form of the device runs;
-- CUDA, eager: the Triton kernels, or the plain operations where Triton is missing: neither waits for the device;
+- CUDA: the same, in graphs and eagerly: they do not wait for the device;
+- ``torch.compile`` on the CPU: one ``torch.library`` operator, inside which the eager form runs;
 - the CPU, eager: ``matmul``, which reads the grids on the host.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..grids import check_coord, group_grids
 from ..resize import Resampling
-from . import matmul, matmul_traceable, matmul_triton, operator
+from . import matmul, matmul_traceable, operator
 
 
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
@@ -41,16 +41,13 @@ def add_factorized(
 
 def learned_form(x: Tensor) -> Any:
     """The module whose ``add_learned`` serves."""
-    if torch.compiler.is_compiling():
-        if exporting() or (x.is_cuda and not matmul_triton.AVAILABLE):
-            return matmul_traceable
-        return operator
-    if x.is_cuda:
-        return matmul_triton if matmul_triton.AVAILABLE else matmul_traceable
-    return matmul
+    if x.is_cuda or exporting():
+        return matmul_traceable
+    return operator if torch.compiler.is_compiling() else matmul
 
 
 def exporting() -> bool:
     """Whether ``torch.export`` is tracing; where PyTorch is too old to tell, any tracing counts."""
-    return torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else True
-
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling()

@@ -8,7 +8,8 @@ size follows from the shape of ``x`` alone. Then
 2. per block, a row of the other axis' matrix for each token: (B*Q, BLOCK, L0) @ (B*Q, L0, C),
 3. every token reads its slot.
 
-All are products and gathers, backward too, so nothing is accumulated by atomics.
+All are products and gathers, backward too, so nothing is accumulated by atomics. The products are float64: a graph
+cannot know under which autocast and TF32 flags it will run, and those leave float64 alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import no_autocast, product_dtype
 from ..resize import Resampling
 from ..weights import axis_weights, tap_weights
 
@@ -39,8 +39,8 @@ class Grids(NamedTuple):
 class Plan(NamedTuple):
     """Where tokens stand in the blocks. Q blocks a sample, of BLOCK slots; empty slots name token 0.
 
-    ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q * BLOCK) is its inverse,
-    ``filled`` (B, Q * BLOCK) tells which slots hold a token of the grid, ``by_column`` (B, 1) whose lines are columns.
+    ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
+    ``filled`` (B, Q, BLOCK) tells which slots hold a token of the grid, ``by_column`` (B, 1) whose lines are columns.
     """
 
     slot_of_token: Tensor
@@ -100,18 +100,14 @@ def lengths(grids: Grids, table_size: tuple[int, int], how: Resampling) -> tuple
 
 
 def make_plan(grids: Grids) -> Plan:
-    """Sort each sample's tokens by line and deal them into blocks; the layout's size follows from the shapes alone.
-
-    A line of n tokens takes ceil(n / BLOCK) blocks, so a sample takes at most N / BLOCK + lines. The shorter axis has
-    at most sqrt(h*w) lines, and h*w <= 4 N while at most three quarters of a grid's tokens were dropped:
-    2 sqrt(N) <= N / 24 + 24.
-    """
+    """Sort each sample's tokens by line and deal them into blocks."""
     batch, length = grids.y.shape
-    blocks = length // BLOCK + length // 24 + 28
+    blocks = block_count(length)
     by_column = grids.h > grids.w
     line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
     place = torch.arange(length, device=line.device).expand(batch, length)
-    first = torch.cat((torch.ones_like(line[:, :1]), (line[:, 1:] != line[:, :-1]).to(line.dtype)), 1)
+    before = line.gather(1, (place - 1).clamp(min=0))
+    first = ((line != before) | (place == 0)).to(line.dtype)
     which = first.cumsum(1) - 1  # the line's rank among the lines present
     # A line starts at the place of its first token; the others write to a column that is thrown away.
     spare = torch.full_like(which, length)
@@ -120,9 +116,21 @@ def make_plan(grids: Grids) -> Plan:
     block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
     slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # the last is thrown away: no room left
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
-    token_of_slot = empty.scatter(1, slot, order)[:, :-1]
-    filled = empty.scatter(1, slot, grids.in_grid.gather(1, order).to(line.dtype))[:, :-1] > 0
+    # Read out by index: a view that splits a dimension would make tracers check divisibility.
+    slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
+    token_of_slot = empty.scatter(1, slot, order)[:, slots]
+    filled = empty.scatter(1, slot, grids.in_grid.gather(1, order).to(line.dtype))[:, slots] > 0
     return Plan(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, filled, by_column)
+
+
+def block_count(length: int) -> int:
+    """Q, the blocks a sample of ``length`` tokens has room for.
+
+    A line of n tokens takes ceil(n / BLOCK) blocks, so a sample takes at most N / BLOCK + lines. The shorter axis has
+    at most sqrt(h*w) lines, and h*w <= 4 N while at most three quarters of a grid's tokens were dropped:
+    2 sqrt(N) <= N / 24 + 24.
+    """
+    return length // BLOCK + length // 24 + 28
 
 
 def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, int], how: Resampling) -> tuple[Tensor, Tensor]:
@@ -133,7 +141,7 @@ def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, int], how: Re
     rows, cols = table_size
     filter_ = dict(mode=how.mode, antialias=how.antialias, align_corners=how.align_corners)
     to_h, to_w = lengths(grids, table_size, how)
-    head = plan.token_of_slot[:, ::BLOCK]
+    head = plan.token_of_slot[..., 0]
     row = axis_weights(grids.y.gather(1, head), to_h, rows, **filter_) * ~plan.by_column[..., None]
     col = axis_weights(grids.x.gather(1, head), to_w, cols, **filter_) * plan.by_column[..., None]
     side = max(rows, cols)
@@ -142,9 +150,9 @@ def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, int], how: Re
         F.pad(axis_weights(grids.y, to_h, rows, **filter_), (0, side - rows)),
         F.pad(axis_weights(grids.x, to_w, cols, **filter_), (0, side - cols)),
     )
-    index = plan.token_of_slot[..., None].expand(-1, -1, side)
-    along = along.gather(1, index) * plan.filled[..., None]
-    return torch.cat((row, col), -1), along.unflatten(1, (-1, BLOCK))
+    sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
+    along = along[sample, plan.token_of_slot] * plan.filled[..., None]
+    return torch.cat((row, col), -1), along
 
 
 def both_ways(table: Tensor) -> Tensor:
@@ -166,26 +174,17 @@ def few_taps(table: Tensor, how: Resampling) -> bool:
     return not how.antialias and 8 * reads <= table.shape[0]
 
 
-def work_dtype() -> torch.dtype:
-    """float64 in a graph, which cannot know the flags it will run under; else what makes an IEEE float32 product."""
-    return torch.float64 if torch.compiler.is_compiling() else product_dtype(torch.float32)
-
-
 def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
-    """Every token's embedding (B, N, C), float32 or wider."""
+    """Every token's embedding (B, N, C), float32."""
     plan = make_plan(grids)
     across, along = block_weights(plan, grids, table.shape[:2], how)
-    dtype = work_dtype()
-    channels, (batch, blocks, _, side) = table.shape[2], along.shape
-    with no_autocast(table.device):
-        wide = both_ways(table.to(torch.float32)).to(dtype)
-        lines = across.flatten(0, 1).to(dtype) @ wide.flatten(1)  # (B*Q, L0*C)
-        cells = along.flatten(0, 1).to(dtype) @ lines.view(batch * blocks, side, channels)
-        cells = cells.view(batch, blocks * BLOCK, channels).to(torch.float32)
-    room = (plan.slot_of_token < blocks * BLOCK)[..., None]
-    index = plan.slot_of_token.clamp(max=blocks * BLOCK - 1)
-    cells = _Rearrange.apply(cells, index, plan.token_of_slot, plan.filled)
-    return torch.where(room, cells, torch.full_like(cells, torch.nan))
+    wide = both_ways(table.to(torch.float32)).double()
+    lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
+    cells = torch.matmul(along, lines).flatten(1, 2).to(torch.float32)  # (B, Q*BLOCK, C)
+    slots = plan.slot_of_token
+    room = slots < cells.shape[1]
+    cells = _Rearrange.apply(cells, slots.clamp(max=cells.shape[1] - 1), plan.token_of_slot, plan.filled)
+    return torch.where(room[..., None], cells, torch.full_like(cells, torch.nan))
 
 
 def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
@@ -206,13 +205,10 @@ def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
 def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
     """Each token's cell of the 1-D table ([1,] N0, C) resized to its sample's length, (B, N, C) in ``dtype``."""
     table = table.reshape(table.shape[-2:])
-    weights = axis_weights(position, length, len(table), mode="linear").to(work_dtype())
-    with no_autocast(table.device):
-        cells = weights @ table.to(torch.float32).to(weights.dtype)
+    cells = axis_weights(position, length, len(table), mode="linear") @ table.to(torch.float32).double()
     if table.dtype is torch.float64:
         own = F.embedding(position.clamp(max=len(table) - 1), table)
-        cells = torch.where((length == len(table))[..., None], own, cells.to(torch.float64))
-        return cells.to(dtype)
+        return torch.where((length == len(table))[..., None], own, cells.to(torch.float32)).to(dtype)
     return cells.to(torch.float32).to(dtype)
 
 
@@ -233,6 +229,6 @@ class _Rearrange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        index, back, real = ctx.saved_tensors
-        grad = grads[0].gather(1, back[..., None].expand(-1, -1, grads[0].shape[2]))
-        return grad * real[..., None], None, None, None
+        _, back, real = ctx.saved_tensors
+        grad = grads[0].gather(1, back.flatten(1)[..., None].expand(-1, -1, grads[0].shape[2]))
+        return grad * real.flatten(1)[..., None], None, None, None
