@@ -173,7 +173,10 @@ import sys
 sys.modules["timm_naflex_fast"] = sys.modules["timm"] = None
 import torch
 batch, want = torch.load("data.pt")
-run = torch.export.load("model.pt2").module() if "{form}" == "export" else torch._inductor.aoti_load_package("model.pt2")
+if "{form}" == "export":
+    run = torch.export.load("model.pt2").module()
+else:
+    run = torch._inductor.aoti_load_package("model.pt2")
 assert (run(batch) - want).abs().max() <= 1e-5 * want.abs().max()
 """
 

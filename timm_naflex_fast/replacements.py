@@ -31,7 +31,7 @@ def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -
         return _sample_learned(self, x, patch_coord)
     check_tokens(x, self.pos_embed.shape[-1])
     add = forms.add_learned if strategy == "matmul" else _add_learned_cached
-    return add(x, self.pos_embed, patch_coord, _resampling(self))
+    add(x, self.pos_embed, patch_coord, _resampling(self))
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -60,7 +60,7 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
         return _sample_factorized(self, x, patch_coord)
     check_tokens(x, self.pos_embed_y.shape[-1])
     add = forms.add_factorized if strategy == "matmul" else _add_factorized_cached
-    return add(x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
+    add(x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:

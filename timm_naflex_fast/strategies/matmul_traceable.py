@@ -90,7 +90,7 @@ def read_grids(patch_coord: Tensor) -> Grids:
     return Grids(h, w, coord[..., 0], coord[..., 1], order < h * w)
 
 
-def lengths(grids: Grids, table_size: tuple[int, int], how: Resampling) -> tuple[Tensor, Tensor]:
+def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
     """What the table is resized to on each axis, both (B, 1), before the crop; its own size where timm leaves it."""
     if not how.ar_preserving:
         return grids.h, grids.w
@@ -133,22 +133,26 @@ def block_count(length: int) -> int:
     return length // BLOCK + length // 24 + 28
 
 
-def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, int], how: Resampling) -> tuple[Tensor, Tensor]:
+def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
     """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
 
     A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
     """
     rows, cols = table_size
-    filter_ = dict(mode=how.mode, antialias=how.antialias, align_corners=how.align_corners)
+
+    def weights(position: Tensor, length: Tensor, n0: int) -> Tensor:
+        a, c = how.antialias, how.align_corners
+        return axis_weights(position, length, n0, mode=how.mode, antialias=a, align_corners=c)
+
     to_h, to_w = lengths(grids, table_size, how)
     head = plan.token_of_slot[..., 0]
-    row = axis_weights(grids.y.gather(1, head), to_h, rows, **filter_) * ~plan.by_column[..., None]
-    col = axis_weights(grids.x.gather(1, head), to_w, cols, **filter_) * plan.by_column[..., None]
+    row = weights(grids.y.gather(1, head), to_h, rows) * ~plan.by_column[..., None]
+    col = weights(grids.x.gather(1, head), to_w, cols) * plan.by_column[..., None]
     side = max(rows, cols)
     along = torch.where(
         plan.by_column[..., None],
-        F.pad(axis_weights(grids.y, to_h, rows, **filter_), (0, side - rows)),
-        F.pad(axis_weights(grids.x, to_w, cols, **filter_), (0, side - cols)),
+        F.pad(weights(grids.y, to_h, rows), (0, side - rows)),
+        F.pad(weights(grids.x, to_w, cols), (0, side - cols)),
     )
     sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
     along = along[sample, plan.token_of_slot] * plan.filled[..., None]
@@ -212,7 +216,7 @@ def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -
     return cells.to(torch.float32).to(dtype)
 
 
-def _as_is(grids: Grids, table_size: tuple[int, int]) -> Tensor:
+def _as_is(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
     return (grids.h == table_size[0]) & (grids.w == table_size[1])
 
 
