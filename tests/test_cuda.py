@@ -1,4 +1,4 @@
-"""On a GPU: no waiting for the device, CUDA graph capture, bitwise reproducible gradients, TF32 flags without effect."""
+"""On a GPU: no waiting for the device, CUDA graph capture, reproducible gradients, TF32 flags without effect."""
 
 import pytest
 import torch
