@@ -1,15 +1,10 @@
 """Whole NaFlexVits: outputs, gradients and training under each strategy against unpatched timm."""
 
-import os
-
 import pytest
 import timm
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from oracles import NEW_TIMM, relative, row_major, small_vit, vit_batch
-from torch.nn.parallel import DistributedDataParallel
 
 from timm_naflex_fast import enable
 
@@ -210,26 +205,3 @@ def test_training_follows_timms_loss_curve(mode):
         return torch.tensor(losses)
 
     assert (curve(mode) - curve("stock")).abs().max() <= 1e-4
-
-
-def _worker(rank, port, mode, queue):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    enable(mode)
-    model = DistributedDataParallel(small_vit())
-    batch = {k: v[rank::2] for k, v in vit_batch([(5, 7), (12, 4), (3, 3), (8, 8)]).items()}
-    model(batch).square().mean().backward()
-    if rank == 0:
-        queue.put(model.module.embeds.pos_embed.grad.numpy())
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_ddp_gradients_equal_one_process():
-    model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3), (8, 8)])
-    model(batch).square().mean().backward()
-    context = mp.get_context("spawn")
-    queue, port = context.SimpleQueue(), 29500 + os.getpid() % 2000
-    mp.spawn(_worker, (port, "matmul", queue), nprocs=2)
-    assert relative(torch.from_numpy(queue.get()), model.embeds.pos_embed.grad) <= 1e-5

@@ -29,3 +29,10 @@ def test_use_runs_as_written():
     scope = {}
     exec(offline, scope)
     assert timm_naflex_fast.status().flags.is_stock and scope["model"] is not None
+
+
+def test_the_table_of_modes_names_tests_that_exist():
+    section = README.split("## What works under which mode")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", section))
+    defined = set(re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in ROOT.glob("tests/test_*.py")), re.M))
+    assert len(named) >= 15 and named <= defined, named - defined

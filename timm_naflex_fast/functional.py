@@ -11,7 +11,7 @@ from torch import Tensor
 from .grids import check_coord, check_tokens, group_grids
 from .patch_embed import resample_patch_kernel
 from .resize import Resampling, check_mode, resize_matrix
-from .strategies import EXACT, grid_sample, matmul
+from .strategies import forms, grid_sample, interpolate_cached, matmul
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -68,8 +68,10 @@ def add_pos_embed_(
     if strategy == "grid_sample":
         check_coord(patch_coord, x)
         grid_sample.add_learned(x, table, patch_coord, how, padding_mode=padding_mode, dense_positions=dense_positions)
+    elif strategy == "matmul":
+        forms.add_learned(x, table, patch_coord, how)
     else:
-        EXACT[strategy].add_learned(x, table, group_grids(patch_coord, x), how)
+        interpolate_cached.add_learned(x, table, group_grids(patch_coord, x), how)
     return x
 
 
@@ -107,8 +109,10 @@ def add_factorized_pos_embed_(
     if strategy == "grid_sample":
         check_coord(patch_coord, x)
         grid_sample.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
+    elif strategy == "matmul":
+        forms.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
     else:
-        EXACT[strategy].add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+        interpolate_cached.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
     return x
 
 

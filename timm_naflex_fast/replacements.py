@@ -16,7 +16,7 @@ from .choice import flags_for
 from .grids import check_coord, check_tokens, group_grids, whole_batch
 from .patch_embed import resample_linear_kernel, resample_patch_kernel
 from .resize import SEPARABLE_MODES, Resampling
-from .strategies import EXACT, grid_sample
+from .strategies import EXACT, forms, grid_sample, interpolate_cached
 
 originals: dict[str, Callable[..., Any]] = {}  # timm's methods by name, kept by patch.py
 warned: set[str] = set()
@@ -30,7 +30,8 @@ def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -
     if strategy == "grid_sample":
         return _sample_learned(self, x, patch_coord)
     check_tokens(x, self.pos_embed.shape[-1])
-    return _add_learned(strategy, x, self.pos_embed, patch_coord, _resampling(self))
+    add = forms.add_learned if strategy == "matmul" else _add_learned_cached
+    add(x, self.pos_embed, patch_coord, _resampling(self))
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -58,7 +59,8 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
     if strategy == "grid_sample":
         return _sample_factorized(self, x, patch_coord)
     check_tokens(x, self.pos_embed_y.shape[-1])
-    return _add_factorized(strategy, x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
+    add = forms.add_factorized if strategy == "matmul" else _add_factorized_cached
+    add(x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -104,20 +106,20 @@ def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int
     return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
 
 
-# Reading the grids back to the host cannot be captured, so under torch.compile these two are a graph break, as
-# timm's own loops are.
+# Finished tables are looked up by the grids, which cannot be captured: under torch.compile these two are a graph
+# break, as timm's own loops are.
 
 
 @torch.compiler.disable
-def _add_learned(strategy: str, x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    EXACT[strategy].add_learned(x, table, group_grids(patch_coord, x), how)
+def _add_learned_cached(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    interpolate_cached.add_learned(x, table, group_grids(patch_coord, x), how)
 
 
 @torch.compiler.disable
-def _add_factorized(
-    strategy: str, x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
+def _add_factorized_cached(
+    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
 ) -> None:
-    EXACT[strategy].add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+    interpolate_cached.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
 
 
 def _sample_learned(embeds: Any, x: Tensor, patch_coord: Tensor) -> None:

@@ -1,0 +1,232 @@
+"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor and ONNX against unpatched timm."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from oracles import BATCH, relative, row_major, small_vit, vit_batch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from timm_naflex_fast import enable
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.resize import Resampling
+from timm_naflex_fast.strategies import matmul_traceable, operator
+
+EXPORTS = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="this torch's export has no dynamic shapes of this kind"
+)
+UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
+KINDS = ["learned", "factorized"]
+TABLES = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}
+
+
+def step(model, batch, kind, run=None):
+    """Output and table gradients of one forward and backward."""
+    model.zero_grad()
+    out = (model if run is None else run)(batch)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    (out * weight).mean().backward()
+    return out.detach(), [getattr(model.embeds, name).grad.clone() for name in TABLES[kind]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def compiled(request):
+    """A model compiled once, and what counts its graphs."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_vit(pos_embed=request.param)
+    yield model, torch.compile(model, backend=counter, fullgraph=True), counter, request.param
+    torch._dynamo.reset()
+
+
+def test_twenty_shapes_train_in_one_graph_with_one_recompile(compiled):
+    model, run, counter, kind = compiled
+    generator = torch.Generator().manual_seed(0)
+    for i in range(20):
+        sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
+        batch = vit_batch(sizes, seed=i)
+        want, want_grads = step(model, batch, kind)
+        with enable():
+            got, got_grads = step(model, batch, kind, run)
+        assert relative(got, want) <= 1e-5
+        assert all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
+    assert counter.frame_count <= 3  # the first graph, and at most two recompiles
+
+
+def test_arguments_by_name_as_timm_takes_them(compiled):
+    model, run, _, _ = compiled
+    patches, rest = BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
+    with torch.no_grad():
+        want = model(patches, **rest)
+        with enable():
+            assert relative(run(patches, **rest), want) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_inductor_forward_and_backward(kind):
+    model = small_vit(pos_embed=kind)
+    want, want_grads = step(model, BATCH, kind)
+    with enable():
+        got, got_grads = step(model, BATCH, kind, torch.compile(model, fullgraph=True))
+    assert relative(got, want) <= 1e-5 and all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
+
+
+@pytest.mark.slow
+def test_the_plain_operations_compile_with_their_backward():
+    table = torch.randn(1, 6, 5, 8, requires_grad=True)
+    coord, how = row_major([(3, 4), (9, 2), (6, 5)]), Resampling("bicubic")
+
+    def add(table):
+        x = torch.zeros(3, coord.shape[1], 8)
+        matmul_traceable.add_learned(x, table, coord, how)
+        return x
+
+    want, got = add(table), torch.compile(add, fullgraph=True)(table)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+    weight = torch.randn_like(want)
+    grads = [torch.autograd.grad((out * weight).sum(), table)[0] for out in (got, want)]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+def test_autocast_in_a_graph():
+    model = small_vit()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want = model(BATCH)
+        with enable():
+            got = torch.compile(model, backend="aot_eager", fullgraph=True)(BATCH)
+    assert relative(got, want) <= 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operator_passes_opcheck(kind):
+    if kind == "factorized":
+        pytest.skip("factorized tables need no operator: their plain operations are cheap")
+    how = ("bicubic", True, False, False)
+    x = torch.randn(2, 12, 4, requires_grad=True)
+    table = torch.randn(6, 5, 4, requires_grad=True)
+    coord = row_major([(3, 4), (2, 2)])
+    torch.library.opcheck(operator.add_learned_operator, (x, table, coord, *how))
+    torch.library.opcheck(operator.learned_grad_operator, (x.detach(), table.detach(), coord, *how))
+
+
+def test_operator_gradients_and_untouched_padding():
+    table = torch.randn(1, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    coord, how = row_major([(3, 4), (6, 5), (2, 2)]), Resampling("bicubic")
+    coord[0] = coord[0].flip(0).roll(12, 0)
+    x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
+    want, got = x.clone(), x.clone()
+    matmul_traceable.add_learned(want, table, coord, how)
+    operator.add_learned(got, table, coord, how)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    assert torch.signbit(got[2, 4:]).all()
+    grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_shapes_are_checked_while_tracing(fullgraph):
+    embeds = small_vit().embeds
+    with enable():
+        run = torch.compile(embeds, backend="aot_eager", fullgraph=fullgraph)
+        with pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"):
+            run(torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)]))
+    with pytest.raises(Exception, match=r"x must be tokens of shape \(B, N, 4\)"):
+        torch.compile(add_pos_embed_, backend="aot_eager", fullgraph=fullgraph)(
+            torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)])
+        )
+
+
+def test_functional_compiles_in_one_graph():
+    table, coord = torch.randn(6, 5, 4), row_major([(3, 4), (2, 2)])
+    run = torch.compile(add_pos_embed_, backend="aot_eager", fullgraph=True)
+    want = add_pos_embed_(torch.zeros(2, 12, 4), table, coord)
+    torch.testing.assert_close(run(torch.zeros(2, 12, 4), table, coord), want, atol=2e-6, rtol=0)
+
+
+def exported(kind, strict=False):
+    """A small model's program with dynamic batch and length, and the model."""
+    model, batch = small_vit(pos_embed=kind).eval(), vit_batch([(3, 4), (5, 2), (4, 4)])
+    free = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}
+    with enable():
+        program = torch.export.export(model, (batch,), dynamic_shapes=(dict.fromkeys(batch, free),), strict=strict)
+    return program, model
+
+
+@EXPORTS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_program_equals_stock_on_unseen_grids(kind, strict):
+    program, model = exported(kind, strict)
+    assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
+    run = program.module()
+    for sizes in UNSEEN:
+        batch = vit_batch(sizes, seed=5)
+        with torch.no_grad():
+            assert relative(run(batch), model(batch)) <= 1e-5
+
+
+ALONE = """
+import sys
+sys.modules["timm_naflex_fast"] = sys.modules["timm"] = None
+import torch
+batch, want = torch.load("data.pt")
+if "{form}" == "export":
+    run = torch.export.load("model.pt2").module()
+else:
+    run = torch._inductor.aoti_load_package("model.pt2")
+assert (run(batch) - want).abs().max() <= 1e-5 * want.abs().max()
+"""
+
+
+@EXPORTS
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["export", "aoti"])
+def test_saved_program_runs_in_a_fresh_process_without_this_package(form, tmp_path):
+    program, model = exported("learned")
+    if form == "export":
+        torch.export.save(program, tmp_path / "model.pt2")
+    else:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    batch = vit_batch(UNSEEN[1], seed=5)
+    with torch.no_grad():
+        torch.save((batch, model(batch)), tmp_path / "data.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(form=form)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@EXPORTS
+@pytest.mark.slow
+def test_onnx_program_equals_stock_on_unseen_grids(tmp_path):
+    missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(n) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    import onnxruntime
+
+    program, model = exported("learned")
+    torch.onnx.export(program, dynamo=True).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = [node.name for node in session.get_inputs()]
+    for sizes in UNSEEN:
+        batch = vit_batch(sizes, seed=5)
+        (got,) = session.run(None, dict(zip(names, (value.numpy() for value in batch.values()))))
+        with torch.no_grad():
+            assert relative(torch.from_numpy(got), model(batch)) <= 1e-5
+
+
+def test_interpolate_cached_breaks_the_graph_and_stays_right():
+    model, seen = small_vit(), []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    with torch.no_grad():
+        want = model(BATCH)
+        with enable("interpolate_cached"):
+            assert relative(torch.compile(model, backend=backend)(BATCH), want) <= 1e-5
+    assert len(seen) >= 2

@@ -1,0 +1,50 @@
+"""Closed-form resize weights against PyTorch's own, read off F.interpolate."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timm_naflex_fast.resize import resize_matrix
+from timm_naflex_fast.weights import axis_weights, tap_weights
+
+sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
+HOW = [("bilinear", a, c) for a in (True, False) for c in (True, False)]
+HOW += [("bicubic", a, c) for a in (True, False) for c in (True, False)] + [("linear", False, False)]
+
+
+@settings(max_examples=500)
+@given(sizes, sizes, st.sampled_from(HOW))
+def test_rows_are_those_of_the_resize_matrix(n, n0, how):
+    mode, antialias, align_corners = how
+    if mode == "bilinear" and not antialias:
+        n = min(
+            n, 124
+        )  # beyond, PyTorch resizes the matrix's one-channel basis by a kernel that timm's tables never meet
+    want = resize_matrix(n, n0, mode, antialias, align_corners)
+    keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+    got = axis_weights(torch.arange(n), torch.tensor([n]), n0, **keep)
+    exact = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
+    assert (got - want).abs().max() <= 1e-6
+    assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
+    torch.testing.assert_close(got.sum(1), torch.ones(n, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@settings(max_examples=200)
+@given(sizes, sizes, st.sampled_from(["bilinear", "bicubic", "linear"]), st.booleans())
+def test_taps_are_the_weights_without_antialias(n, n0, mode, align_corners):
+    align_corners &= mode != "linear"
+    position, length = torch.arange(n), torch.tensor([n])
+    index, values = tap_weights(position, length, n0, mode=mode, align_corners=align_corners)
+    dense = torch.zeros(n, n0, dtype=torch.float64).scatter_add_(1, index, values)
+    want = axis_weights(position, length, n0, mode=mode, align_corners=align_corners)
+    torch.testing.assert_close(dense, want, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_grid_of_the_tables_size_keeps_every_cell(how):
+    mode, antialias, align_corners = how
+    for n in (1, 2, 7, 47, 48, 128):
+        keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+        got = axis_weights(torch.arange(n), torch.tensor([n]), n, **keep)
+        assert torch.equal(got, torch.eye(n, dtype=torch.float64))

@@ -1,0 +1,53 @@
+"""Which form of the matmul strategy serves a NaFlex batch: told from the device and from who is tracing.
+
+- ``torch.export``: plain tensor operations (``matmul_traceable``), which run without this package;
+- CUDA: the same, in graphs and eagerly: they do not wait for the device;
+- ``torch.compile`` on the CPU: one ``torch.library`` operator, inside which the eager form runs;
+- the CPU, eager: ``matmul``, which reads the grids on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..grids import check_coord, group_grids
+from ..resize import Resampling
+from . import matmul, matmul_traceable, operator
+
+
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    check_coord(patch_coord, x)
+    form = learned_form(x)
+    if form is matmul:
+        matmul.add_learned(x, table, group_grids(patch_coord, x), how)
+    else:
+        form.add_learned(x, table, patch_coord, how)
+
+
+def add_factorized(
+    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool = False
+) -> None:
+    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
+    check_coord(patch_coord, x)
+    if torch.compiler.is_compiling() or x.is_cuda:
+        matmul_traceable.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
+    else:
+        matmul.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+
+
+def learned_form(x: Tensor) -> Any:
+    """The module whose ``add_learned`` serves."""
+    if x.is_cuda or exporting():
+        return matmul_traceable
+    return operator if torch.compiler.is_compiling() else matmul
+
+
+def exporting() -> bool:
+    """Whether ``torch.export`` is tracing; where PyTorch is too old to tell, any tracing counts."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling()

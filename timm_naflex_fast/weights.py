@@ -1,0 +1,85 @@
+"""Resize weights in closed form, from coordinates and lengths that are tensors: what a graph can hold.
+
+``resize.py`` reads PyTorch's weights off ``F.interpolate``, which wants sizes the host knows. Here the same weights
+are computed where the coordinates are. Scale and centre are rounded to float32 exactly as PyTorch rounds them (at a
+table of 128 cells that rounding alone moves a weight by 8e-6); the filter itself is evaluated in float64. The cubic
+kernel is that of Keys (1981, "Cubic convolution interpolation for digital image processing").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def axis_weights(
+    position: Tensor, length: Tensor, n0: int, *, mode: str, antialias: bool = False, align_corners: bool = False
+) -> Tensor:
+    """Row ``position`` of the matrix that resizes an axis of ``n0`` cells to ``length``: (..., n0) float64.
+
+    Args:
+        position: integers of any shape, 0 <= position < length.
+        length: integers that broadcast with ``position``.
+        n0: cells of the table on this axis.
+        mode: "bilinear", "bicubic", or "linear" for a 1-D table.
+        antialias: as in ``F.interpolate``.
+        align_corners: as in ``F.interpolate``.
+    """
+    centre, scale = _centre(position, length, n0, mode, antialias, align_corners)
+    cells = torch.arange(n0, device=centre.device, dtype=torch.float64)
+    if antialias:
+        # The filter, stretched where the table shrinks; taps outside the table are dropped, the rest renormalised.
+        distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
+        weights = (1 - distance).clamp(min=0) if mode == "bilinear" else keys(distance, -0.5)
+        return weights / weights.sum(-1, keepdim=True)
+    if mode != "bicubic":
+        return (1 - (cells - centre.clamp(0, n0 - 1)[..., None]).abs()).clamp(min=0)
+    taps, values = tap_weights(position, length, n0, mode=mode, align_corners=align_corners)
+    weights = torch.zeros_like(centre)[..., None] * cells
+    for tap, value in zip(taps.unbind(-1), values.unbind(-1)):
+        weights = weights + value[..., None] * (cells == tap[..., None])
+    return weights
+
+
+def tap_weights(
+    position: Tensor, length: Tensor, n0: int, *, mode: str, align_corners: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Without antialiasing, the table cells a position reads and their weights: both (..., 2), bicubic (..., 4).
+
+    Taps beyond the table are moved to its border, as PyTorch does, so a cell may be named twice.
+    """
+    centre, _ = _centre(position, length, n0, mode, False, align_corners)
+    if mode != "bicubic":
+        centre = centre.clamp(0, n0 - 1)
+    first = centre.floor()
+    near = torch.arange(-1, 3, device=centre.device) if mode == "bicubic" else torch.arange(2, device=centre.device)
+    distance = ((centre - first)[..., None] - near).abs()
+    weights = keys(distance, -0.75) if mode == "bicubic" else 1 - distance
+    return (first[..., None] + near).clamp(0, n0 - 1).long(), weights
+
+
+def _centre(
+    position: Tensor, length: Tensor, n0: int, mode: str, antialias: bool, align_corners: bool
+) -> tuple[Tensor, Tensor]:
+    """Where a position lies on the table's axis, and table cells per position: float32 values held in float64."""
+    position, length = position.to(torch.float32), length.to(torch.float32)
+    if align_corners:
+        scale = torch.full_like(length, n0 - 1) / (length - 1).clamp(min=1) * (length > 1)
+    else:
+        scale = torch.full_like(length, n0) / length  # not n0 / length, which PyTorch rounds twice
+    if antialias:  # with align_corners PyTorch changes the scale here and nothing else
+        return (scale * (position + 0.5)).double(), scale.double()
+    if align_corners:
+        return (scale * position).double(), scale.double()
+    if mode == "linear":
+        return (scale * (position + 0.5) - 0.5).double(), scale.double()
+    # A fused multiply-add in PyTorch's two-dimensional kernels: one rounding, not two.
+    fused = scale.double() * (position.double() + 0.5) - 0.5
+    return fused.to(torch.float32).double(), scale.double()
+
+
+def keys(distance: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel with coefficient ``a``: -0.5 in PyTorch's antialiased bicubic, else -0.75."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = (((distance - 5) * distance + 8) * distance - 4) * a
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
