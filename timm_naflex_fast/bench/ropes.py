@@ -144,7 +144,7 @@ def _floor(x: Tensor, shape: tuple[int, ...], blocks: int, g: Tensor | None) -> 
 
     def touch(_: None) -> None:
         kept = []
-        for _ in range(blocks):
+        for _block in range(blocks):
             table = x.new_zeros(shape)
             if g is not None:
                 kept.append(table)

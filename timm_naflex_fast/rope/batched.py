@@ -34,7 +34,7 @@ def batched_rope(
     """
     coord = patch_coord.detach().to(torch.int64)
     batch, length = coord.shape[:2]
-    by_token = in_graph or (rope.augment is None and batch <= 1)
+    by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
     if not rope.mixed:
         # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
         if by_token or (rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)):

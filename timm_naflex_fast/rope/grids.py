@@ -52,7 +52,7 @@ def read_grids(coord: Tensor, *, one: bool) -> Grids:
 
 
 def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequences of the ``lengths`` (G,) laid end to end: each item's sequence and place in it, and where each starts."""
+    """Sequences of ``lengths`` (G,) laid end to end: each item's sequence and place in it, and where each starts."""
     if len(lengths) == 1:
         place = torch.arange(int(lengths), device=lengths.device)
         return torch.zeros_like(place), place, torch.zeros_like(lengths)

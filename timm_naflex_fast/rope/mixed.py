@@ -44,8 +44,8 @@ def mixed_closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Callable[[int
     first, second, past = (value.unsqueeze(1) for value in token_positions(rope, coord))
 
     def make(block: int) -> Tensor:
-        f = rope.frequencies[:, block, :, None, :]
-        return layout(first * f[0] + second * f[1], rope.half).to(dtype).masked_fill_(past, 0.0)
+        angles = rope.angle(first, 0, block) + rope.angle(second, 1, block)
+        return layout(angles, rope.half).to(dtype).masked_fill_(past, 0.0)
 
     return make
 
@@ -58,8 +58,7 @@ def mixed_gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Callable[[in
     by_head.masked_fill_(grids.past[:, None], heads * len(first))
 
     def make(block: int) -> Tensor:
-        f = rope.frequencies[:, block, :, None, :]
-        lines = layout(first * f[0] + second * f[1], rope.half)  # (heads, cells, 2D)
+        lines = layout(rope.angle(first, 0, block) + rope.angle(second, 1, block), rope.half)  # (heads, cells, 2D)
         return _Spread.apply(lines.flatten(0, 1), by_head, dtype)
 
     return make

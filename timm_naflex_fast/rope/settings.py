@@ -1,7 +1,7 @@
 """timm's rotary modules as numbers: how a token's cell becomes positions, and which frequencies turn them into angles.
 
 Every type is ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` for a token's two positions p. Axial, DINOv3 and multimodal
-(mrope) frequencies are zero for one of the two in each channel c; mixed ones are learned and dense.
+(mrope) frequencies are zero for one of the two in each channel c at least; mixed ones are learned and dense.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Rope:
 
     Args:
         frequencies: (2, D/2), or learned (2, depth, heads, D/2), float32 at least; D is the head's width.
+        periods: ``frequencies`` holds the lengths of a full turn instead, infinite where it would hold zero.
         half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
         swap: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
@@ -33,6 +34,7 @@ class Rope:
     """
 
     frequencies: Tensor
+    periods: bool = False
     half: bool = False
     swap: bool = False
     centered: bool = False
@@ -52,6 +54,16 @@ class Rope:
     def alike(self) -> bool:
         """Whether a cell has the same angles in every grid of a batch."""
         return not self.centered and self.augment is None and (self.reference is None or self.largest)
+
+    def angle(self, position: Tensor, channel: int, block: int | None = None) -> Tensor:
+        """What position 0 or 1 (..., cells, 1) adds to the angles: (..., cells, D/2), of a mixed block one per head."""
+        f = self.frequencies[channel] if block is None else self.frequencies[channel, block].unsqueeze(1)
+        return 2 * math.pi * position / f if self.periods else position * f
+
+    def turned_by(self, channel: int) -> Tensor:
+        """Which of the D/2 angles depend on position ``channel``."""
+        f = self.frequencies[channel]
+        return f.isfinite() if self.periods else f != 0
 
     def position(self, place: Tensor, grid: Tensor, axes: slice = slice(None)) -> Tensor:
         """Positions (..., A), float32, of places along the ``axes`` of (y, x), in grids (..., 2) that broadcast.
@@ -105,9 +117,10 @@ def _dinov3(module: Any) -> Rope | str:
     periods = module.periods
     if torch.finfo(periods.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
         return f"DINOv3 rotary embeddings with {periods.dtype} periods"
-    frequencies = (2 * math.pi / periods.double()).to(periods.dtype)
+    lengths = torch.block_diag(periods, periods)
     return Rope(
-        torch.block_diag(frequencies, frequencies),
+        lengths.masked_fill(lengths == 0, math.inf),
+        periods=True,
         half=module.rotate_half,
         # Older timm returns (y, x) with either indexing.
         swap=module.grid_indexing == "xy" and hasattr(module, "get_batch_embeds"),

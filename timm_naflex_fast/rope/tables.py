@@ -21,11 +21,11 @@ def layout(angles: Tensor, half: bool) -> Tensor:
     values = torch.stack([angles.sin(), angles.cos()], -2)
     twice = values.unsqueeze(-2 if half else -1)
     shape = (*values.shape[:-1], 2, values.shape[-1]) if half else (*values.shape, 2)
-    return twice.expand(shape).reshape(*angles.shape[:-1], -1)
+    return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
 
 
 def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions 0 and 1 of the tokens (B, N, 2) and whether each is past its grid's end, all (B, N, 1); no host read."""
+    """Positions 0 and 1 of the tokens (B, N, 2), and which of them are past their grid's end; all (B, N, 1)."""
     grid = coord.amax(1, keepdim=True) + 1
     past = torch.arange(coord.shape[1], device=coord.device)[:, None] >= grid.prod(2, keepdim=True)
     if rope.largest:
@@ -37,7 +37,7 @@ def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Tensor:
     """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token."""
     first, second, past = token_positions(rope, coord)
-    angles = first * rope.frequencies[0] + second * rope.frequencies[1]
+    angles = rope.angle(first, 0) + rope.angle(second, 1)
     return layout(angles, rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
 
 
@@ -45,7 +45,7 @@ def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:
     """Tables (B, 1, N, 2D) for the tokens of ``grids``, from a table of cells or of rows and columns."""
     if rope.alike:
         first, second, index = cells(rope, grids)
-        table = layout(first * rope.frequencies[0] + second * rope.frequencies[1], rope.half)
+        table = layout(rope.angle(first, 0) + rope.angle(second, 1), rope.half)
         table = F.pad(table, (0, 0, 0, 1)).to(dtype)  # a line of zeros for padding
         # Not embedding_bag, which is a little faster: it keeps some bytes per token, and timm's peak is as low as this.
         return F.embedding(index.masked_fill_(grids.past, len(table) - 1), table).unsqueeze(1)
@@ -55,8 +55,8 @@ def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:
 
 
 def _lines(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
-    """One line per row and per column of each grid, zero in the other axis' channels, and each token's two (B, N, 2)."""
-    turned_by_second = rope.frequencies[1] != 0  # channels that neither turns, mrope's temporal ones, go to the first
+    """A line per row and per column of each grid, zero in the other axis' channels, and each token's two (B, N, 2)."""
+    turned_by_second = rope.turned_by(1)  # channels that neither turns, mrope's temporal ones, go to the first
     factors = augmented(rope, grids)
     lines, index, start = [], [], 0
     for axis in (0, 1):
@@ -65,7 +65,7 @@ def _lines(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
         position = factors(rope.position(place[:, None], grids.sizes[owner], slice(axis, axis + 1)), owner, channel)
         mine = turned_by_second if channel else ~turned_by_second
         mine = (mine.repeat(2) if rope.half else mine.repeat_interleave(2)).repeat(2)
-        lines.append(layout(position * rope.frequencies[channel], rope.half) * mine)
+        lines.append(layout(rope.angle(position, channel), rope.half) * mine)
         index.append((starts[grids.of] + start).to(torch.int32)[:, None] + grids.coord[..., axis].to(torch.int32))
         start += len(place)
     return torch.cat(lines), torch.stack(index, 2)
