@@ -116,7 +116,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     if isinstance(rope, str):
         _warn_once(f"{rope} stay with timm's own code")
         return originals["_generate_rope_naflex"](self, x, patch_coord)
-    check_coord(patch_coord, x[:, self.num_prefix_tokens :])
+    check_coord(patch_coord, x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x)
     return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 

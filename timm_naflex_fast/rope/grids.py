@@ -61,26 +61,23 @@ def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return owner, torch.arange(len(owner), device=lengths.device) - starts[owner], starts
 
 
-def cells(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions 0 and 1 of all cells of the grids, (cells, 1) each, and the cell of each token, (B, N) int32."""
+def cells(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
+    """Positions (cells, 2) of all cells of the grids, and the cell of each token, (B, N) int32."""
     owner, place, starts = ragged(grids.sizes.prod(1))
     size = grids.sizes[owner]
-    places = torch.stack([place // size[:, 1], place % size[:, 1]], 1)
-    y, x = rope.position(places, size).split(1, 1)
-    factors = augmented(rope, grids)
-    first, second = (factors(p, owner, channel) for channel, p in enumerate((x, y) if rope.swap else (y, x)))
+    positions = rope.positions(torch.stack([place // size[:, 1], place % size[:, 1]], 1), size)
     width = grids.sizes[:, 1][grids.of][:, None]
     index = torch.addcmul(starts[grids.of][:, None] + grids.coord[..., 1], grids.coord[..., 0], width)
-    return first, second, index.to(torch.int32)
+    return augmented(rope, grids)(positions, owner, slice(None)), index.to(torch.int32)
 
 
-def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """The training-time change of positions: of (positions (R, 1), the grid of each (R,), channel 0 or 1) new ones.
+def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, slice], Tensor]:
+    """The training-time change of positions: (positions (R, A), the grid of each (R,), their channels) -> new ones.
 
     Drawn for one grid after the other in timm's order and on its device, so that a seed gives what it gives in timm.
     """
     if rope.augment is None:
-        return lambda position, owner, channel: position
+        return lambda positions, owner, channels: positions
     shift, jitter, rescale = rope.augment
 
     def draw(count: int, limit: float) -> Tensor:
@@ -91,11 +88,11 @@ def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, int], Tenso
         moved = draw(2, float(shift)) if shift is not None else torch.zeros(2)
         stretched = draw(2, math.log(jitter)).exp() if jitter is not None else torch.ones(2)
         scaled = draw(1, math.log(rescale)).exp() if rescale is not None else torch.ones(1)
-        drawn.append(torch.cat([moved, stretched, scaled]))
+        drawn.append(torch.cat([moved, stretched, scaled.expand(2)]).view(3, 2))
     by_grid = torch.stack(drawn).to(grids.coord.device)
 
-    def change(position: Tensor, owner: Tensor, channel: int) -> Tensor:
-        moved, stretched, scaled = by_grid[owner][:, [channel, 2 + channel, 4]].split(1, 1)
-        return (position + moved) * stretched * scaled
+    def change(positions: Tensor, owner: Tensor, channels: slice) -> Tensor:
+        moved, stretched, scaled = by_grid[owner][..., channels].unbind(1)
+        return (positions + moved) * stretched * scaled
 
     return change

@@ -41,24 +41,23 @@ class MixedTables:
 
 def mixed_closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """A block's number to its table for the tokens (B, N, 2), by the formula per token and plain operations alone."""
-    first, second, past = (value.unsqueeze(1) for value in token_positions(rope, coord))
+    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord))
 
     def make(block: int) -> Tensor:
-        angles = rope.angle(first, 0, block) + rope.angle(second, 1, block)
-        return layout(angles, rope.half).to(dtype).masked_fill_(past, 0.0)
+        return layout(rope.angles(positions, block), rope.half).to(dtype).masked_fill_(past, 0.0)
 
     return make
 
 
 def mixed_gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """A block's number to its table for the tokens of ``grids``, gathered from one line per head and cell."""
-    first, second, index = cells(rope, grids)
-    heads = rope.frequencies.shape[2]
-    by_head = index[:, None] + torch.arange(heads, dtype=index.dtype, device=index.device)[:, None] * len(first)
-    by_head.masked_fill_(grids.past[:, None], heads * len(first))
+    positions, index = cells(rope, grids)
+    heads, count = rope.frequencies.shape[2], len(positions)
+    by_head = index[:, None] + torch.arange(heads, dtype=index.dtype, device=index.device)[:, None] * count
+    by_head.masked_fill_(grids.past[:, None], heads * count)
 
     def make(block: int) -> Tensor:
-        lines = layout(rope.angle(first, 0, block) + rope.angle(second, 1, block), rope.half)  # (heads, cells, 2D)
+        lines = layout(rope.angles(positions, block), rope.half)  # (heads, cells, 2D)
         return _Spread.apply(lines.flatten(0, 1), by_head, dtype)
 
     return make

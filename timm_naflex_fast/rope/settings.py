@@ -20,8 +20,9 @@ class Rope:
     """One of timm's rotary modules.
 
     Args:
-        frequencies: (2, D/2), or learned (2, depth, heads, D/2), float32 at least; D is the head's width.
-        periods: ``frequencies`` holds the lengths of a full turn instead, infinite where it would hold zero.
+        frequencies: f, (2, D/2), or learned (2, depth, heads, D/2), float32 at least; D is the head's width.
+        split: ``frequencies`` are (D/4,): position 0 turns the first D/4 angles by them, position 1 the others.
+        periods: with ``split``, the lengths of a full turn instead of frequencies.
         half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
         swap: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
@@ -34,6 +35,7 @@ class Rope:
     """
 
     frequencies: Tensor
+    split: bool = False
     periods: bool = False
     half: bool = False
     swap: bool = False
@@ -55,22 +57,22 @@ class Rope:
         """Whether a cell has the same angles in every grid of a batch."""
         return not self.centered and self.augment is None and (self.reference is None or self.largest)
 
-    def angle(self, position: Tensor, channel: int, block: int | None = None) -> Tensor:
-        """What position 0 or 1 (..., cells, 1) adds to the angles: (..., cells, D/2), of a mixed block one per head."""
-        f = self.frequencies[channel] if block is None else self.frequencies[channel, block].unsqueeze(1)
-        return 2 * math.pi * position / f if self.periods else position * f
+    def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
+        """Angles (..., D/2) for positions (..., 2); of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2)."""
+        if self.split:
+            pairs = positions.unsqueeze(-1)
+            return (2 * math.pi * pairs / self.frequencies if self.periods else pairs * self.frequencies).flatten(-2)
+        f = self.frequencies if block is None else self.frequencies[:, block].unsqueeze(2)
+        first, second = positions.split(1, -1)
+        return first * f[0] + second * f[1]
 
-    def turned_by(self, channel: int) -> Tensor:
-        """Which of the D/2 angles depend on position ``channel``."""
-        f = self.frequencies[channel]
-        return f.isfinite() if self.periods else f != 0
-
-    def position(self, place: Tensor, grid: Tensor, axes: slice = slice(None)) -> Tensor:
+    def positions(self, places: Tensor, grid: Tensor, axes: slice = slice(None)) -> Tensor:
         """Positions (..., A), float32, of places along the ``axes`` of (y, x), in grids (..., 2) that broadcast.
 
-        The order of operations is timm's, and so the rounding.
+        The order of operations is timm's, and so the rounding. Of both axes they are in the order of the channels.
         """
-        position, size = place.to(torch.float32), grid[..., axes]
+        both = axes == slice(None)
+        position, size = places.to(torch.float32), grid if both else grid[..., axes]
         if self.centered:
             denominator = size
             if self.normalize != "separate":
@@ -80,7 +82,9 @@ class Rope:
             position = position + self.offset
         if self.reference is not None:
             position = position / size * position.new_tensor(self.reference)[axes]
-        return 2.0 * position - 1.0 if self.centered else position
+        if self.centered:
+            position = 2.0 * position - 1.0
+        return position.flip(-1) if both and self.swap else position
 
 
 def read_rope(module: Any) -> Rope | str:
@@ -100,7 +104,8 @@ def _axial(module: Any) -> Rope | str:
     bands = _at_least_float32(module.bands)
     reference = module.ref_feat_shape
     return Rope(
-        torch.block_diag(bands, bands),
+        bands,
+        split=True,
         half=getattr(module, "rotate_half", False),
         swap=module.grid_indexing == "xy",
         centered=grid_type == "centered",
@@ -117,9 +122,9 @@ def _dinov3(module: Any) -> Rope | str:
     periods = module.periods
     if torch.finfo(periods.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
         return f"DINOv3 rotary embeddings with {periods.dtype} periods"
-    lengths = torch.block_diag(periods, periods)
     return Rope(
-        lengths.masked_fill(lengths == 0, math.inf),
+        periods,
+        split=True,
         periods=True,
         half=module.rotate_half,
         # Older timm returns (y, x) with either indexing.

@@ -24,29 +24,26 @@ def layout(angles: Tensor, half: bool) -> Tensor:
     return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
 
 
-def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions 0 and 1 of the tokens (B, N, 2), and which of them are past their grid's end; all (B, N, 1)."""
+def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions (B, N, 2) of the tokens (B, N, 2), and which are past the end of their grid, (B, N, 1)."""
     grid = coord.amax(1, keepdim=True) + 1
     past = torch.arange(coord.shape[1], device=coord.device)[:, None] >= grid.prod(2, keepdim=True)
-    if rope.largest:
+    if rope.largest and rope.reference is not None:
         grid = grid.amax(0, keepdim=True)
-    y, x = rope.position(coord, grid).split(1, 2)
-    return (x, y, past) if rope.swap else (y, x, past)
+    return rope.positions(coord, grid), past
 
 
 def closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Tensor:
     """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token."""
-    first, second, past = token_positions(rope, coord)
-    angles = rope.angle(first, 0) + rope.angle(second, 1)
-    return layout(angles, rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
+    positions, past = token_positions(rope, coord)
+    return layout(rope.angles(positions), rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
 
 
 def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:
     """Tables (B, 1, N, 2D) for the tokens of ``grids``, from a table of cells or of rows and columns."""
     if rope.alike:
-        first, second, index = cells(rope, grids)
-        table = layout(rope.angle(first, 0) + rope.angle(second, 1), rope.half)
-        table = F.pad(table, (0, 0, 0, 1)).to(dtype)  # a line of zeros for padding
+        positions, index = cells(rope, grids)
+        table = F.pad(layout(rope.angles(positions), rope.half), (0, 0, 0, 1)).to(dtype)  # a line of zeros for padding
         # Not embedding_bag, which is a little faster: it keeps some bytes per token, and timm's peak is as low as this.
         return F.embedding(index.masked_fill_(grids.past, len(table) - 1), table).unsqueeze(1)
     table, index = _lines(rope, grids)
@@ -56,16 +53,17 @@ def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:
 
 def _lines(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
     """A line per row and per column of each grid, zero in the other axis' channels, and each token's two (B, N, 2)."""
-    turned_by_second = rope.turned_by(1)  # channels that neither turns, mrope's temporal ones, go to the first
-    factors = augmented(rope, grids)
+    by_second = rope.angles(torch.tensor([0.0, 1.0], device=rope.frequencies.device)) != 0
+    change = augmented(rope, grids)
     lines, index, start = [], [], 0
     for axis in (0, 1):
         channel = axis ^ rope.swap
         owner, place, starts = ragged(grids.sizes[:, axis])
-        position = factors(rope.position(place[:, None], grids.sizes[owner], slice(axis, axis + 1)), owner, channel)
-        mine = turned_by_second if channel else ~turned_by_second
+        position = rope.positions(place[:, None], grids.sizes[owner], slice(axis, axis + 1))
+        position = change(position, owner, slice(channel, channel + 1))
+        mine = by_second if channel else ~by_second  # angles that neither turns, mrope's temporal ones, go to the first
         mine = (mine.repeat(2) if rope.half else mine.repeat_interleave(2)).repeat(2)
-        lines.append(layout(rope.angle(position, channel), rope.half) * mine)
+        lines.append(layout(rope.angles(F.pad(position, (channel, 1 - channel))), rope.half) * mine)
         index.append((starts[grids.of] + start).to(torch.int32)[:, None] + grids.coord[..., axis].to(torch.int32))
         start += len(place)
     return torch.cat(lines), torch.stack(index, 2)
