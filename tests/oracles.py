@@ -88,7 +88,8 @@ class Case:
 
 
 def tables(embeds: Any) -> list[Tensor]:
-    return [embeds.pos_embed] if embeds.pos_embed_type == "learned" else [embeds.pos_embed_y, embeds.pos_embed_x]
+    names = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}.get(embeds.pos_embed_type, [])
+    return [getattr(embeds, name) for name in names]
 
 
 @st.composite

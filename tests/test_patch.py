@@ -9,7 +9,7 @@ import timm
 import torch
 from oracles import PRISTINE, embed, is_pristine, small_vit, uses
 from timm.layers.patch_embed import PatchEmbedInterpolator
-from timm.models.naflexvit import NaFlexEmbeds
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
@@ -52,7 +52,7 @@ def test_handles_restore_what_was_there_nested_too():
     with enable("grid_sample"):
         assert status().flags.pos_embed == "grid_sample"
         with enable("matmul", patch_embed="stock") as handle:
-            assert handle.flags == status().flags == Flags("matmul", "stock", "stock")
+            assert handle.flags == status().flags == Flags("matmul", "stock", "batched")
             with pytest.raises(KeyError), enable("interpolate_cached"):
                 raise KeyError
             assert status().flags.pos_embed == "matmul"
@@ -74,7 +74,7 @@ def test_a_handle_restores_once():
 
 def test_mode_and_single_flags():
     enable()
-    assert status().flags == Flags("matmul", "matmul", "stock")
+    assert status().flags == Flags("matmul", "matmul", "batched")
     enable(pos_embed="grid_sample", patch_embed="stock", rope="stock")
     assert status().flags == Flags("grid_sample", "stock", "stock")
     enable("stock")
@@ -178,7 +178,7 @@ def test_threads_never_see_half_a_patch():
         (dict(mode=None), "mode=None is not"),
         (dict(pos_embed="nope"), "pos_embed='nope'"),
         (dict(patch_embed="grid_sample"), "patch_embed='grid_sample' is not a strategy; valid: 'stock', 'matmul'"),
-        (dict(rope="nope"), "rope='nope' is not a strategy; valid: 'stock'"),
+        (dict(rope="nope"), "rope='nope' is not a strategy; valid: 'stock', 'batched'"),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
         (dict(model="naflexvit"), "must be a torch.nn.Module"),
     ],
@@ -220,7 +220,8 @@ def test_timm_with_another_signature(monkeypatch):
 
 
 def test_replacements_take_timms_arguments():
-    pairs = ((NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, replacements.PATCH_EMBED))
+    pairs = [(NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, replacements.PATCH_EMBED)]
+    pairs += [(NaFlexVit, replacements.ROPE)] * hasattr(NaFlexVitCfg, "rope_type")
     for cls, function in ((cls, function) for cls, functions in pairs for function in functions):
         theirs = inspect.signature(PRISTINE[cls][function.__name__]).parameters
         assert list(theirs) == list(inspect.signature(function).parameters)

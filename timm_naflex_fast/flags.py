@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 POS_EMBED = ("stock", "interpolate_cached", "grid_sample", "matmul")
 PATCH_EMBED = ("stock", "matmul")
-ROPE = ("stock",)
+ROPE = ("stock", "batched")
 ALIASES = {"matmul_resample": "matmul"}
 
 
@@ -57,5 +57,5 @@ def parse_flags(
         patch_embed=("stock" if mode == "stock" else "matmul")
         if patch_embed is None
         else _name("patch_embed", patch_embed, PATCH_EMBED),
-        rope="stock" if rope is None else _name("rope", rope, ROPE),
+        rope=("stock" if mode == "stock" else "batched") if rope is None else _name("rope", rope, ROPE),
     )

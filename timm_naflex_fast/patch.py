@@ -10,8 +10,9 @@ import inspect
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,18 +20,20 @@ from torch import nn
 from .bags import steps
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .flags import STOCK, Flags, parse_flags
-from .replacements import PATCH_EMBED, POS_EMBED, originals
+from .replacements import PATCH_EMBED, POS_EMBED, ROPE, originals
 from .table_cache import cache
 
 OLDEST_TIMM = (1, 0, 16)
-REPLACEMENTS = {function.__name__: function for function in (*POS_EMBED, *PATCH_EMBED)}
+REPLACEMENTS = {function.__name__: function for function in (*POS_EMBED, *PATCH_EMBED, *ROPE)}
 
 _lock = threading.RLock()
 _installed: set[tuple[type, str]] = set()
 
 
-def _timm_classes() -> tuple[type, type]:
-    """timm's NaFlexEmbeds and PatchEmbedInterpolator, after checking that they still are what we replace.
+def _timm_classes() -> dict[type, tuple[Callable[..., Any], ...]]:
+    """timm's classes and what replaces methods of theirs, NaFlexEmbeds first, after checking that it still fits.
+
+    NaFlexVit is left out of a timm whose NaFlexVit has no rotary embeddings yet (1.0.16).
 
     Raises:
         RuntimeError: timm is too old, or a method is missing or takes other arguments; names what.
@@ -43,11 +46,14 @@ def _timm_classes() -> tuple[type, type]:
         raise RuntimeError(f"timm_naflex_fast needs timm >= {oldest}; installed is {timm.__version__}")
     try:
         from timm.layers.patch_embed import PatchEmbedInterpolator
-        from timm.models.naflexvit import NaFlexEmbeds
+        from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
     except ImportError as error:
         raise RuntimeError(f"timm {timm.__version__} does not have what timm_naflex_fast replaces: {error}") from error
+    classes = {NaFlexEmbeds: POS_EMBED, PatchEmbedInterpolator: PATCH_EMBED}
+    if hasattr(NaFlexVitCfg, "rope_type"):
+        classes[NaFlexVit] = ROPE
     wrong = []
-    for cls, functions in ((NaFlexEmbeds, POS_EMBED), (PatchEmbedInterpolator, PATCH_EMBED)):
+    for cls, functions in classes.items():
         for function in functions:
             method = cls.__dict__.get(function.__name__)
             if method is None:
@@ -59,12 +65,11 @@ def _timm_classes() -> tuple[type, type]:
             f"timm {timm.__version__} is not supported by this timm_naflex_fast (timm >= {oldest} is, as long as its "
             f"methods are the same): {'; '.join(wrong)}. Nothing was changed"
         )
-    return NaFlexEmbeds, PatchEmbedInterpolator
+    return classes
 
 
 def _install() -> None:
-    embeds, interpolator = _timm_classes()
-    methods = [(embeds, f.__name__) for f in POS_EMBED] + [(interpolator, f.__name__) for f in PATCH_EMBED]
+    methods = [(cls, f.__name__) for cls, functions in _timm_classes().items() for f in functions]
     # What is marked installed without being ours is another plugin's wrapper around ours: it still reaches us.
     todo = [(c, n) for c, n in methods if (c, n) not in _installed or c.__dict__[n] is originals[n]]
     for cls, name in todo:
@@ -89,13 +94,13 @@ def _targets(model: nn.Module) -> list[nn.Module]:
     Raises:
         ValueError: not a module, or no NaFlexEmbeds inside.
     """
-    embeds, interpolator = _timm_classes()
+    classes = tuple(_timm_classes())
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model must be a torch.nn.Module that contains timm's NaFlexEmbeds; got {type(model).__name__}"
         )
-    found = [module for module in model.modules() if isinstance(module, (embeds, interpolator))]
-    if not any(isinstance(module, embeds) for module in found):
+    found = [module for module in model.modules() if isinstance(module, classes)]
+    if not any(isinstance(module, classes[0]) for module in found):
         raise ValueError(
             f"{type(model).__name__} contains no timm NaFlexEmbeds; valid is any module that does, "
             "such as timm.create_model('naflexvit_base_patch16_gap') or a wrapper around one"
@@ -160,7 +165,7 @@ def enable(
         model: replace in this module only (anything that contains NaFlexEmbeds); beats the global choice.
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for the patch kernels: "matmul" or "stock".
-        rope: "stock" (timm's own) is the only choice yet.
+        rope: overrides ``mode`` for the rotary tables: "batched" or "stock".
 
     Returns:
         A handle; leaving it as a context manager restores what was there before.
@@ -237,9 +242,11 @@ def status() -> Status:
             if cls.__dict__.get(name) is not REPLACEMENTS[name]:
                 continue
             strategy = flags.patch_embed if REPLACEMENTS[name] in PATCH_EMBED else flags.pos_embed
-            if strategy in ("matmul", "interpolate_cached") and name.endswith("_grid_sample"):
+            if REPLACEMENTS[name] in ROPE:
+                strategy = flags.rope
+            elif strategy in ("matmul", "interpolate_cached") and name.endswith("_grid_sample"):
                 strategy = "stock"
-            if strategy == "grid_sample" and "naflex" not in name:
+            elif strategy == "grid_sample" and "naflex" not in name:
                 strategy = "stock"
             yield f"{cls.__name__}.{name}", strategy
 

@@ -16,6 +16,7 @@ from .choice import flags_for
 from .grids import check_coord, check_tokens, group_grids, whole_batch
 from .patch_embed import resample_linear_kernel, resample_patch_kernel
 from .resize import SEPARABLE_MODES, Resampling
+from .rope import batched_rope, read_rope
 from .strategies import EXACT, forms, grid_sample, interpolate_cached
 
 originals: dict[str, Callable[..., Any]] = {}  # timm's methods by name, kept by patch.py
@@ -106,6 +107,21 @@ def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int
     return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
 
 
+def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
+    """Modifications: tables for the whole batch at once; a token gets the cell its own coordinate names."""
+    if flags_for(self).rope == "stock":
+        return originals["_generate_rope_naflex"](self, x, patch_coord)
+    rope = read_rope(self.rope)
+    in_graph = _capturing() or _beyond("batched", x) or _beyond("batched", patch_coord)
+    if not isinstance(rope, str) and rope.augment is not None and in_graph:
+        rope = "random rotary coordinates while capturing a graph"
+    if isinstance(rope, str):
+        _warn_once(f"{rope} stay with timm's own code")
+        return originals["_generate_rope_naflex"](self, x, patch_coord)
+    check_coord(patch_coord, x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x)
+    return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
+
+
 # Finished tables are looked up by the grids, which cannot be captured: under torch.compile these two are a graph
 # break, as timm's own loops are.
 
@@ -149,14 +165,17 @@ def _separable(embeds: Any) -> bool:
     mode = embeds.pos_embed_interp_mode
     if mode in SEPARABLE_MODES:
         return True
-    if mode not in warned:
-        warned.add(mode)
-        warnings.warn(
-            f"timm_naflex_fast: a position table with interpolation mode {mode!r} stays with timm's own code; "
-            f"replaced are {', '.join(map(repr, SEPARABLE_MODES))}",
-            stacklevel=4,
-        )
+    _warn_once(
+        f"a position table with interpolation mode {mode!r} stays with timm's own code; "
+        f"replaced are {', '.join(map(repr, SEPARABLE_MODES))}"
+    )
     return False
+
+
+def _warn_once(message: str) -> None:
+    if message not in warned:
+        warned.add(message)
+        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=5)
 
 
 def _stock_kernel(interpolator: Any, weight: Tensor) -> bool:
@@ -202,3 +221,4 @@ POS_EMBED = (
     _apply_factorized_pos_embed,
 )
 PATCH_EMBED = (resample_linear_weight, resample_conv_weight)
+ROPE = (_generate_rope_naflex,)

@@ -1,0 +1,48 @@
+"""Which form of the rotary tables serves a batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .grids import read_grids
+from .mixed import MixedTables, mixed_closed, mixed_gathered
+from .settings import Rope
+from .tables import closed, gathered
+
+FEW_TOKENS = 1024
+
+
+def batched_rope(
+    rope: Rope, patch_coord: Tensor, dtype: torch.dtype, *, in_graph: bool = False
+) -> Tensor | MixedTables | list[Tensor]:
+    """What timm's ``NaFlexVit._generate_rope_naflex`` returns, without a loop over samples.
+
+    Args:
+        rope: the module's settings, of :func:`read_rope`.
+        patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype; a sample's grid is its
+            largest + 1, and tokens past its h*w are padding.
+        dtype: of the result; angles, sines and cosines are computed in float32 at least, under autocast too.
+        in_graph: use PyTorch's differentiable, capturable operations alone, and read nothing back to the host.
+
+    Returns:
+        (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
+        iterable of (B, heads, N, 2D), one per block.
+
+    Raises:
+        ValueError: a negative coordinate (not with ``in_graph``).
+    """
+    coord = patch_coord.detach().to(torch.int64)
+    batch, length = coord.shape[:2]
+    by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
+    if not rope.mixed:
+        # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
+        if by_token or (rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)):
+            return closed(rope, coord, dtype)
+        return gathered(rope, read_grids(coord, one=rope.alike), dtype)
+    if by_token:  # one sample has every cell once
+        make = mixed_closed(rope, coord, dtype)
+    else:
+        make = mixed_gathered(rope, read_grids(coord, one=rope.alike), dtype)
+    depth = rope.frequencies.shape[1]
+    return [make(block) for block in range(depth)] if in_graph else MixedTables(depth, make)
