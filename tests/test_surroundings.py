@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.patch_embed import _pseudo_inverse
+from timm_naflex_fast.patch_embed import axis_inverse, factors
 from timm_naflex_fast.resize import cell_taps, resize_matrix
 
 COORD = row_major([(2, 3)])
@@ -21,7 +21,7 @@ def first(out):
 
 @pytest.fixture
 def embeds():
-    for cached in (resize_matrix, cell_taps, _pseudo_inverse):
+    for cached in (resize_matrix, cell_taps, axis_inverse, factors):
         cached.cache_clear()
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 
