@@ -13,7 +13,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
-from timm_naflex_fast import choice, disable, enable, replacements, status
+from timm_naflex_fast import choice, disable, enable, kernel_replacements, replacements, status
 from timm_naflex_fast.flags import STOCK, Flags
 
 
@@ -220,7 +220,7 @@ def test_timm_with_another_signature(monkeypatch):
 
 
 def test_replacements_take_timms_arguments():
-    pairs = [(NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, replacements.PATCH_EMBED)]
+    pairs = [(NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, kernel_replacements.PATCH_EMBED)]
     pairs += [(NaFlexVit, replacements.ROPE)] * hasattr(NaFlexVitCfg, "rope_type")
     for cls, function in ((cls, function) for cls, functions in pairs for function in functions):
         theirs = inspect.signature(PRISTINE[cls][function.__name__]).parameters

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from timm_naflex_fast import disable, enable
 from timm_naflex_fast.bags import steps
-from timm_naflex_fast.patch_embed import _pseudo_inverse
+from timm_naflex_fast.patch_embed import axis_inverse, factors
 from timm_naflex_fast.resize import resize_matrix
 
 COORD = row_major([(2, 3)])
@@ -22,7 +22,7 @@ def first(out):
 
 @pytest.fixture
 def embeds():
-    for cached in (resize_matrix, steps, _pseudo_inverse):
+    for cached in (resize_matrix, steps, axis_inverse, factors):
         cached.cache_clear()
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 

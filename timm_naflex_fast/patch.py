@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,18 +22,20 @@ from torch import nn
 from .bags import steps
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .flags import STOCK, Flags, parse_flags
-from .replacements import PATCH_EMBED, POS_EMBED, ROPE, originals
+from .frozen import kernels
+from .kernel_replacements import OPTIONAL, PATCH_EMBED, RENAMED, resample_patch_embed
+from .replacements import POS_EMBED, ROPE, originals
 from .table_cache import cache
 
 OLDEST_TIMM = (1, 0, 16)
-REPLACEMENTS = {function.__name__: function for function in (*POS_EMBED, *PATCH_EMBED, *ROPE)}
+MODULE = "timm.layers.patch_embed"
 
 _lock = threading.RLock()
-_installed: set[tuple[type, str]] = set()
+_installed: dict[tuple[Any, str], Callable[..., Any]] = {}  # what of ours is set on which class or module of timm's
 
 
-def _timm_classes() -> dict[type, tuple[Callable[..., Any], ...]]:
-    """timm's classes and what replaces methods of theirs, NaFlexEmbeds first, after checking that it still fits.
+def _timm_classes() -> dict[type, dict[str, Callable[..., Any]]]:
+    """timm's classes, NaFlexEmbeds first, and our methods by timm's names, after checking that timm's are the same.
 
     NaFlexVit is left out of a timm whose NaFlexVit has no rotary embeddings yet (1.0.16).
 
@@ -45,21 +49,27 @@ def _timm_classes() -> dict[type, tuple[Callable[..., Any], ...]]:
     if found < OLDEST_TIMM:
         raise RuntimeError(f"timm_naflex_fast needs timm >= {oldest}; installed is {timm.__version__}")
     try:
-        from timm.layers.patch_embed import PatchEmbedInterpolator
+        from timm.layers import patch_embed
         from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
-    except ImportError as error:
+
+        classes: dict[type, dict[str, Callable[..., Any]]] = {NaFlexEmbeds: {f.__name__: f for f in POS_EMBED}}
+        classes |= {getattr(patch_embed, name): dict(methods) for name, methods in RENAMED.items()}
+        classes[patch_embed.PatchEmbedInterpolator] |= {f.__name__: f for f in PATCH_EMBED}
+        if hasattr(NaFlexVitCfg, "rope_type"):
+            classes[NaFlexVit] = {f.__name__: f for f in ROPE}
+        checked = [*classes.items(), (patch_embed, {"resample_patch_embed": resample_patch_embed})]
+    except (ImportError, AttributeError) as error:
         raise RuntimeError(f"timm {timm.__version__} does not have what timm_naflex_fast replaces: {error}") from error
-    classes = {NaFlexEmbeds: POS_EMBED, PatchEmbedInterpolator: PATCH_EMBED}
-    if hasattr(NaFlexVitCfg, "rope_type"):
-        classes[NaFlexVit] = ROPE
     wrong = []
-    for cls, functions in classes.items():
-        for function in functions:
-            method = cls.__dict__.get(function.__name__)
-            if method is None:
-                wrong.append(f"{cls.__name__}.{function.__name__} is missing")
+    for owner, methods in checked:
+        for name, function in list(methods.items()):
+            method = owner.__dict__.get(name)
+            if method is None and name in OPTIONAL:
+                del methods[name]
+            elif method is None:
+                wrong.append(f"{owner.__name__}.{name} is missing")
             elif list(inspect.signature(method).parameters) != list(inspect.signature(function).parameters):
-                wrong.append(f"{cls.__name__}.{function.__name__} takes {inspect.signature(method)}")
+                wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
     if wrong:
         raise RuntimeError(
             f"timm {timm.__version__} is not supported by this timm_naflex_fast (timm >= {oldest} is, as long as its "
@@ -68,24 +78,37 @@ def _timm_classes() -> dict[type, tuple[Callable[..., Any], ...]]:
     return classes
 
 
+def _holders(function: Callable[..., Any]) -> list[ModuleType]:
+    """timm's modules whose ``resample_patch_embed`` is ``function``: its own, and those that imported it by name."""
+    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "timm"]
+    return [m for m in modules if isinstance(m, ModuleType) and m.__dict__.get("resample_patch_embed") is function]
+
+
 def _install() -> None:
-    methods = [(cls, f.__name__) for cls, functions in _timm_classes().items() for f in functions]
+    methods = [(cls, name, f) for cls, functions in _timm_classes().items() for name, f in functions.items()]
     # What is marked installed without being ours is another plugin's wrapper around ours: it still reaches us.
-    todo = [(c, n) for c, n in methods if (c, n) not in _installed or c.__dict__[n] is originals[n]]
-    for cls, name in todo:
-        originals[name] = cls.__dict__[name]
-    for cls, name in todo:
-        setattr(cls, name, REPLACEMENTS[name])
-        _installed.add((cls, name))
+    todo: list[tuple[Any, str, Callable[..., Any]]]
+    todo = [(c, n, f) for c, n, f in methods if (c, n) not in _installed or c.__dict__[n] is originals[f.__name__]]
+    for cls, name, function in todo:
+        originals[function.__name__] = cls.__dict__[name]
+    name, home = "resample_patch_embed", sys.modules[MODULE]
+    if (home, name) not in _installed:
+        originals[name] = home.__dict__[name]
+    todo += [(module, name, resample_patch_embed) for module in _holders(originals[name])]
+    for owner, attribute, function in todo:
+        setattr(owner, attribute, function)
+        _installed[owner, attribute] = function
 
 
 def _uninstall_if_unused() -> None:
     if not all(flags.is_stock for flags in (global_flags(), *models_flags())):
         return
-    for cls, name in list(_installed):
-        if cls.__dict__.get(name) is REPLACEMENTS[name]:  # else another plugin sits on top of us: leave it alone
-            setattr(cls, name, originals[name])
-            _installed.remove((cls, name))
+    for module in _holders(resample_patch_embed):  # modules that were imported meanwhile have ours
+        _installed[module, "resample_patch_embed"] = resample_patch_embed
+    for (owner, name), function in list(_installed.items()):
+        if owner.__dict__.get(name) is function:  # else another plugin sits on top of us: leave it alone
+            setattr(owner, name, originals[function.__name__])
+            del _installed[owner, name]
 
 
 def _targets(model: nn.Module) -> list[nn.Module]:
@@ -200,6 +223,7 @@ def disable(model: nn.Module | None = None) -> None:
         if model is None:
             forget_all()
             cache.clear()
+            kernels.clear()
             steps.cache_clear()
         else:
             modules = _targets(model)
@@ -238,17 +262,17 @@ def status() -> Status:
     import timm
 
     def rows() -> Iterator[tuple[str, str]]:
-        for cls, name in sorted(_installed, key=lambda method: (method[0].__name__, method[1])):
-            if cls.__dict__.get(name) is not REPLACEMENTS[name]:
+        for (owner, name), function in sorted(_installed.items(), key=lambda item: (item[0][0].__name__, item[0][1])):
+            if owner.__dict__.get(name) is not function or (owner.__name__ != MODULE and isinstance(owner, ModuleType)):
                 continue
-            strategy = flags.patch_embed if REPLACEMENTS[name] in PATCH_EMBED else flags.pos_embed
-            if REPLACEMENTS[name] in ROPE:
+            strategy = flags.pos_embed if function in POS_EMBED else flags.patch_embed
+            if function in ROPE:
                 strategy = flags.rope
             elif strategy in ("matmul", "interpolate_cached") and name.endswith("_grid_sample"):
                 strategy = "stock"
             elif strategy == "grid_sample" and "naflex" not in name:
                 strategy = "stock"
-            yield f"{cls.__name__}.{name}", strategy
+            yield f"{owner.__name__}.{name}", strategy
 
     with _lock:
         flags = global_flags()

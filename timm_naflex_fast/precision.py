@@ -41,39 +41,11 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError(
-            "timm_naflex_fast: the matmul strategy has no double backward with respect to its table or kernel; "
-            'use enable(mode="interpolate_cached", patch_embed="stock"), which PyTorch can differentiate twice'
+            "timm_naflex_fast: the matmul strategy has no double backward with respect to its table; "
+            'use enable(mode="interpolate_cached"), which PyTorch can differentiate twice'
         )
 
 
 def once_differentiable(value: Tensor, source: Tensor) -> Tensor:
     """``value``, a gradient computed from ``source`` outside autograd; differentiating it again raises RuntimeError."""
     return _Once.apply(value, source) if torch.is_grad_enabled() and source.requires_grad else value
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(left: Tensor, matrix: Tensor) -> Tensor:
-        return _product(left, matrix)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (matrix,) = ctx.saved_tensors
-        with torch.no_grad():
-            grad = _product(grads[0], matrix.t())
-        return once_differentiable(grad, grads[0]), None
-
-
-def _product(left: Tensor, matrix: Tensor) -> Tensor:
-    wide = product_dtype(left.dtype)
-    with no_autocast(left.device):
-        return (left.to(wide) @ matrix.to(wide)).to(left.dtype)
-
-
-def product(left: Tensor, matrix: Tensor) -> Tensor:
-    """``left`` (..., k) @ the constant ``matrix`` (k, n), forward and backward in full precision."""
-    return _Product.apply(left, matrix)

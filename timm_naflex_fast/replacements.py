@@ -1,4 +1,4 @@
-"""The methods that stand in for timm's. Each says only what differs from timm's method of that name.
+"""The methods that stand in for timm's position embeddings. Each says only what differs from timm's of that name.
 
 Each is a dispatcher: it looks up the flags that hold for its module, once, and calls a strategy or timm's original.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .choice import flags_for
 from .grids import check_coord, check_tokens, group_grids, whole_batch
-from .patch_embed import resample_linear_kernel, resample_patch_kernel
 from .resize import SEPARABLE_MODES, Resampling
 from .rope import batched_rope, read_rope
 from .strategies import EXACT, forms, grid_sample, interpolate_cached
@@ -79,32 +78,6 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     check_tokens(x, self.pos_embed_y.shape[-1])
     add = EXACT[strategy].add_factorized
     return add(x, self.pos_embed_y, self.pos_embed_x, whole_batch(x, grid_size), self.pos_embed_ar_preserving)
-
-
-def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
-    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
-    h, w = target_patch_size
-    if _stock_kernel(self, weight):
-        return originals["resample_linear_weight"](self, weight, target_patch_size)
-    if (h, w) == tuple(self.base_patch_size):
-        return weight
-    return resample_linear_kernel(
-        weight,
-        tuple(self.base_patch_size),
-        (h, w),
-        self.in_chans,
-        channels_last=getattr(self, "channels_last", True),
-        mode=self.interpolation,
-        antialias=self.antialias,
-    )
-
-
-def resample_conv_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
-    """Modifications: one full-precision product with a pseudo-inverse kept across models and calls."""
-    if _stock_kernel(self, weight):
-        return originals["resample_conv_weight"](self, weight, target_patch_size)
-    h, w = target_patch_size
-    return resample_patch_kernel(weight, (h, w), mode=self.interpolation, antialias=self.antialias)
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
@@ -178,13 +151,6 @@ def _warn_once(message: str) -> None:
         warnings.warn(f"timm_naflex_fast: {message}", stacklevel=5)
 
 
-def _stock_kernel(interpolator: Any, weight: Tensor) -> bool:
-    strategy = flags_for(interpolator).patch_embed
-    if strategy == "stock" or interpolator.interpolation not in SEPARABLE_MODES:
-        return True
-    return _capturing() or _beyond(strategy, weight)
-
-
 def _beyond(strategy: str, x: Tensor) -> bool:
     """Whether ``x`` is no ordinary tensor, so that timm's code, made of PyTorch's own operations, must serve.
 
@@ -220,5 +186,4 @@ POS_EMBED = (
     _apply_factorized_naflex_pos_embed_grid_sample,
     _apply_factorized_pos_embed,
 )
-PATCH_EMBED = (resample_linear_weight, resample_conv_weight)
 ROPE = (_generate_rope_naflex,)

@@ -75,15 +75,22 @@ def resize_matrix(
     ``mode="linear"`` is ``F.interpolate``'s 1-D mode (never antialiased). Cached; treat the result as read-only.
     """
     with constants(device):
-        basis = torch.eye(n0, dtype=dtype, device=device)
-        if mode == "linear":
-            return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
-        check_mode(mode)
-        # Width 4, not 1: an (N, 1, H, 1) tensor passes for channels-last and F.interpolate(antialias=True) then
-        # returns wrong numbers (seen in torch 2.15).
-        basis = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
-        resized = F.interpolate(basis, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
-        return resized[:, 0, :, 0].t().contiguous()
+        return traceable_resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
+
+
+def traceable_resize_matrix(
+    n: int, n0: int, mode: str, antialias: bool, align_corners: bool, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """As :func:`resize_matrix`, by PyTorch's operations alone, for tracers that cannot look into a cache."""
+    basis = torch.eye(n0, dtype=dtype, device=device)
+    if mode == "linear":
+        return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
+    check_mode(mode)
+    # Width 4, not 1: an (N, 1, H, 1) tensor passes for channels-last and F.interpolate(antialias=True) then
+    # returns wrong numbers (seen in torch 2.15).
+    basis = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
+    resized = F.interpolate(basis, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
+    return resized[:, 0, :, 0].t().contiguous()
 
 
 def axis_matrices(

@@ -136,8 +136,16 @@ class TableCache:
 def _same_bits(kept: Tensor, now: Tensor) -> bool:
     if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
         return False
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kept.element_size()]
-    return torch.equal(kept.view(as_int), now.detach().view(as_int))
+    return torch.equal(*_as_integers(kept, now.detach()))
+
+
+def _as_integers(*tensors: Tensor) -> list[Tensor]:
+    """Views on the same bits as integers, the widest possible: comparing takes time by the number of elements."""
+    size = tensors[0].element_size()
+    if all(t.is_contiguous() and t.numel() * size % 8 == 0 and t.storage_offset() * size % 8 == 0 for t in tensors):
+        return [t.view(-1).view(torch.int64) for t in tensors]
+    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return [t.view(as_int) for t in tensors]
 
 
 cache = TableCache()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..flags import POS_EMBED
-from ..patch import REPLACEMENTS
+from ..replacements import POS_EMBED as METHODS
 from ..replacements import originals
 from .race import BASELINE, FLOOR
 
@@ -76,7 +76,7 @@ def _timms_own(name: str) -> Callable[..., Any]:
     from timm.models.naflexvit import NaFlexEmbeds
 
     method = NaFlexEmbeds.__dict__[name]
-    return originals[name] if method is REPLACEMENTS[name] else method
+    return originals[name] if method in METHODS else method
 
 
 def issue_2514(x: Tensor, table: Tensor, coord: Tensor, mode: str) -> Tensor:
