@@ -88,11 +88,10 @@ def test_old_timm_cannot_have_a_radio_table(capsys):
     assert cli.main(["bench", "--workload", "radio"]) == 2
 
 
-def small(name="diverse", batch=3, **options):
-    found = list(
-        pos_embeds.races([WORKLOADS[name]], [batch], options.pop("dtypes", ["float32"]), channels=4, **options)
-    )
-    return found[0] if len(found) == 1 else found
+def small(**options):
+    """One race on the diverse workload, and the generator that keeps it ready."""
+    made = pos_embeds.races([WORKLOADS["diverse"]], [3], channels=4, **options)
+    return next(made), made
 
 
 def embedded(name, workload="diverse", grids=((5, 7), (4, 4), (9, 31))):
@@ -187,7 +186,7 @@ def test_a_training_step_is_forward_and_backward_of_the_step_alone(name):
 
 
 def test_the_floor_touches_x_and_only_x():
-    found = small(phases=["infer"], contenders=["floor", "stock"])
+    found, _made = small(phases=["infer"], contenders=["floor", "stock"])
     floor, stock = found.contenders
     x = stock.prepare()
     before = x.clone()
@@ -197,7 +196,7 @@ def test_the_floor_touches_x_and_only_x():
 
 def test_infer_changes_the_table_and_frozen_does_not():
     for phase, same in (("infer", False), ("frozen", True)):
-        found = small(phases=[phase], contenders=["matmul"])
+        found, _made = small(phases=[phase], contenders=["matmul"])
         (contender,) = found.contenders
         steps = []
         for _ in range(2):
@@ -207,6 +206,14 @@ def test_infer_changes_the_table_and_frozen_does_not():
             contender.run(x)
             steps.append(x - before)
         assert torch.allclose(*steps, atol=1e-5) is same
+
+
+@pytest.mark.parametrize("phase", pos_embeds.PHASES)
+def test_a_race_that_is_over_does_not_time_timm_under_our_name(phase):
+    found, made = small(phases=[phase], contenders=["matmul", "stock"])
+    made.close()
+    with pytest.raises(RuntimeError, match="this race is over"):
+        run(found, 1)
 
 
 def test_every_contender_has_the_same_x_and_its_own_choice():
@@ -226,10 +233,10 @@ def test_every_contender_has_the_same_x_and_its_own_choice():
 
 def test_what_does_not_fit_in_memory_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(pos_embeds, "MOST_BYTES", 4 * 3 * 4 * 32 * 32 - 1)
-    found = small(phases=["train"], contenders=["stock", "stock-bilinear", "issue-2514", "grid_sample"])
+    found, _made = small(phases=["train"], contenders=["stock", "stock-bilinear", "issue-2514", "grid_sample"])
     assert [c.name for c in found.contenders] == ["stock"]
     assert all("its backward needs" in why for why in found.about["left_out"].values())
-    assert len(small(phases=["infer"], contenders=["stock", "grid_sample"]).contenders) == 2
+    assert len(small(phases=["infer"], contenders=["stock", "grid_sample"])[0].contenders) == 2
 
 
 @pytest.mark.parametrize("phase", pos_embeds.PHASES)
@@ -241,7 +248,8 @@ def test_peak_memory_on_cpu(phase):
 
     peak = peak_memory(torch.device("cpu"))(Contender("a", lambda _: hold(10**6)))
     assert 4e6 <= peak < 4.5e6
-    rows = run(small(phases=[phase], contenders=["floor", "stock"]), 1, peak_memory=peak_memory(torch.device("cpu")))
+    found, _made = small(phases=[phase], contenders=["floor", "stock"])
+    rows = run(found, 1, peak_memory=peak_memory(torch.device("cpu")))
     assert rows[0].peak_bytes < rows[1].peak_bytes
 
 

@@ -24,7 +24,8 @@ PARTS = {
     "siglip": "--workload siglip",
     "diverse": "--workload diverse",
     "others": f"--workload single imagenet extreme {FEW}",
-    "radio": f"--workload radio {FEW} --budget 1",
+    "radio": f"--workload radio --phase infer frozen {FEW} --budget 1",
+    "radio_train": f"--workload radio --phase train {FEW} --no-memory --budget 1",
     "small": "--batch 1 16 --phase infer train --contenders stock interpolate_cached matmul floor "
     "--no-memory --budget 0.4",
     "batches_train": f"--phase train {OVER_BATCH}",
@@ -58,7 +59,9 @@ def draw() -> None:
     over_batch = rows("batches_train", "batches_infer")
     if over_batch:
         time_over_batch(over_batch, RESULTS / "time_over_batch.png")
-    compared = [row for row in rows("siglip", "diverse", "others", "radio") if row.contender in FEW.split()]
+    compared = [
+        row for row in rows("siglip", "diverse", "others", "radio", "radio_train") if row.contender in FEW.split()
+    ]
     if compared:
         times_faster(compared, RESULTS / "times_faster.png")
 

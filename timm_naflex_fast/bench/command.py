@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", metavar="cpu|cuda", help="where (cpu)")
     add("--channels", type=int, default=768, metavar="C", help="width of the tokens (768)")
     add("--rounds", type=int, default=30, metavar="R", help="timed rounds, at most (30)")
-    add("--budget", type=float, default=2.0, metavar="S", help="seconds per contender and race, at least 2 rounds (2)")
+    add("--budget", type=float, default=2.0, metavar="S", help="seconds per contender and race, at least 3 rounds (2)")
     add("--patience", type=float, metavar="S", help="who took longer than S seconds skips the larger batches")
     add("--together", action="store_true", help="time all batch sizes in turns (exacter linearity, more memory)")
     add("--no-memory", action="store_true", help="do not measure peak memory")

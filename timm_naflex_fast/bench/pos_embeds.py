@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..choice import own_flags
 from ..patch import enable
 from . import peers
 from .race import FLOOR, Contender, Race
@@ -147,10 +148,19 @@ def _contender(
     table.data.copy_(values[0])
     versions = cycle(values)
 
+    def checked() -> None:
+        if name in peers.OURS and own_flags(embeds) is None:
+            raise RuntimeError("this race is over: keep what races() returned until its last run")
+
     def renew() -> Tensor:
+        checked()
         with torch.no_grad():
             table.copy_(next(versions))
         table.grad = None
+        return x
+
+    def same() -> Tensor:
+        checked()
         return x
 
     def forward(x: Tensor) -> None:
@@ -162,7 +172,7 @@ def _contender(
 
     if phase == "train":
         return Contender(name, step, lambda: _Activation.apply(renew().detach(), anchor))
-    return Contender(name, forward, renew if phase == "infer" else lambda: x)
+    return Contender(name, forward, renew if phase == "infer" else same)
 
 
 def _floor(x: Tensor, ready: Tensor, g: Tensor | None) -> Contender:

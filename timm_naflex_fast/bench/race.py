@@ -91,7 +91,7 @@ def run_together(
     *,
     warmup: int = 1,
     budget: float | None = None,
-    min_rounds: int = 2,
+    min_rounds: int = 3,
     clock: Callable[[], float] = time.perf_counter,
     synchronize: Callable[[], Any] = _nothing,
     peak_memory: Callable[[Contender], int | None] | None = None,
@@ -103,6 +103,7 @@ def run_together(
         races: more than one, so that times of one can be compared with those of another (batch sizes).
         budget: seconds; a contender that its warm-up shows to need more runs in fewer rounds, at least ``min_rounds``,
             spread evenly over the whole, so that a machine that is slower for a while is so for all alike.
+            Three, so that a median can pass over one that something else disturbed. Without a warm-up there is none.
         clock: seconds.
         synchronize: called before each reading of the clock (a GPU's queue).
         peak_memory: bytes a contender has allocated at most at once, measured outside the timed rounds.
