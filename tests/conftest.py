@@ -1,3 +1,5 @@
+import sys
+
 import oracles
 import pytest
 import torch
@@ -17,3 +19,5 @@ def stock_timm():
     yield
     timm_naflex_fast.disable()
     assert oracles.is_pristine()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
