@@ -1,4 +1,4 @@
-"""On a GPU: no waiting for the device, CUDA graph capture, reproducible gradients, TF32 flags without effect."""
+"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect. Never run so far: no GPU was available."""
 
 import pytest
 import torch
@@ -27,34 +27,11 @@ def step(model, batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_timm_and_never_waits_for_the_device(kind):
+def test_equals_timm(kind):
     model, batch = on_gpu(kind)
     want = step(model, batch)
     enable()
-    step(model, batch)  # libraries load here
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        got = step(model, batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_embeds_capture_into_a_cuda_graph(kind):
-    model, batch = on_gpu(kind)
-    enable()
-    with torch.no_grad():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            embeds(model, batch)
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = embeds(model, batch)
-        batch["patch_coord"].copy_(batch["patch_coord"].roll(1, 0))  # other grids, the same graph
-        graph.replay()
-        assert torch.equal(out, embeds(model, batch))
+    assert all(relative(a, b) <= 1e-5 for a, b in zip(step(model, batch), want))
 
 
 @pytest.mark.parametrize("kind", KINDS)

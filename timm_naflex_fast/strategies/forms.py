@@ -1,9 +1,8 @@
-"""Which form of the matmul strategy serves a NaFlex batch: told from the device and from who is tracing.
+"""Which form of the matmul strategy serves a NaFlex batch: told from who is tracing.
 
 - ``torch.export``: plain tensor operations (``matmul_traceable``), which run without this package;
-- CUDA: the same, in graphs and eagerly: they do not wait for the device;
-- ``torch.compile`` on the CPU: one ``torch.library`` operator, inside which the eager form runs;
-- the CPU, eager: ``matmul``, which reads the grids on the host.
+- ``torch.compile``: one ``torch.library`` operator, inside which the eager form runs (factorized: plain operations);
+- eager: ``matmul``, which reads the grids on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from . import matmul, matmul_traceable, operator
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     check_coord(patch_coord, x)
-    form = learned_form(x)
+    form = learned_form()
     if form is matmul:
         matmul.add_learned(x, table, group_grids(patch_coord, x), how)
     else:
@@ -33,15 +32,15 @@ def add_factorized(
 ) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
     check_coord(patch_coord, x)
-    if torch.compiler.is_compiling() or x.is_cuda:
+    if torch.compiler.is_compiling():
         matmul_traceable.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
     else:
         matmul.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
 
 
-def learned_form(x: Tensor) -> Any:
+def learned_form() -> Any:
     """The module whose ``add_learned`` serves."""
-    if x.is_cuda or exporting():
+    if exporting():
         return matmul_traceable
     return operator if torch.compiler.is_compiling() else matmul
 

@@ -1,11 +1,12 @@
-"""The matmul strategy's eager CPU form as a ``torch.library`` operator, opaque to compiled graphs.
+"""The matmul strategy's eager form as a ``torch.library`` operator, opaque to compiled graphs.
 
-On the CPU reading the grids costs nothing, so the eager form, many times faster than the plain operations that a
-graph could look into, serves ``torch.compile`` too. ``torch.export`` gets the plain operations instead.
+The eager form, many times faster than the plain operations that a graph could look into, serves ``torch.compile``
+too. It reads the grids on the host, so CUDA graphs must leave it out. ``torch.export`` gets the plain operations.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from ..resize import Resampling
 from . import matmul
 
 
-@torch.library.custom_op("timm_naflex_fast::add_learned", mutates_args=())
+def _operator(name: str) -> Any:
+    """``torch.library.custom_op``, kept out of CUDA graphs where PyTorch knows of such a tag."""
+    if hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters:
+        return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+    return torch.library.custom_op(name, mutates_args=())
+
+
+@_operator("timm_naflex_fast::add_learned")
 def add_learned_operator(
     x: Tensor,
     table: Tensor,
@@ -33,7 +41,7 @@ def add_learned_operator(
     return out
 
 
-@torch.library.custom_op("timm_naflex_fast::learned_grad", mutates_args=())
+@_operator("timm_naflex_fast::learned_grad")
 def learned_grad_operator(
     grad: Tensor,
     table: Tensor,
