@@ -1,4 +1,4 @@
-"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect. Never run so far: no GPU was available."""
+"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect. Never run: no GPU was available."""
 
 import pytest
 import torch

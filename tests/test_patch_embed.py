@@ -84,13 +84,6 @@ def test_inference_mode_then_training():
     assert weight.grad is not None
 
 
-def test_double_backward_says_what_to_do():
-    weight = torch.randn(5, 3, 4, 4, requires_grad=True)
-    (grad,) = torch.autograd.grad(resample_patch_kernel(weight, (3, 5)).square().sum(), weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="no double backward"):
-        grad.sum().backward()
-
-
 @pytest.mark.parametrize("bad", [dict(size=(0, 3)), dict(size=(3,)), dict(size=(3, 3), mode="nearest")])
 def test_bad_input(bad):
     with pytest.raises(ValueError):

@@ -1,0 +1,153 @@
+"""Separable pseudo-inverses: against float64, twice differentiable, kept while frozen, everywhere timm uses them."""
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import PRISTINE, relative, row_major, small_vit
+from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.layers.patch_embed import resample_patch_embed as timms
+
+import timm_naflex_fast
+from timm_naflex_fast import frozen
+from timm_naflex_fast.functional import resample_patch_kernel
+from timm_naflex_fast.resize import resize_matrix
+
+STOCK = PRISTINE[PatchEmbedInterpolator]
+side = st.integers(4, 24)
+
+
+def truth(weight, size, mode, antialias):
+    """k' = pinv(A_h)^T k pinv(A_w) in float64."""
+    h, w = size
+    rows, cols = weight.shape[2:]
+    left = torch.linalg.pinv(resize_matrix(h, rows, mode, antialias, dtype=torch.float64)).t()
+    right = torch.linalg.pinv(resize_matrix(w, cols, mode, antialias, dtype=torch.float64))
+    return left @ weight.double() @ right
+
+
+@settings(max_examples=100)
+@given(st.tuples(side, side), st.tuples(side, side), st.sampled_from(["bilinear", "bicubic"]), st.booleans())
+def test_no_farther_from_float64_than_timm(old, new, mode, antialias):
+    weight = torch.randn(8, 3, *old)
+    exact = truth(weight, new, mode, antialias)
+    got = resample_patch_kernel(weight, new, mode=mode, antialias=antialias)
+    theirs = timms(weight, list(new), interpolation=mode, antialias=antialias)
+    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
+    assert relative(got, exact) <= 1e-6
+
+
+def test_timms_matrix_is_wrong_for_a_new_width_of_one_and_ours_is_not():
+    weight = torch.randn(8, 3, 8, 8)
+    exact = truth(weight, (5, 1), "bicubic", True)
+    assert relative(resample_patch_kernel(weight, (5, 1)), exact) <= 1e-6
+
+
+@pytest.mark.parametrize("new", [(3, 5), (6, 4), (4, 7)])
+def test_differentiable_twice(new):
+    weight = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda k: resample_patch_kernel(k, new), weight)
+    assert torch.autograd.gradgradcheck(lambda k: resample_patch_kernel(k, new).square(), weight)
+
+
+def project(model, size, batch=2):
+    patches = torch.randn(batch, 6, *size, 1, generator=torch.Generator().manual_seed(1))
+    out = model.embeds(patches, patch_coord=row_major([(2, 3)] * batch) if batch else torch.zeros(0, 6, 2).long())
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.fixture
+def model():
+    return small_vit(enable_patch_interpolator=True)
+
+
+@pytest.mark.parametrize("write", ["data", "version", "last bit"])
+def test_frozen_kernels_are_kept_and_never_out_of_date(model, write, monkeypatch):
+    model.requires_grad_(False)
+    weight = model.embeds.proj.weight
+    want = project(model, (6, 5))
+    timm_naflex_fast.enable(model=model, pos_embed="stock")
+    for _ in range(3):
+        assert relative(project(model, (6, 5)), want) <= 1e-5
+    assert len(frozen.kernels) == 1
+    with monkeypatch.context() as context:
+        context.setattr(PatchEmbedInterpolator, "resample_linear_weight", None)  # kept, so not asked for
+        project(model, (6, 5))
+    kept = project(model, (6, 5))
+    if write == "data":
+        weight.data.mul_(2)
+    elif write == "version":
+        weight.mul_(2)
+    else:
+        weight.data.view(-1)[-1:].mul_(1 + 2**-10)
+    got = project(model, (6, 5))
+    assert not torch.equal(got, kept)
+    frozen.kernels.clear()
+    assert torch.equal(got, project(model, (6, 5)))
+    timm_naflex_fast.disable()
+    assert len(frozen.kernels) == 0
+
+
+def test_a_weight_that_is_trained_is_not_kept(model):
+    timm_naflex_fast.enable(model=model)
+    project(model, (6, 5)).sum().backward()
+    assert len(frozen.kernels) == 0 and model.embeds.proj.weight.grad.abs().max() > 0
+
+
+def test_an_empty_batch(model):
+    timm_naflex_fast.enable(model=model, pos_embed="stock")
+    assert project(model, (6, 5), batch=0).shape == (0, 6, 32)
+
+
+def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back():
+    holders = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("timm.") and getattr(module, "__dict__", {}).get("resample_patch_embed") is timms
+    ]
+    assert len(holders) >= 2  # timm.layers.patch_embed and those that load checkpoints with it
+    weight = torch.randn(5, 3, 8, 8)
+    want = timms(weight, [6, 10])
+    with timm_naflex_fast.enable():
+        for module in holders:
+            assert module.resample_patch_embed is not timms
+            assert relative(module.resample_patch_embed(weight, [6, 10]), want) <= 1e-5
+    assert all(module.resample_patch_embed is timms for module in holders)
+
+
+def test_compiles_in_one_graph_at_a_fixed_size(model):
+    model.requires_grad_(False)
+    want = project(model, (6, 5))
+    timm_naflex_fast.enable(model=model)
+    interpolator, weight = model.embeds.patch_interpolator, model.embeds.proj.weight
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled():
+        return interpolator.resample_linear_weight(weight, (6, 5))
+
+    timm = STOCK["resample_linear_weight"](interpolator, weight, (6, 5))
+    assert relative(compiled(), timm) <= 1e-5 and want.isfinite().all()
+
+
+def test_training_on_many_patch_sizes_has_timms_losses():
+    def losses(mode):
+        model = small_vit(enable_patch_interpolator=True, patch_size=16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        with timm_naflex_fast.enable(mode):
+            for patch in (8, 12, 16, 20, 32, 8, 20, 12, 32):
+                patches = torch.randn(2, 12, patch, patch, 1, generator=generator)
+                batch = dict(
+                    patches=patches, patch_coord=row_major([(3, 4), (2, 6)]), patch_valid=torch.ones(2, 12).bool()
+                )
+                loss = torch.nn.functional.cross_entropy(model(batch), torch.tensor([1, 3]))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+        return found
+
+    assert losses("matmul") == pytest.approx(losses("stock"), abs=1e-4)
