@@ -69,12 +69,12 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
     y, x_ = coord.unbind(2)
     cell = torch.addcmul(x_, y, w[:, None])
     misplaced = ((cell != order) & (order < (h * w)[:, None])).sum(1)
-    facts = torch.stack((h, w, misplaced, lowest.amin(1)), 1).tolist()  # the device-to-host copy
+    facts = torch.stack((h, w, misplaced, *lowest.unbind(1)), 1).tolist()  # the device-to-host copy
 
     regular: dict[tuple[int, int], list[int]] = {}
     reordered = []
-    for sample, (rows, cols, wrong, low) in enumerate(facts):
-        if rows < 1 or cols < 1 or (low < 0 and int(coord[sample, : rows * cols].min()) < 0):
+    for sample, (rows, cols, wrong, *low) in enumerate(facts):
+        if rows < 1 or cols < 1 or (min(low) < 0 and int(coord[sample, : rows * cols].min()) < 0):
             raise ValueError(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate; "
                 "coordinates count from 0, and padding tokens carry (0, 0)"
