@@ -1,5 +1,7 @@
 """The traceable form, run eagerly, against timm's own code, float64 truth and the eager form."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -43,7 +45,31 @@ def test_learned_is_as_close_to_float64_as_timm(case):
     assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
 
 
-@settings(max_examples=100)
+def parts(case, embeds):
+    """timm's own float32 embeddings (B, N, C): the table's, or those of each factorized table by itself."""
+    saved, out = [table.data.clone() for table in tables(embeds)], []
+    for own in range(len(saved)):
+        for i, table in enumerate(tables(embeds)):
+            table.data.copy_(saved[i] if i == own else torch.zeros_like(saved[i]))
+        out.append(torch.zeros(len(case.sizes), case.length, case.channels))
+        stock(case, embeds, out[-1], case.coord())
+    for table, values in zip(tables(embeds), saved):
+        table.data.copy_(values)
+    return out
+
+
+def equal_but_for_ties(case, embeds, got):
+    """Whether ``got`` is x plus timm's embedding, each part cast as it is or moved by the float32 tolerance first."""
+    off = 2e-6 * max(1.0, *(table.abs().max().item() for table in tables(embeds)))
+    near = [[(part + d).to(case.dtype) for d in (-off, 0, off)] for part in parts(case, embeds)]
+    in_grid = torch.tensor([[n < h * w for n in range(case.length)] for h, w in case.sizes])[..., None]
+    x = case.x()
+    choices = torch.stack([torch.where(in_grid, x + sum(choice), x) for choice in itertools.product(*near)])
+    return (choices == got).any(0).all()
+
+
+# Not by a count of differing numbers: one tie shows in every sample of its grid, and a factorized one in a whole line.
+@settings(max_examples=200)
 @given(cases(dtypes=HALF))
 def test_half_precision_x_is_equal_but_for_ties(case):
     embeds, coord = case.embeds(), case.coord()
@@ -51,10 +77,7 @@ def test_half_precision_x_is_equal_but_for_ties(case):
         want, got = case.x(), case.x()
         stock(case, embeds, want, coord)
         ours(case, embeds, got, coord)
-    added = (want.float() - case.x().float()).abs()
-    off = (got.float() - want.float()).abs()
-    assert (off <= torch.finfo(case.dtype).eps * (want.float().abs() + added + case.x().float().abs())).all()
-    assert (off > 0).sum() <= max(2, 0.01 * off.numel())
+        assert equal_but_for_ties(case, embeds, want) and equal_but_for_ties(case, embeds, got)
 
 
 @settings(max_examples=150)
@@ -67,8 +90,8 @@ def test_factorized_equals_timm_forward_and_gradients(case):
         assert relative(got, want) <= 2e-6
         assert all(relative(a, b) <= 1e-5 for a, b in zip(got_gp, want_gp))
     else:
-        assert relative(got, want) <= 2 * torch.finfo(case.dtype).eps
-        assert ((got - want) != 0).sum() <= max(2, 0.01 * got.numel())
+        with torch.no_grad():
+            assert equal_but_for_ties(case, embeds, got)
     assert torch.equal(got_gx, want_gx)
 
 
@@ -109,6 +132,15 @@ def test_tokens_past_the_grid_keep_every_bit():
         ours(case, embeds, x, case.coord())
     assert torch.signbit(x[0, 12:-1]).all() and torch.signbit(x[1, 1:-1]).all() and x[:, -1].isnan().all()
     assert not x[:, :-1].isnan().any()
+
+
+def test_a_nan_in_the_gradient_of_padding_stays_there():
+    case = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (2, 2)], 20, torch.float32, 7)
+    embeds = case.embeds()
+    out = ours(case, embeds, torch.zeros(2, 20, 4), case.coord())
+    grad = torch.ones(2, 20, 4)
+    grad[0, 12:], grad[1, 4:] = torch.nan, torch.inf
+    assert torch.autograd.grad(out, embeds.pos_embed, grad)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["learned", "factorized"])

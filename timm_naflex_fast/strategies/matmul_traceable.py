@@ -235,4 +235,5 @@ class _Rearrange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         _, back, real = ctx.saved_tensors
         grad = grads[0].gather(1, back.flatten(1)[..., None].expand(-1, -1, grads[0].shape[2]))
-        return grad * real.flatten(1)[..., None], None, None, None
+        # Chosen, not multiplied: a NaN in the gradient of a padding token stays out of the table's.
+        return torch.where(real.flatten(1)[..., None], grad, torch.zeros_like(grad)), None, None, None
