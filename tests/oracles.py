@@ -150,11 +150,12 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 
 def small_vit(**kwargs: Any) -> NaFlexVit:
-    """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4."""
+    """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4, one input channel."""
     settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
     torch.manual_seed(0)
+    in_chans = kwargs.pop("in_chans", 1)
     cfg = NaFlexVitCfg(**(settings | dict(pos_embed_grid_size=(8, 8), class_token=False, reg_tokens=0) | kwargs))
-    model = NaFlexVit(cfg, in_chans=1, num_classes=5)
+    model = NaFlexVit(cfg, in_chans=in_chans, num_classes=5)
     for table in tables(model.embeds):
         torch.nn.init.normal_(table)
     return model
