@@ -1,4 +1,4 @@
-"""The command ``naflex-fast``: ``info``, ``drift`` and ``bench``."""
+"""The command ``naflex-fast``: ``info``, ``drift``, ``bench`` and ``run``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from .bench.command import add_arguments as add_bench_arguments
 from .bench.command import bench
 from .flags import POS_EMBED
+from .launcher import add_arguments as add_run_arguments
+from .launcher import launch
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench_parser = commands.add_parser("bench", help="time the strategies against timm, its alternatives and the floor")
     add_bench_arguments(bench_parser)
     bench_parser.set_defaults(action=bench)
+    run_parser = commands.add_parser("run", help="run a script, unchanged, with timm patched")
+    add_run_arguments(run_parser)
+    run_parser.set_defaults(action=launch)
     options = parser.parse_args(argv)
+    if options.action is launch:  # what a script raises is its own
+        return launch(options)
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     return run(f"naflex-fast {options.command}", options.action, options)
