@@ -39,9 +39,9 @@ class MixedTables:
         return self.make(self._next - 1)
 
 
-def mixed_closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Callable[[int], Tensor]:
+def mixed_closed(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None) -> Callable[[int], Tensor]:
     """A block's number to its table for the tokens (B, N, 2), by the formula per token and plain operations alone."""
-    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord))
+    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord, grids))
 
     def make(block: int) -> Tensor:
         return layout(rope.angles(positions, block), rope.half).to(dtype).masked_fill_(past, 0.0)

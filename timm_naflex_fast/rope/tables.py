@@ -24,18 +24,24 @@ def layout(angles: Tensor, half: bool) -> Tensor:
     return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
 
 
-def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (B, N, 2) of the tokens (B, N, 2), and which are past the end of their grid, (B, N, 1)."""
+def token_positions(rope: Rope, coord: Tensor, grids: Grids | None = None) -> tuple[Tensor, Tensor]:
+    """Positions (B, N, 2) of the tokens (B, N, 2), and which are past the end of their grid, (B, N, 1).
+
+    With their ``grids``, changed as they draw it at random.
+    """
     grid = coord.amax(1, keepdim=True) + 1
     past = torch.arange(coord.shape[1], device=coord.device)[:, None] >= grid.prod(2, keepdim=True)
     if rope.largest and rope.reference is not None:
         grid = grid.amax(0, keepdim=True)
-    return rope.positions(coord, grid), past
+    positions = rope.positions(coord, grid)
+    if grids is not None:
+        positions = augmented(rope, grids)(positions, grids.of[:, None].expand(coord.shape[:2]), slice(None))
+    return positions, past
 
 
-def closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Tensor:
+def closed(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None) -> Tensor:
     """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token."""
-    positions, past = token_positions(rope, coord)
+    positions, past = token_positions(rope, coord, grids)
     return layout(rope.angles(positions), rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
 
 
