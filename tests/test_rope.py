@@ -12,7 +12,7 @@ import timm.layers.pos_embed_sincos as timms
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import PRISTINE, relative, row_major, small_vit, vit_batch
+from oracles import PRISTINE, Largest, relative, row_major, small_vit, vit_batch
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
 from timm_naflex_fast import disable, enable, replacements, status
@@ -485,3 +485,28 @@ def test_angles_are_the_formula():
             for twin in (2 * c, 2 * c + 1):
                 assert math.isclose(table[token, twin], math.sin(angle), abs_tol=1e-6)
                 assert math.isclose(table[token, DIM + twin], math.cos(angle), abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_one_huge_coordinate_makes_no_huge_table(kind):
+    rope, coord = build(kind), row_major([(9, 7), (3, 5)] * 20)
+    coord[1, 2, 0] = 2**31 - 2
+    with Largest() as largest:
+        got = ours(rope, torch.zeros(40, 63, 4), coord)
+    assert largest.elements <= 40 * 63 * 2 * DIM * (HEADS * DEPTH if kind == "mixed" else 1)
+    torch.testing.assert_close(got, ours(rope, torch.zeros(40, 63, 4), coord, in_graph=True), rtol=0, atol=2e-6)
+    coord[1, 2, 0] += 1
+    with pytest.raises(ValueError, match="sample 1 holds a negative or non-finite coordinate, or one beyond"):
+        ours(rope, torch.zeros(40, 63, 4), coord)
+
+
+@pytest.mark.skipif(not NEW_TIMM, reason="older timm draws no random coordinates for every type")
+@pytest.mark.parametrize("kind", CLASSES)
+def test_random_coordinates_by_token_are_those_by_cell(kind, monkeypatch):
+    rope = build(kind, shift_coords=0.3, jitter_coords=1.2, rescale_coords=1.3, takes_all=True).train()
+    coord, tables = row_major([(9, 7), (3, 5), (9, 7)]), []
+    for by_token in (False, True):
+        monkeypatch.setattr("timm_naflex_fast.rope.batched.too_many", lambda *_, answer=by_token: answer)
+        torch.manual_seed(0)
+        tables.append(ours(rope, torch.zeros(3, 63, 4), coord))
+    torch.testing.assert_close(*tables, rtol=0, atol=2e-6)

@@ -46,10 +46,10 @@ def drift(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions and what is replaced."""
-    from .patch import status
+    """Print versions, what is replaced, what the machine has, and how full the caches are."""
+    from .about import about
 
-    print(status())
+    print(about())
     return 0
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the command line) and run the command it names; returns the exit status."""
     parser = argparse.ArgumentParser("naflex-fast", description="Fast and exact resampling for timm's NaFlexVit.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, and what is replaced").set_defaults(action=info)
+    commands.add_parser("info", help="versions, what is replaced, accelerators, caches").set_defaults(action=info)
     drift_parser = commands.add_parser("drift", help="how far each strategy moves a model from timm's own result")
     add_model_arguments(drift_parser)
     drift_parser.set_defaults(action=drift)

@@ -24,11 +24,12 @@ from .flags import STOCK, Flags, parse_flags
 from .frozen import kernels
 from .kernel_replacements import OPTIONAL, PATCH_EMBED, RENAMED, resample_patch_embed
 from .replacements import POS_EMBED, ROPE, originals
-from .table_cache import cache
+from .table_cache import cache, held_over_fork
 
 MODULE = "timm.layers.patch_embed"
 
 _lock = threading.RLock()
+held_over_fork(_lock)  # after the caches' locks: those are taken while this one is held
 _installed: dict[tuple[Any, str], Callable[..., Any]] = {}  # what of ours is set on which class or module of timm's
 
 
@@ -60,7 +61,7 @@ def _timm_classes() -> dict[type, dict[str, Callable[..., Any]]]:
 
 def _holders(function: Callable[..., Any]) -> list[ModuleType]:
     """timm's modules whose ``resample_patch_embed`` is ``function``: its own, and those that imported it by name."""
-    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "timm"]
+    modules = [module for name, module in list(sys.modules.items()) if name == "timm" or name.startswith("timm.")]
     return [m for m in modules if isinstance(m, ModuleType) and m.__dict__.get("resample_patch_embed") is function]
 
 
