@@ -2,6 +2,7 @@
 
 import pytest
 import test_coordinates
+import test_interpolate_cached
 import test_matmul
 import test_patch_embed
 import torch
@@ -33,7 +34,7 @@ def test_matmul_half_precision(case):
 
 @settings(max_examples=1000)
 @given(cases(dtypes=(torch.float32, *test_matmul.HALF)))
-def test_interpolate_cached(case):
+def test_bit_identical(case):
     property_of(test_interpolate_cached.test_learned_is_bit_identical)(case)
 
 

@@ -26,11 +26,6 @@ class Group:
     tokens: int
     cells: Tensor | None = None
 
-    @property
-    def scattered(self) -> bool:
-        """Whether a few tokens lie in a grid so large that only the cells they name may be computed."""
-        return self.cells is not None and too_many(self.h * self.w, self.tokens)
-
 
 def too_many(cells: int, tokens: int) -> bool:
     """Whether to compute all ``cells`` of a grid could take memory beyond all proportion to its ``tokens``."""
@@ -83,7 +78,7 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
 
     Returns:
         One group per distinct grid of row-major samples, in order of first appearance, then one group for each
-        sample whose tokens were reordered or dropped, the scattered last. Empty when the batch holds no token.
+        sample whose tokens were reordered or dropped. Empty when the batch holds no token.
 
     Raises:
         ValueError: shapes that do not fit, or a negative, non-finite or huge coordinate among a grid's tokens.
@@ -112,9 +107,7 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
         else:
             tokens = min(length, rows * cols)
             reordered.append(Group(rows, cols, [sample], tokens, cell[sample, :tokens]))
-    return [Group(r, c, samples, min(length, r * c)) for (r, c), samples in regular.items()] + sorted(
-        reordered, key=lambda group: group.scattered
-    )
+    return [Group(r, c, samples, min(length, r * c)) for (r, c), samples in regular.items()] + reordered
 
 
 def whole_batch(x: Tensor, grid_size: tuple[int, int]) -> list[Group]:

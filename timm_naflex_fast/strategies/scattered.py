@@ -6,11 +6,13 @@ are PyTorch's in closed form (weights.py); the sums are float64, which neither a
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grids import Group
+from ..grids import Group, too_many
 from ..resize import Resampling
 from ..weights import axis_weights
 from . import matmul_traceable
@@ -24,7 +26,7 @@ def add_learned(x: Tensor, table: Tensor, groups: list[Group], how: Resampling) 
     Returns:
         The other groups, which are left to do.
     """
-    left, scattered = _split(groups)
+    left, scattered = _split(groups, how)
     for group, y, x_ in scattered:
         cells = _learned_cells(table.reshape(table.shape[-3:]), group, y, x_, how)
         x[group.samples[0], : group.tokens].add_(cells.to(x.dtype))
@@ -35,7 +37,7 @@ def add_factorized(
     x: Tensor, table_y: Tensor, table_x: Tensor, groups: list[Group], ar_preserving: bool
 ) -> list[Group]:
     """The same with ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C)."""
-    left, scattered = _split(groups)
+    left, scattered = _split(groups, Resampling(ar_preserving=ar_preserving))
     for group, y, x_ in scattered:
         (sample,) = group.samples
         tokens = x[sample : sample + 1, : group.tokens]
@@ -43,16 +45,22 @@ def add_factorized(
     return left
 
 
-def _split(groups: list[Group]) -> tuple[list[Group], list[tuple[Group, Tensor, Tensor]]]:
-    """The groups to compute whole, and the scattered ones, which come last, with their tokens' y and x."""
-    end = len(groups)
-    while end and groups[end - 1].scattered:
-        end -= 1
-    found = []
-    for group in groups[end:]:
-        assert group.cells is not None
-        found.append((group, group.cells // group.w, group.cells % group.w))
-    return groups[:end] if found else groups, found
+def _split(groups: list[Group], how: Resampling) -> tuple[list[Group], list[tuple[Group, Tensor, Tensor]]]:
+    """The groups to compute whole, and the scattered ones with their tokens' y and x.
+
+    Row-major samples, whose groups come first, are never among them: their last token is in the grid's last row.
+    """
+    left, found = [], []
+    for group in reversed(groups):
+        if group.cells is None:
+            break
+        if too_many(math.prod(how.lengths(group.h, group.w)), group.tokens):
+            found.append((group, group.cells // group.w, group.cells % group.w))
+        else:
+            left.append(group)
+    if not found:
+        return groups, found
+    return groups[: len(groups) - len(left) - len(found)] + left, found
 
 
 def _learned_cells(table: Tensor, group: Group, y: Tensor, x: Tensor, how: Resampling) -> Tensor:
