@@ -196,5 +196,5 @@ def test_training_with_timms_loader_on_two_processes():
         ["rank", "0:", "timm_naflex_fast.replacements"],
         ["rank", "1:", "timm_naflex_fast.replacements"],
     ], err
-    assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 5  # the same weights
+    assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 4  # the same weights
     assert err.count("naflex-fast: pos_embed=matmul") == 1
