@@ -207,7 +207,7 @@ def test_verdict_is_one_sentence_from_the_figures():
     assert text == (
         "On 40 images, matmul gives timm's own result but for rounding (embeddings within 5.0e-07); grid_sample moves "
         "the embeddings by 12.0 % (RMS), gives 25.0 % of the images another nearest neighbour and takes accuracy from "
-        "90.00 % to 85.00 %; 1 of the 1 other ways measured move them by 4.0 % (bicubic)."
+        "90.00 % to 85.00 %; the 1 other way measured moves them by 4.0 % (bicubic)."
     )
     assert verdict(one_survey(matmul=exact), stand_in=True).endswith(
         "with stand-in weights, a trained model may differ."
@@ -421,9 +421,10 @@ def test_photos_of_scikit_image():
     pytest.importorskip("skimage")
     sources = photos.photos()
     assert len(sources) == len(photos.NAMES) * len(photos.ASPECTS)
-    for (w, h), (name, load) in zip(photos.ASPECTS, sources):
+    assert len({name for name, _ in sources}) == len(sources)
+    for (w, h), photo, (name, load) in zip(photos.ASPECTS, photos.NAMES, sources):
         image = load()
-        assert name == f"astronaut {w}:{h}" and image.width / image.height == pytest.approx(w / h, rel=0.02)
+        assert name == f"{photo} {w}:{h}" and image.width / image.height == pytest.approx(w / h, rel=0.02)
 
 
 def test_without_images_and_without_scikit_image(monkeypatch, capsys):

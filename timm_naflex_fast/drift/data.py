@@ -110,7 +110,9 @@ def verdict(survey: Survey, stand_in: bool = False) -> str:
     if moving:
         (low, least), (high, most) = moving[0], moving[-1]
         span = f"by {percent(low)} ({least})" + (f" to {percent(high)} ({most})" if len(moving) > 1 else "")
-        parts.append(f"{len(moving)} of the {len(peers)} other ways measured move them {span}")
+        some = f"{len(moving)} of the" if len(moving) < len(peers) else "all" if len(peers) > 1 else "the"
+        ways = f"{some} {len(peers)} other way{'s' * (len(peers) > 1)} measured"
+        parts.append(f"{ways} {'move' if len(moving) > 1 else 'moves'} them {span}")
     elif peers:
         parts.append(f"none of the {len(peers)} other ways measured moves them")
     sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
@@ -172,7 +174,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     made = report.made
     found = [
         ("Weights", report.weights),
-        ("Images", f"{report.survey.images:,}: {report.source}"),
+        ("Images", f"{report.survey.images:,} ({report.source})"),
         ("Sequence length", " and ".join(map(str, report.max_seq_len)) + " patches at most"),
         ("Patches", f"{report.patch_size}x{report.patch_size} pixels"),
         ("The model's own resampling", report.resampling),

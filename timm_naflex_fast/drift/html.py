@@ -17,13 +17,13 @@ STYLE = """
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--page); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: clamp(1.05rem, 4vw, 1.5rem); line-height: 1.25; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 h3 { font-size: .95rem; margin: 0; }
 .verdict, .stand-in { padding: .75rem 1rem; border-radius: .5rem; background: var(--card);
   border: 1px solid var(--faint); }
 .verdict { font-size: 1.1rem; } .stand-in { border-color: #c9880a; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .1rem 1rem; font-size: .85rem; }
 dt { color: var(--soft); } dd { margin: 0; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--faint); text-align: right; vertical-align: top; }
@@ -33,13 +33,13 @@ tbody th { font-family: ui-monospace, monospace; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; } .plots svg { display: block; width: 100%; max-width: 34rem; height: auto; }
 figcaption, .note { font-size: .8rem; color: var(--soft); }
-.maps { margin: 0 0 1.25rem; } .row { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: flex-end; }
+.maps { margin: 0 0 1.25rem; } .row { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: flex-start; }
 .row div { font-size: .75rem; width: 10rem; } .row img { display: block; max-width: 100%; }
 .row img.map { image-rendering: pixelated; }
 .bar { height: .8rem; max-width: 20rem; border-radius: .2rem; }
 .ends { display: flex; justify-content: space-between; max-width: 20rem; font-size: .75rem; }
 @media (max-width: 52rem) {
-  dl { grid-template-columns: 1fr; } dd { margin: 0 0 .4rem; }
+  dl { grid-template-columns: minmax(0, 1fr); } dd { margin: 0 0 .4rem; }
   thead { display: none; } tbody tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--faint); }
   tbody th, tbody td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; }
   tbody td:nth-child(n) { text-align: right; }

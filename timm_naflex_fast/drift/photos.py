@@ -24,7 +24,12 @@ def photos() -> list[tuple[str, Callable[[], Any]]]:
         raise RuntimeError(
             "without --images DIR, drift is measured on scikit-image's photos: pip install scikit-image"
         ) from error
-    return [(f"{name} {w}:{h}", partial(_open, name, w, h)) for name in NAMES for w, h in ASPECTS]
+    found = []
+    for turn in range(len(ASPECTS)):  # neighbours in the list differ in photo and aspect
+        for place, name in enumerate(NAMES):
+            w, h = ASPECTS[(place + turn) % len(ASPECTS)]
+            found.append((f"{name} {w}:{h}", partial(_open, name, w, h)))
+    return found
 
 
 def _open(name: str, wide: int, high: int) -> Any:
