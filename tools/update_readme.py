@@ -6,57 +6,44 @@ uv run tools/update_readme.py --render          # write what results/ holds
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import speed
-import timm
-import torch
+
+from timm_naflex_fast.drift.data import cells, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
-README, RESULT = ROOT / "README.md", ROOT / "results" / "drift_digits.json"
+README, DRIFT = ROOT / "README.md", ROOT / "results" / "drift"
 
 
 def measure_drift() -> None:
-    """Run the README's main command and keep its figures with the machine, versions and date."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "report.json"
-        subprocess.run([sys.executable, str(ROOT / "examples/drift_report.py"), "--json", str(out)], check=True)
-        report = json.loads(out.read_text())
-    record = {
-        "command": "uv run examples/drift_report.py",
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU",
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "report": report,
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(record, indent=2) + "\n")
+    """Make the digits' and the photos' reports again; each keeps its command, machine, versions and date."""
+    digits = ["examples/drift_report.py"]
+    photos = ["-m", "timm_naflex_fast", "drift", "--model", "naflexvit_base_patch16_siglip", "--random-weights"]
+    photos += ["--max-seq-len", "64"]
+    for name, command in (("digits", digits), ("photos", photos)):
+        out = (DRIFT / name).relative_to(ROOT)
+        subprocess.run([sys.executable, *command, "--out", str(out)], check=True, cwd=ROOT)
 
 
 def render_drift() -> str:
-    """The README's drift table, from the result file."""
-    record = json.loads(RESULT.read_text())
-    report = record["report"]
+    """The README's drift table, from the digits' report."""
+    report = read_json(DRIFT / "digits" / "report.json")
     lines = [
-        "| mode | embedding drift, max abs | relative RMS | pooled cosine distance | same class as timm | accuracy |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| way | what it is | embedding drift, max abs | relative RMS | pooled cosine distance | same nearest image "
+        "| same class as timm | accuracy |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, drift in report["strategies"].items():
-        numbers = (f"{drift[key]:.1e}" for key in ("embed_max_abs", "embed_rel_rms", "pooled_cosine_distance"))
-        shares = (f"{100 * drift[key]:.2f} %" for key in ("agreement", "accuracy"))
-        lines.append(f"| `{name}` | {' | '.join(numbers)} | {' | '.join(shares)} |")
+    for name in report.survey.drift:
+        _, what, *figures = cells(report, name)
+        lines.append(f"| `{name}` | {what} | {' | '.join(figures)} |")
+    made = report.made
     lines += [
         "",
-        f"{report['images']:,} images; weights: {report['weights']}; {record['machine']}; torch {record['torch']}, "
-        f"timm {record['timm']}; {record['date']}; `{record['command']}`.",
+        f"{report.survey.images:,} images; weights: {report.weights}; {made['machine']}; torch {made['torch']}, "
+        f"timm {made['timm']}; {made['date']}; `{made['command']}`. Plots and maps: results/drift/digits/report.html.",
     ]
     return "\n".join(lines)
 

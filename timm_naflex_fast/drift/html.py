@@ -33,7 +33,7 @@ tbody th { font-family: ui-monospace, monospace; font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; } .plots svg { display: block; width: 100%; max-width: 34rem; height: auto; }
 figcaption, .note { font-size: .8rem; color: var(--soft); }
-.maps { margin: 0 0 1.25rem; } .row { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: flex-start; }
+.maps { margin: .75rem 0 1.25rem; } .row { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: flex-start; }
 .row div { font-size: .75rem; width: 10rem; } .row img { display: block; max-width: 100%; }
 .row img.map { image-rendering: pixelated; }
 .bar { height: .8rem; max-width: 20rem; border-radius: .2rem; }
@@ -43,7 +43,7 @@ figcaption, .note { font-size: .8rem; color: var(--soft); }
   thead { display: none; } tbody tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--faint); }
   tbody th, tbody td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; }
   tbody td:nth-child(n) { text-align: right; }
-  td::before { content: attr(data-label); color: var(--soft); text-align: left; }
+  td::before { content: attr(data-label); color: var(--soft); text-align: left; flex: none; }
 }
 """
 COLOURS = "viridis"
