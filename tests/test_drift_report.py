@@ -1,9 +1,11 @@
 """The drift report: measures on tensors with known answers, peers inside a model, the written files."""
 
+import html
 import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from timm_naflex_fast.drift import NaFlexImages, load_model, photos, survey
 from timm_naflex_fast.drift.command import FILES, write
 from timm_naflex_fast.drift.data import Report, groups, read_json, verdict, write_json
 from timm_naflex_fast.drift.html import render
+from timm_naflex_fast.drift.markdown import render as markdown
 from timm_naflex_fast.drift.measure import Drift, Survey
 from timm_naflex_fast.drift.metrics import Difference, agreement, cosine_distance, nearest
 from timm_naflex_fast.drift.peers import NAMES, PEERS, left_out, standing_in
@@ -292,11 +295,25 @@ def test_renderings_read_only_the_data(report, tmp_path):
     write(again, tmp_path / "b")
     for name in FILES:
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
-    markdown = (tmp_path / "a" / "report.md").read_text()
-    assert report.verdict in markdown and all(f"| `{name}" in markdown for name in report.survey.drift)
+    text = (tmp_path / "a" / "report.md").read_text()
+    assert report.verdict in text and all(f"| `{name}" in text for name in report.survey.drift)
     (tmp_path / "bad.json").write_text('{"model": 1}')
     with pytest.raises(ValueError, match="is not a report of naflex-fast drift"):
         read_json(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("name", ["digits", "photos"])
+def test_committed_reports_are_small_and_name_their_weights(name):
+    folder = Path(__file__).resolve().parents[1] / "results" / "drift" / name
+    found = read_json(folder / "report.json")
+    assert markdown(found) == (folder / "report.md").read_text(), "render it again"
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert page.outside == [] and html.escape(found.verdict) in text
+    assert text.count(html.escape(f"Weights: {found.weights}.")) == 1 + 4 + len(found.survey.pictures)
+    assert found.stand_in == (name == "photos") == ("Stand-in weights" in text)
+    assert all(found.survey.exact(exact) for exact in ("interpolate_cached", "matmul"))
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 250_000
 
 
 def test_json_schema(report, tmp_path):

@@ -22,7 +22,7 @@ def measure_drift() -> None:
     """Make the digits' and the photos' reports again; each keeps its command, machine, versions and date."""
     digits = ["examples/drift_report.py"]
     photos = ["-m", "timm_naflex_fast", "drift", "--model", "naflexvit_base_patch16_siglip", "--random-weights"]
-    photos += ["--max-seq-len", "64"]
+    photos += ["--max-seq-len", "64", "256"]
     for name, command in (("digits", digits), ("photos", photos)):
         out = (DRIFT / name).relative_to(ROOT)
         subprocess.run([sys.executable, *command, "--out", str(out)], check=True, cwd=ROOT)

@@ -24,7 +24,7 @@ def photos() -> list[tuple[str, Callable[[], Any]]]:
         raise RuntimeError(
             "without --images DIR, drift is measured on scikit-image's photos: pip install scikit-image"
         ) from error
-    found = []
+    found: list[tuple[str, Callable[[], Any]]] = []
     for turn in range(len(ASPECTS)):  # neighbours in the list differ in photo and aspect
         for place, name in enumerate(NAMES):
             w, h = ASPECTS[(place + turn) % len(ASPECTS)]
