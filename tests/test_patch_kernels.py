@@ -34,9 +34,12 @@ def test_no_farther_from_float64_than_timm(old, new, mode, antialias):
     weight = torch.randn(8, 3, *old)
     exact = truth(weight, new, mode, antialias)
     got = resample_patch_kernel(weight, new, mode=mode, antialias=antialias)
-    theirs = timms(weight, list(new), interpolation=mode, antialias=antialias)
-    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
     assert relative(got, exact) <= 1e-6
+    try:
+        theirs = timms(weight, list(new), interpolation=mode, antialias=antialias)
+    except torch.linalg.LinAlgError:  # its SVD does not always converge: (23, 23) -> (24, 23), bilinear
+        return
+    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
 
 
 @pytest.mark.slow
