@@ -8,12 +8,16 @@ uv run tools/update_readme.py --render          # write what results/ holds
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import drift_picture
 import other_speed
 import speed
 
-from timm_naflex_fast.drift.data import cells, read_json
+from timm_naflex_fast.drift.data import Report, cells, read_json
+from timm_naflex_fast.drift.peers import NAMES
+from timm_naflex_fast.flags import POS_EMBED
 
 ROOT = Path(__file__).resolve().parent.parent
 README, DRIFT = ROOT / "README.md", ROOT / "results" / "drift"
@@ -21,23 +25,23 @@ README, DRIFT = ROOT / "README.md", ROOT / "results" / "drift"
 
 def measure_drift() -> None:
     """Make the digits' and the photos' reports again; each keeps its command, machine, versions and date."""
-    digits = ["examples/drift_report.py"]
+    held_out = ["examples/drift_report.py"]
     photos = ["-m", "timm_naflex_fast", "drift", "--model", "naflexvit_base_patch16_siglip", "--random-weights"]
     photos += ["--max-seq-len", "64", "256"]
-    for name, command in (("digits", digits), ("photos", photos)):
+    for name, command in (("digits", held_out), ("photos", photos)):
         out = (DRIFT / name).relative_to(ROOT)
         subprocess.run([sys.executable, *command, "--out", str(out)], check=True, cwd=ROOT)
 
 
-def render_drift() -> str:
-    """The README's drift table, from the digits' report."""
-    report = read_json(DRIFT / "digits" / "report.json")
+def render_drift(ways: Iterable[str] = POS_EMBED) -> str:
+    """The table of drift on the digits: of this package's strategies, or of all ``ways`` in the report."""
+    report = digits()
     lines = [
         "| way | what it is | embedding drift, max abs | relative RMS | pooled cosine distance | same nearest image "
         "| same class as timm | accuracy |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in report.survey.drift:
+    for name in (name for name in report.survey.drift if name in ways):
         _, what, *figures = cells(report, name)
         lines.append(f"| `{name}` | {what} | {' | '.join(figures)} |")
     made = report.made
@@ -49,8 +53,14 @@ def render_drift() -> str:
     return "\n".join(lines)
 
 
+def digits() -> Report:
+    """The digits' report."""
+    return read_json(DRIFT / "digits" / "report.json")
+
+
 SECTIONS = {
     "drift_digits": render_drift,
+    "drift_peers": lambda: render_drift(NAMES),
     "speed": speed.render_short,
     "speed_targets": speed.render,
     "patch_embed": other_speed.render_patch_embed,
@@ -87,6 +97,7 @@ def main() -> None:
             if part in options.measure:
                 other_speed.measure(part)
     speed.draw()
+    drift_picture.draw(digits(), DRIFT / "digits" / "drift.png")
     for page in PAGES:
         page.write_text(fill(page.read_text()))
 
