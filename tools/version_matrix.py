@@ -34,7 +34,7 @@ LAYERS = {
     "operation": "resize bags grids weights functional matmul matmul_frozen interpolate_cached grid_sample patch_embed "
     "coordinates",
     "patch": "patch choice contract pytest_plugin",
-    "model": "model patch_kernels patch_training surroundings rope hardening",
+    "model": "model patch_kernels patch_training surroundings rope rope_models hardening",
 }
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"

@@ -35,6 +35,7 @@ def batched_rope(
     """
     coord = patch_coord.detach().to(torch.int64) if in_graph else whole_numbers(patch_coord)
     batch, length = coord.shape[:2]
+    look = not in_graph and coord.device.type == "cpu"  # reading a flag back costs nothing
     by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
     # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
     by_token |= not rope.mixed and rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)
@@ -42,14 +43,14 @@ def batched_rope(
     if not by_token:
         grids = read_grids(coord, one=rope.alike)
         by_token = too_many(grids.cells, batch * length)
-    elif not in_graph and not coord.is_cuda and coord.numel() and int(coord.min()) < 0:
+    elif look and coord.numel() and int(coord.min()) < 0:
         raise bad_coordinate(int(coord.amin((1, 2)).argmin()))
     if not rope.mixed:
         if grids is None or by_token:
-            return closed(rope, coord, dtype, grids)
+            return closed(rope, coord, dtype, grids, look=look)
         return gathered(rope, grids, dtype)
     if grids is None or by_token:  # one sample has every cell once
-        make = mixed_closed(rope, coord, dtype, grids)
+        make = mixed_closed(rope, coord, dtype, grids, look=look)
     else:
         make = mixed_gathered(rope, grids, dtype)
     depth = rope.frequencies.shape[1]
