@@ -112,19 +112,22 @@ def test_the_budget_gives_a_slow_contender_fewer_rounds_but_three_and_spreads_th
     assert all(done in (turn - 1, turn) for done, turn in zip(before, (4, 7, 10)))
 
 
-def test_synchronized_before_each_reading_and_memory_outside_the_rounds():
+def test_a_stopwatch_of_its_own_and_memory_outside_the_rounds():
     clock, order = Clock(), []
-    read = lambda: order.append("clock") or clock()
+
+    def stopwatch(work):
+        order.append("timed")
+        work()
+        return 2.0
+
     rows = run(
         race(clock.contender("stock", 1.0)),
-        1,
-        clock=read,
-        synchronize=lambda: order.append("synchronize"),
+        2,
+        stopwatch=stopwatch,
         peak_memory=lambda contender: order.append("memory") or 7,
     )
-    assert order[-1] == "memory" and order.count("memory") == 1 and rows[0].peak_bytes == 7
-    readings = [i for i, what in enumerate(order) if what == "clock"]
-    assert len(readings) >= 2 and all(order[i - 1] == "synchronize" for i in readings)
+    assert order == ["timed"] * 3 + ["memory"]
+    assert rows[0].peak_bytes == 7 and rows[0].median_ms == 2000
 
 
 def test_no_baseline_no_ratio():

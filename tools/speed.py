@@ -13,6 +13,7 @@ from timm_naflex_fast.bench.report import losses, number, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "speed"
+GPU_RESULTS = ROOT / "results" / "gpu"
 FEW = "--contenders stock stock-bilinear interpolate_cached grid_sample matmul floor"
 OVER_BATCH = (
     "--workload diverse --batch 1 4 16 64 128 256 --contenders stock stock-bilinear interpolate_cached matmul floor "
@@ -36,11 +37,30 @@ PARTS = {
     "--contenders stock stock-bilinear matmul floor --budget 1",
 }
 
+GPU = (
+    "--device cuda --batch 512 --phase infer train --contenders stock stock-bilinear interpolate_cached matmul floor "
+    "--rounds 100 --budget 4"
+)
+GPU_PARTS = {
+    f"{workload}_{dtype}": f"--workload {workload} --dtype {dtype} {GPU}"
+    for workload in ("diverse", "siglip")
+    for dtype in ("float32", "bfloat16")
+}
+
 
 def measure(part: str) -> None:
     """Run one part's command and keep its figures."""
-    out = RESULTS / part
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *PARTS[part].split(), "--out", str(out)]
+    _measure(PARTS[part], RESULTS / part)
+
+
+def measure_gpu() -> None:
+    """Run every part of what is measured on a GPU and keep the figures."""
+    for part, options in GPU_PARTS.items():
+        _measure(options, GPU_RESULTS / part)
+
+
+def _measure(options: str, out: Path) -> None:
+    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--out", str(out)]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
@@ -100,6 +120,46 @@ def _targets() -> list[str]:
         texts = (_judged(ratio, bounds[workload], other == "floor") for workload, ratio in ratios.items())
         lines.append(f"| bfloat16 `x`: {what} | {' | '.join(texts)} |")
     return lines
+
+
+# phase, contender to compare with, bound; at most of the floor, at least of the others
+GPU_TARGETS = (
+    ("infer", "floor", 1.3, "forward, times the floor"),
+    ("train", "floor", 1.5, "forward and backward, times the floor"),
+    ("train", "stock", 300, "forward and backward, times faster than timm"),
+)
+
+
+def render_gpu() -> str:
+    """What was measured on a GPU, from results/gpu/."""
+    found = [part for part in GPU_PARTS if (GPU_RESULTS / part).is_dir()]
+    if not found:
+        return "Not measured: no GPU was available."
+    records = [read_json(GPU_RESULTS / part / "bench.json") for part in found]
+    lines = [f"| `matmul`, B=512, C=768 | {' | '.join(part.replace('_', ' ') for part in found)} |"]
+    lines.append("| --- |" + " --- |" * len(found))
+    for phase, other, bound, what in GPU_TARGETS:
+        texts = []
+        for measured, _ in records:
+            times = {row.contender: row.median_ms for row in measured if row.phase == phase}
+            if "matmul" not in times or other not in times:
+                texts.append("not measured")
+            elif other == "floor":
+                texts.append(_judged(times["matmul"] / times[other], bound, True))
+            elif measured[0].workload == "diverse":
+                texts.append(_judged(times[other] / times["matmul"], bound, False))
+            else:
+                texts.append(number(times[other] / times["matmul"]))
+        lines.append(f"| {what} | {' | '.join(texts)} |")
+    waits = [{who for row in measured for who in row.about["waits_for_gpu"]} for measured, _ in records]
+    lines.append(f"| waits for the GPU | {' | '.join('yes' if 'matmul' in who else 'no' for who in waits)} |")
+    about = records[0][1]
+    lines += [
+        "",
+        f"{about['machine']}; torch {about['torch']}, timm {about['timm']}; {about['date']}, commit {about['commit']}; "
+        "medians of the GPU's own time with cold caches; `uv run tools/update_readme.py --measure gpu`.",
+    ]
+    return "\n".join(lines)
 
 
 def _judged(value: float | None, bound: float, at_most: bool) -> str:

@@ -2,6 +2,7 @@
 
 uv run tools/update_readme.py                   # measure all again (about a quarter of an hour), then write
 uv run tools/update_readme.py --measure speed   # one thing again: drift, speed, or a part of speed such as speed/siglip
+uv run tools/update_readme.py --measure gpu     # what needs a GPU, and is not measured unless named
 uv run tools/update_readme.py --render          # write what results/ holds
 """
 
@@ -78,7 +79,7 @@ def main() -> None:
     parts = [f"speed/{part}" for part in speed.PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="do not measure again")
-    parser.add_argument("--measure", nargs="+", choices=["drift", "speed", *parts], default=["drift", "speed"])
+    parser.add_argument("--measure", nargs="+", choices=["drift", "speed", "gpu", *parts], default=["drift", "speed"])
     options = parser.parse_args()
     if not options.render:
         if "drift" in options.measure:
@@ -86,6 +87,8 @@ def main() -> None:
         for part in parts:
             if part in options.measure or "speed" in options.measure:
                 speed.measure(part.removeprefix("speed/"))
+        if "gpu" in options.measure:
+            speed.measure_gpu()
     speed.draw()
     README.write_text(fill(README.read_text()))
 
