@@ -8,7 +8,7 @@ import triton.language as tl
 from .triton_kernels import PLAN, _centre, _entry, _read_scale, _stretch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "N", "splits"])
 def table_grad_kernel(
     g_ptr,
     out_ptr,
@@ -96,7 +96,7 @@ def table_grad_kernel(
     tl.store(out_at, grad, mask=(col < W0)[:, None] & in_c[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "splits", "coord_b", "coord_n", "coord_c"])
 def token_grad_kernel(
     g_ptr,
     out_ptr,

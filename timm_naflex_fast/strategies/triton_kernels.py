@@ -15,7 +15,8 @@ A row of the plan (int32) holds
     4  the bits of the float32 scale, table cells per position, of y
     5  and of x
 
-Every kernel's axes of programs follow from shapes alone; what lies past a grid is a loop that ends at once.
+Every kernel's axes of programs follow from shapes alone; what lies past a grid is a loop that ends at once. Sizes that
+change from batch to batch are not specialized on: they would have kernels compiled again in the middle of a training.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _entry(cell, centre, shrink, n0, BICUBIC: tl.constexpr, ANTIALIAS: tl.conste
     return weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "coord_b", "coord_n", "coord_c"])
 def plan_kernel(
     coord_ptr,
     plan_ptr,
@@ -147,7 +148,7 @@ def plan_kernel(
             centre = _centre(y, scale, H0, BICUBIC, True, ALIGN_CORNERS)
             weights = _entry(cell, centre[:, None], shrink, H0, BICUBIC, True)
             total = tl.sum(tl.where(cell < H0, weights, 0.0), 1)
-            tl.store(norm_ptr + sample * N + y, 1.0 / total, mask=y < rows)
+            tl.store(norm_ptr + sample * N + y, 1.0 / tl.where(y < rows, total, 1.0), mask=y < rows)
 
 
 @triton.jit
@@ -159,7 +160,7 @@ def _add(x_ptr, n, ok, cells, c, in_c, x_n, x_c):
     tl.store(at, (x.to(tl.float32) + cells.to(x.dtype).to(tl.float32)).to(x.dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "coord_b", "coord_n", "coord_c"])
 def forward_kernel(
     x_ptr,
     table_ptr,
