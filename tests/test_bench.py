@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import speed
 import torch
 from oracles import is_pristine
 from PIL import Image
@@ -378,3 +379,22 @@ def test_other_suites_are_found_by_name(monkeypatch, capsys):
     monkeypatch.setitem(command.SUITES, "rope", "not_there")
     assert cli.main(["bench", "--rope"]) == 2
     assert "this version has no bench of rope" in capsys.readouterr().err
+
+
+def test_the_gpu_section_judges_what_was_measured_and_says_what_was_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "GPU_RESULTS", tmp_path)
+    assert "no GPU" in speed.render_gpu()
+    (tmp_path / "diverse_float32").mkdir()
+    rows = []
+    for name, seconds in (("stock", 400.0), ("matmul", 1.4), ("floor", 1.0)):
+        about = {"waits_for_gpu": ["stock"]}
+        (row,) = run(
+            Race("pos_embed", "diverse", "train", 512, "float32", (Contender(name, lambda _: None),), about), 1
+        )
+        rows.append(replace(row, median_ms=1e3 * seconds))
+    report.write_json(tmp_path / "diverse_float32" / "bench.json", rows, report.provenance("test"))
+    text = speed.render_gpu()
+    assert "| forward, times the floor | not measured |" in text
+    assert "| forward and backward, times the floor | 1.40 (target <= 1.5) |" in text
+    assert "times faster than timm | 286 (target >= 300, **missed**) |" in text
+    assert "| waits for the GPU | no |" in text

@@ -10,7 +10,8 @@ import pytest
 import torch
 from oracles import BATCH, relative, small_vit, vit_batch
 
-from timm_naflex_fast import enable
+from timm_naflex_fast import cli, enable
+from timm_naflex_fast.bench.report import read_json
 from timm_naflex_fast.resize import Resampling
 from timm_naflex_fast.strategies import forms, matmul_triton
 
@@ -101,6 +102,14 @@ def test_never_waits_for_the_gpu(kind):
         step(model, batch)
         with torch.no_grad():
             model.eval()(batch)
+
+
+def test_bench_tells_who_waits(tmp_path):
+    work = ["--workload", "siglip", "--batch", "4", "--channels", "32", "--rounds", "3", "--phase", "infer", "train"]
+    assert cli.main(["bench", "--device", "cuda", *work, "--out", str(tmp_path)]) == 0
+    for row in read_json(tmp_path / "bench.json")[0]:
+        assert "stock" in row.about["waits_for_gpu"]
+        assert "matmul" not in row.about["waits_for_gpu"] and "floor" not in row.about["waits_for_gpu"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
