@@ -13,7 +13,6 @@ from timm_naflex_fast.bench.report import losses, number, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "speed"
-GPU_RESULTS = ROOT / "results" / "gpu"
 FEW = "--contenders stock stock-bilinear interpolate_cached grid_sample matmul floor"
 OVER_BATCH = (
     "--workload diverse --batch 1 4 16 64 128 256 --contenders stock stock-bilinear interpolate_cached matmul floor "
@@ -37,29 +36,14 @@ PARTS = {
     "--contenders stock stock-bilinear matmul floor --budget 1",
 }
 
-GPU = (
-    "--device cuda --batch 512 --phase infer train --contenders stock stock-bilinear interpolate_cached matmul floor "
-    "--rounds 100 --budget 4"
-)
-GPU_PARTS = {
-    f"{workload}_{dtype}": f"--workload {workload} --dtype {dtype} {GPU}"
-    for workload in ("diverse", "siglip")
-    for dtype in ("float32", "bfloat16")
-}
-
 
 def measure(part: str) -> None:
     """Run one part's command and keep its figures."""
-    _measure(PARTS[part], RESULTS / part)
+    run_bench(PARTS[part], RESULTS / part)
 
 
-def measure_gpu() -> None:
-    """Run every part of what is measured on a GPU and keep the figures."""
-    for part, options in GPU_PARTS.items():
-        _measure(options, GPU_RESULTS / part)
-
-
-def _measure(options: str, out: Path) -> None:
+def run_bench(options: str, out: Path) -> None:
+    """``naflex-fast bench`` with these options, its figures kept in the folder ``out``."""
     command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--out", str(out)]
     subprocess.run(command, check=True, cwd=ROOT)
 
@@ -70,8 +54,23 @@ def rows(*parts: str) -> list[Row]:
 
 
 def render() -> str:
-    """The section between the markers; the pictures are written by :func:`draw`."""
-    return "\n".join([*_targets(), "", *_never_slower(), "", *_pictures(), "", _provenance()])
+    """Every target and every loss."""
+    return "\n".join([*_targets(), "", *_never_slower(), "", _provenance()])
+
+
+def render_short() -> str:
+    """One line per workload."""
+    measured = rows("siglip", "diverse", "others", "radio", "radio_train")
+    lines = [
+        "| workload | train, times faster than timm | than timm's grid_sample | times the floor "
+        "| infer, times faster than timm | infer with a frozen table |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for workload in dict.fromkeys(row.workload for row in measured):
+        races = (("train", "stock"), ("train", "stock-bilinear"), ("train", "floor"), ("infer", "stock"))
+        ratios = [_ratio(measured, workload, *race) for race in (*races, ("frozen", "stock"))]
+        lines.append(f"| {workload} | {' | '.join(judged(ratio, None, False) for ratio in ratios)} |")
+    return "\n".join([*lines, "", _provenance()])
 
 
 def draw() -> None:
@@ -110,67 +109,30 @@ def _targets() -> list[str]:
         for workload, bound in bounds.items():
             ratio = _ratio(measured, workload, phase, other)
             at_most = other == "floor"
-            texts.append(_judged(ratio, bound, at_most))
+            texts.append(judged(ratio, bound, at_most))
         lines.append(f"| {what} | {' | '.join(texts)} |")
     lines.append(f"| train, time per token at B=256 over B=64 | {_each(_linear, 1.15)} |")
     lines.append(f"| train, extra peak memory over the size of `x` | {_each(_memory, 1.15)} |")
     half = rows("bfloat16")
     for what, phase, other, bounds in TARGETS[:5]:
         ratios = {workload: _ratio(half, workload, phase, other) for workload in bounds}
-        texts = (_judged(ratio, bounds[workload], other == "floor") for workload, ratio in ratios.items())
+        texts = (judged(ratio, bounds[workload], other == "floor") for workload, ratio in ratios.items())
         lines.append(f"| bfloat16 `x`: {what} | {' | '.join(texts)} |")
     return lines
 
 
-# phase, contender to compare with, bound; at most of the floor, at least of the others
-GPU_TARGETS = (
-    ("infer", "floor", 1.3, "forward, times the floor"),
-    ("train", "floor", 1.5, "forward and backward, times the floor"),
-    ("train", "stock", 300, "forward and backward, times faster than timm"),
-)
-
-
-def render_gpu() -> str:
-    """What was measured on a GPU, from results/gpu/."""
-    found = [part for part in GPU_PARTS if (GPU_RESULTS / part).is_dir()]
-    if not found:
-        return "Not measured: no GPU was available."
-    records = [read_json(GPU_RESULTS / part / "bench.json") for part in found]
-    lines = [f"| `matmul`, B=512, C=768 | {' | '.join(part.replace('_', ' ') for part in found)} |"]
-    lines.append("| --- |" + " --- |" * len(found))
-    for phase, other, bound, what in GPU_TARGETS:
-        texts = []
-        for measured, _ in records:
-            times = {row.contender: row.median_ms for row in measured if row.phase == phase}
-            if "matmul" not in times or other not in times:
-                texts.append("not measured")
-            elif other == "floor":
-                texts.append(_judged(times["matmul"] / times[other], bound, True))
-            elif measured[0].workload == "diverse":
-                texts.append(_judged(times[other] / times["matmul"], bound, False))
-            else:
-                texts.append(number(times[other] / times["matmul"]))
-        lines.append(f"| {what} | {' | '.join(texts)} |")
-    waits = [{who for row in measured for who in row.about["waits_for_gpu"]} for measured, _ in records]
-    lines.append(f"| waits for the GPU | {' | '.join('yes' if 'matmul' in who else 'no' for who in waits)} |")
-    about = records[0][1]
-    lines += [
-        "",
-        f"{about['machine']}; torch {about['torch']}, timm {about['timm']}; {about['date']}, commit {about['commit']}; "
-        "medians of the GPU's own time with cold caches; `uv run tools/update_readme.py --measure gpu`.",
-    ]
-    return "\n".join(lines)
-
-
-def _judged(value: float | None, bound: float, at_most: bool) -> str:
+def judged(value: float | None, bound: float | None, at_most: bool) -> str:
+    """A figure beside its target, where it has one."""
     if value is None:
         return "not measured"
+    if bound is None:
+        return number(value)
     reached = value <= bound if at_most else value >= bound
     return f"{number(value)} (target {'<=' if at_most else '>='} {bound:g}{'' if reached else ', **missed**'})"
 
 
 def _each(measure: Callable[[str], float | None], bound: float) -> str:
-    return " | ".join(_judged(measure(workload), bound, True) for workload in ("siglip", "diverse"))
+    return " | ".join(judged(measure(workload), bound, True) for workload in ("siglip", "diverse"))
 
 
 def _find(measured: list[Row], contender: str, **key: object) -> Row | None:
@@ -224,22 +186,18 @@ def _never_slower() -> list[str]:
     return lines
 
 
-def _pictures() -> list[str]:
-    return [
-        "![Time of one step over batch size, log-log, on the diverse workload](results/speed/time_over_batch.png)",
-        "",
-        "![Times faster than timm's own code, per workload](results/speed/times_faster.png)",
-    ]
-
-
 def _provenance() -> str:
-    """Machine, versions and dates of the parts, once where they agree."""
-    abouts = [read_json(RESULTS / part / "bench.json")[1] for part in PARTS if (RESULTS / part).is_dir()]
+    return about_line([RESULTS / part for part in PARTS if (RESULTS / part).is_dir()], "speed")
+
+
+def about_line(folders: list[Path], part: str) -> str:
+    """Machine, versions and dates of result folders, once where they agree, and the command that made them."""
+    abouts = [read_json(folder / "bench.json")[1] for folder in folders]
 
     def each(key: str) -> str:
         return " / ".join(dict.fromkeys(str(about[key]) for about in abouts))
 
     return (
         f"{each('machine')}; torch {each('torch')}, timm {each('timm')}; {each('date')}, commit {each('commit')}; "
-        "medians, contenders in turns; `uv run tools/update_readme.py --measure speed`."
+        f"medians, contenders in turns; `uv run tools/update_readme.py --measure {part}`."
     )

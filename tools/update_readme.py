@@ -1,7 +1,7 @@
-"""Measure what the README shows, keep it in results/, and write it into the README. Nothing there is typed by hand.
+"""Measure what the README and docs/ show, keep it in results/, and write it there. No figure is typed by hand.
 
 uv run tools/update_readme.py                   # measure all again (about a quarter of an hour), then write
-uv run tools/update_readme.py --measure speed   # one thing again: drift, speed, or a part of speed such as speed/siglip
+uv run tools/update_readme.py --measure speed   # one thing again: see --help; or a part of speed such as speed/siglip
 uv run tools/update_readme.py --measure gpu     # what needs a GPU, and is not measured unless named
 uv run tools/update_readme.py --render          # write what results/ holds
 """
@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gpu_speed
+import other_speed
 import speed
 import timm
 import torch
@@ -62,24 +64,33 @@ def render_drift() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {"drift_digits": render_drift, "speed": speed.render}
+SECTIONS = {
+    "drift_digits": render_drift,
+    "speed": speed.render_short,
+    "speed_targets": speed.render,
+    "patch_embed": other_speed.render_patch_embed,
+    "rope": other_speed.render_rope,
+}
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 
 
 def fill(text: str) -> str:
-    """``text`` with what stands between the markers of each section replaced."""
+    """``text`` with what stands between the markers of each section that it has replaced."""
     for name, render in SECTIONS.items():
         begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
-        head, rest = text.split(begin)
-        text = head + begin + render() + end + rest.split(end.strip())[1]
+        if begin in text:
+            head, rest = text.split(begin)
+            text = head + begin + render() + end + rest.split(end.strip())[1]
     return text
 
 
 def main() -> None:
     """Measure what the options name, then draw and write."""
+    things = ["drift", "speed", *other_speed.PARTS]
     parts = [f"speed/{part}" for part in speed.PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="do not measure again")
-    parser.add_argument("--measure", nargs="+", choices=["drift", "speed", "gpu", *parts], default=["drift", "speed"])
+    parser.add_argument("--measure", nargs="+", choices=[*things, *parts, "gpu"], default=things)
     options = parser.parse_args()
     if not options.render:
         if "drift" in options.measure:
@@ -87,10 +98,14 @@ def main() -> None:
         for part in parts:
             if part in options.measure or "speed" in options.measure:
                 speed.measure(part.removeprefix("speed/"))
+        for part in other_speed.PARTS:
+            if part in options.measure:
+                other_speed.measure(part)
         if "gpu" in options.measure:
-            speed.measure_gpu()
+            gpu_speed.measure()
     speed.draw()
-    README.write_text(fill(README.read_text()))
+    for page in PAGES:
+        page.write_text(fill(page.read_text()))
 
 
 if __name__ == "__main__":

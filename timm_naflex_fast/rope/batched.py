@@ -34,14 +34,15 @@ def batched_rope(
     """
     coord = patch_coord.detach().to(torch.int64)
     batch, length = coord.shape[:2]
+    look = not in_graph and coord.device.type == "cpu"  # reading a flag back costs nothing
     by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
     if not rope.mixed:
         # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
         if by_token or (rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)):
-            return closed(rope, coord, dtype)
+            return closed(rope, coord, dtype, look=look)
         return gathered(rope, read_grids(coord, one=rope.alike), dtype)
     if by_token:  # one sample has every cell once
-        make = mixed_closed(rope, coord, dtype)
+        make = mixed_closed(rope, coord, dtype, look=look)
     else:
         make = mixed_gathered(rope, read_grids(coord, one=rope.alike), dtype)
     depth = rope.frequencies.shape[1]

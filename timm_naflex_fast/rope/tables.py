@@ -33,10 +33,14 @@ def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor]:
     return rope.positions(coord, grid), past
 
 
-def closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token."""
+def closed(rope: Rope, coord: Tensor, dtype: torch.dtype, *, look: bool) -> Tensor:
+    """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token.
+
+    ``look``: read back whether there is padding at all, and leave out the pass that clears it if not.
+    """
     positions, past = token_positions(rope, coord)
-    return layout(rope.angles(positions), rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
+    tables = layout(rope.angles(positions), rope.half).to(dtype)
+    return (tables if look and not past.any() else tables.masked_fill_(past, 0.0)).unsqueeze(1)
 
 
 def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:
