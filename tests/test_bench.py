@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
+import gpu_speed
 import numpy as np
 import pytest
 import torch
@@ -105,19 +106,22 @@ def test_the_budget_gives_a_slow_contender_fewer_rounds_but_three_and_spreads_th
     assert all(done in (turn - 1, turn) for done, turn in zip(before, (4, 7, 10)))
 
 
-def test_synchronized_before_each_reading_and_memory_outside_the_rounds():
+def test_a_stopwatch_of_its_own_and_memory_outside_the_rounds():
     clock, order = Clock(), []
-    read = lambda: order.append("clock") or clock()
+
+    def stopwatch(work):
+        order.append("timed")
+        work()
+        return 2.0
+
     rows = run(
         race(clock.contender("stock", 1.0)),
-        1,
-        clock=read,
-        synchronize=lambda: order.append("synchronize"),
+        2,
+        stopwatch=stopwatch,
         peak_memory=lambda contender: order.append("memory") or 7,
     )
-    assert order[-1] == "memory" and order.count("memory") == 1 and rows[0].peak_bytes == 7
-    readings = [i for i, what in enumerate(order) if what == "clock"]
-    assert len(readings) >= 2 and all(order[i - 1] == "synchronize" for i in readings)
+    assert order == ["timed"] * 3 + ["memory"]
+    assert rows[0].peak_bytes == 7 and rows[0].median_ms == 2000
 
 
 def test_no_baseline_no_ratio():
@@ -258,3 +262,22 @@ def test_names_at_the_ends_of_lines_keep_apart():
     assert all(b - a > 0.5 - 1e-9 for a, b in pairwise(moved))
     assert sum(moved) == pytest.approx(sum(heights.values()))
     assert _apart({"a": 0.0, "b": 2.0}, 0.5) == {"a": 0.0, "b": 2.0}
+
+
+def test_the_gpu_section_judges_what_was_measured_and_says_what_was_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_speed, "RESULTS", tmp_path)
+    assert "no GPU" in gpu_speed.render()
+    (tmp_path / "diverse_float32").mkdir()
+    rows = []
+    for name, seconds in (("stock", 400.0), ("matmul", 1.4), ("floor", 1.0)):
+        about = {"waits_for_gpu": ["stock"]}
+        (row,) = run(
+            Race("pos_embed", "diverse", "train", 512, "float32", (Contender(name, lambda _: None),), about), 1
+        )
+        rows.append(replace(row, median_ms=1e3 * seconds))
+    report.write_json(tmp_path / "diverse_float32" / "bench.json", rows, report.provenance("test"))
+    text = gpu_speed.render()
+    assert "| forward, times the floor | not measured |" in text
+    assert "| forward and backward, times the floor | 1.40 (target <= 1.5) |" in text
+    assert "times faster than timm | 286 (target >= 300, **missed**) |" in text
+    assert "| waits for the GPU | no |" in text

@@ -1,10 +1,19 @@
-"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect. Never run: no GPU was available."""
+"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA graphs.
+
+Never run: no GPU was available. ``test_triton.py`` runs there too, on the GPU itself.
+"""
+
+import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
-from oracles import BATCH, relative, small_vit
+from oracles import BATCH, relative, small_vit, vit_batch
 
-from timm_naflex_fast import enable
+from timm_naflex_fast import cli, enable
+from timm_naflex_fast.bench.report import read_json
+from timm_naflex_fast.resize import Resampling
+from timm_naflex_fast.strategies import forms, matmul_triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here")
 KINDS = ["learned", "factorized"]
@@ -24,6 +33,22 @@ def step(model, batch):
     out = embeds(model, batch)
     (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum().backward()
     return [out.detach(), *(p.grad.clone() for n, p in model.embeds.named_parameters() if n.startswith("pos_embed"))]
+
+
+@contextmanager
+def waiting_is_an_error():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the check is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_triton_serves():
+    model, _ = on_gpu("learned")
+    assert forms.learned_form(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed) is matmul_triton
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,3 +91,85 @@ def test_tf32_flags_change_nothing(kind):
         finally:
             torch.set_float32_matmul_precision(before)
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_waits_for_the_gpu(kind):
+    model, batch = on_gpu(kind)
+    enable()
+    step(model, batch)  # compiles
+    with waiting_is_an_error():
+        step(model, batch)
+        with torch.no_grad():
+            model.eval()(batch)
+
+
+def test_bench_tells_who_waits(tmp_path):
+    work = ["--workload", "siglip", "--batch", "4", "--channels", "32", "--rounds", "3", "--phase", "infer", "train"]
+    assert cli.main(["bench", "--device", "cuda", *work, "--out", str(tmp_path)]) == 0
+    for row in read_json(tmp_path / "bench.json")[0]:
+        assert "stock" in row.about["waits_for_gpu"]
+        assert "matmul" not in row.about["waits_for_gpu"] and "floor" not in row.about["waits_for_gpu"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", [False, True], ids=["embeds", "model"])
+def test_cuda_graph_serves_other_grids(kind, whole):
+    model, batch = on_gpu(kind)
+    run = model.eval() if whole else lambda batch: embeds(model, batch)
+    other = {name: value.cuda() for name, value in vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5).items()}
+    with torch.no_grad():
+        want = [run(batch), run(other)]
+        enable()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(batch)  # compiles
+        torch.cuda.current_stream().wait_stream(stream)
+        held, graph = {name: value.clone() for name, value in batch.items()}, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(held)
+        for given, expected in zip((batch, other), want):
+            for name, value in given.items():
+                held[name].copy_(value)
+            graph.replay()
+            assert relative(out, expected) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor_forward_and_backward(mode):
+    model, batch = on_gpu("learned")
+
+    def train(run):
+        model.zero_grad()
+        out = run(batch)
+        (out * torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
+        return out.detach().clone(), model.embeds.pos_embed.grad.clone()
+
+    want = train(model)
+    with enable():
+        run = torch.compile(model, fullgraph=True, mode=mode)
+        for _ in range(3):  # CUDA graphs are recorded in the second
+            assert all(relative(a, b) <= 1e-4 for a, b in zip(train(run), want))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 24 * 2**30, reason="needs 24 GiB"
+)
+def test_more_numbers_than_a_32_bit_index_counts():
+    last, how = 2900, Resampling("bicubic")
+    table = torch.randn(1, 16, 16, 768, device="cuda", requires_grad=True)
+    coord = torch.cartesian_prod(torch.arange(32), torch.arange(31)).to("cuda").expand(last + 1, -1, -1)
+    x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
+    assert x[:last].numel() > 2**31
+    few = x[:2].clone()
+    forms.add_learned(x, table, coord, how)
+    forms.add_learned(few, table, coord[:2], how)
+    assert torch.equal(x[last], few[0])
+    g = torch.zeros_like(x).detach()
+    g[last] = 1
+    (grad,) = torch.autograd.grad(x, table, g)
+    (want,) = torch.autograd.grad(few[:1], table, torch.ones_like(few[:1]))
+    assert relative(grad, want) <= 1e-6

@@ -108,8 +108,8 @@ def test_operator_passes_opcheck(kind):
     x = torch.randn(2, 12, 4, requires_grad=True)
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])
-    torch.library.opcheck(operator.add_learned_operator, (x, table, coord, *how))
-    torch.library.opcheck(operator.learned_grad_operator, (x.detach(), table.detach(), coord, *how))
+    torch.library.opcheck(operator.eager.add, (x, table, coord, *how))
+    torch.library.opcheck(operator.eager.grad, (x.detach(), table.detach(), coord, *how))
 
 
 def test_operator_gradients_and_untouched_padding():
@@ -119,7 +119,7 @@ def test_operator_gradients_and_untouched_padding():
     x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
     want, got = x.clone(), x.clone()
     matmul_traceable.add_learned(want, table, coord, how)
-    operator.add_learned(got, table, coord, how)
+    operator.eager.add_learned(got, table, coord, how)
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert torch.signbit(got[2, 4:]).all()
     grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]

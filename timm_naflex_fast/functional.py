@@ -55,7 +55,8 @@ def add_pos_embed_(
         ``x``. Tokens past the end of their grid are untouched, except with "grid_sample", as in timm.
 
     Raises:
-        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates.
+        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates; where "matmul" reads nothing
+            back to the host (on CUDA, in graphs) a token with a negative coordinate gets no such error: on CUDA NaN.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
     """

@@ -2,6 +2,7 @@
 
 uv run tools/update_readme.py                   # measure all again (about a quarter of an hour), then write
 uv run tools/update_readme.py --measure speed   # one thing again: see --help; or a part of speed such as speed/siglip
+uv run tools/update_readme.py --measure gpu     # what needs a GPU, and is not measured unless named
 uv run tools/update_readme.py --render          # write what results/ holds
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import drift_picture
+import gpu_speed
 import other_speed
 import speed
 
@@ -65,6 +67,7 @@ SECTIONS = {
     "speed_targets": speed.render,
     "patch_embed": other_speed.render_patch_embed,
     "rope": other_speed.render_rope,
+    "gpu": gpu_speed.render,
 }
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 
@@ -85,7 +88,7 @@ def main() -> None:
     parts = [f"speed/{part}" for part in speed.PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="do not measure again")
-    parser.add_argument("--measure", nargs="+", choices=[*things, *parts], default=things)
+    parser.add_argument("--measure", nargs="+", choices=[*things, *parts, "gpu"], default=things)
     options = parser.parse_args()
     if not options.render:
         if "drift" in options.measure:
@@ -96,6 +99,8 @@ def main() -> None:
         for part in other_speed.PARTS:
             if part in options.measure:
                 other_speed.measure(part)
+        if "gpu" in options.measure:
+            gpu_speed.measure()
     speed.draw()
     drift_picture.draw(digits(), DRIFT / "digits" / "drift.png")
     for page in PAGES:

@@ -15,6 +15,8 @@ from typing import Any
 
 from .race import Race, Row, run_together
 
+# On a GPU the first run compiles, and the last one says how many rounds the budget allows.
+WARMUPS = {"cpu": 1, "cuda": 3}
 SUITES = {"pos_embed": "pos_embeds", "patch_embed": "patch_kernels", "rope": "ropes"}
 
 
@@ -182,13 +184,14 @@ def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[lis
     """The rows of each race. A race is let go before the next is made: its tensors are large."""
     import torch
 
+    from . import gpu
     from .memory import peak_memory
     from .report import print_left_out, title
 
     device = torch.device(options.device)
     together = len(set(options.batch)) if options.together else 1
     slow: dict[tuple[Any, ...], str] = {}
-    with _bar() as bar:
+    with _bar(WARMUPS[device.type]) as bar:
         # Asking for one race too many would take away what those held need.
         while held := [_without_slow(race, slow) for race in islice(races, together)]:
             for race in held:
@@ -199,10 +202,15 @@ def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[lis
                 held,
                 options.rounds,
                 budget=options.budget,
-                synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+                warmup=WARMUPS[device.type],
+                stopwatch=gpu.stopwatch() if device.type == "cuda" else None,
                 peak_memory=None if options.no_memory else peak_memory(device),
                 advance=bar(held, options.rounds),
             )
+            if device.type == "cuda":
+                for race in held:
+                    race.about["waits_for_gpu"] = gpu.who_waits(race.contenders)
+                    print(f"waits for the GPU: {', '.join(race.about['waits_for_gpu']) or 'nobody'} ({title(race)})")
             del held, race
             for row in (row for rows in results for row in rows):
                 if options.patience is not None and row.median_ms > 1e3 * options.patience:
@@ -223,7 +231,7 @@ def _without_slow(race: Race, slow: dict[tuple[Any, ...], str]) -> Race:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[list[Race], int], Callable[[], None]]]:
+def _bar(warmups: int) -> Iterator[Callable[[list[Race], int], Callable[[], None]]]:
     """A progress bar where there is a terminal and rich: ``bar(races, rounds)`` starts one and says how to move it."""
     try:
         from rich.console import Console
@@ -239,7 +247,7 @@ def _bar() -> Iterator[Callable[[list[Race], int], Callable[[], None]]]:
         task = progress.add_task("")
 
         def start(races: list[Race], rounds: int) -> Callable[[], None]:
-            runs = sum(len(race.contenders) for race in races) * (1 + rounds)
+            runs = sum(len(race.contenders) for race in races) * (warmups + rounds)
             progress.reset(task, description=" and ".join(map(title, races)), total=runs)
             return lambda: progress.advance(task)
 

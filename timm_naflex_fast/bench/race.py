@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..flags import PATCH_EMBED, POS_EMBED, ROPE
@@ -93,7 +94,7 @@ def run_together(
     budget: float | None = None,
     min_rounds: int = 3,
     clock: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[], Any] = _nothing,
+    stopwatch: Callable[[Callable[[], Any]], float] | None = None,
     peak_memory: Callable[[Contender], int | None] | None = None,
     advance: Callable[[], Any] = _nothing,
 ) -> list[list[Row]]:
@@ -105,7 +106,7 @@ def run_together(
             spread evenly over the whole, so that a machine that is slower for a while is so for all alike.
             Three, so that a median can pass over one that something else disturbed. Without a warm-up there is none.
         clock: seconds.
-        synchronize: called before each reading of the clock (a GPU's queue).
+        stopwatch: runs what it is given and says how many seconds that took; by default told from the clock.
         peak_memory: bytes a contender has allocated at most at once, measured outside the timed rounds.
         advance: called after each single run (a progress bar).
 
@@ -123,11 +124,12 @@ def run_together(
             if turn >= warmup and not _runs(turn - warmup, share[who], rounds):
                 continue
             argument = contender.prepare()
-            synchronize()
-            start = clock()
-            contender.run(argument)
-            synchronize()
-            taken = clock() - start
+            if stopwatch is None:
+                start = clock()
+                contender.run(argument)
+                taken = clock() - start
+            else:
+                taken = stopwatch(partial(contender.run, argument))
             if turn >= warmup:
                 seconds[who].append(taken)
             elif budget is not None:

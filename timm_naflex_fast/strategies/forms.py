@@ -1,8 +1,11 @@
-"""Which form of the matmul strategy serves a NaFlex batch: told from who is tracing.
+"""Which form of the matmul strategy serves a NaFlex batch: told from who is tracing, and from where the tensors are.
 
 - ``torch.export``: plain tensor operations (``matmul_traceable``), which run without this package;
-- ``torch.compile``: one ``torch.library`` operator, inside which the eager form runs (factorized: plain operations);
-- eager: ``matmul``, which reads the grids on the host.
+- ``torch.compile``: one ``torch.library`` operator, inside which one of the forms below runs;
+- eager on CUDA: ``matmul_triton``, where Triton can serve: nothing is read on the host;
+- eager elsewhere: ``matmul``, which reads the grids on the host.
+
+Factorized tables take the plain operations in every graph and on CUDA, ``matmul`` elsewhere.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ from torch import Tensor
 
 from ..grids import check_coord, group_grids
 from ..resize import Resampling
-from . import matmul, matmul_traceable, operator
+from . import matmul, matmul_traceable, matmul_triton
 
 
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     check_coord(patch_coord, x)
-    form = learned_form()
+    form = learned_form(x, table)
     if form is matmul:
         matmul.add_learned(x, table, group_grids(patch_coord, x), how)
     else:
@@ -32,17 +35,22 @@ def add_factorized(
 ) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
     check_coord(patch_coord, x)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.is_cuda:
         matmul_traceable.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
     else:
         matmul.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
 
 
-def learned_form() -> Any:
-    """The module whose ``add_learned`` serves."""
+def learned_form(x: Tensor, table: Tensor) -> Any:
+    """What has the ``add_learned`` that serves."""
     if exporting():
         return matmul_traceable
-    return operator if torch.compiler.is_compiling() else matmul
+    kernels = matmul_triton.serves(x, table)
+    if torch.compiler.is_compiling():
+        from . import operator  # registering operators takes longer than importing all the rest
+
+        return operator.triton if kernels else operator.eager
+    return matmul_triton if kernels else matmul
 
 
 def exporting() -> bool:

@@ -1,0 +1,350 @@
+"""The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
+
+Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file in a process
+of its own. Some of what the interpreter cannot show, a compiler without a GPU can: ``test_kernels_compile``. Neither
+shows races, timing, or CUDA's own rounding of float64 arithmetic.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import NEW_TIMM, Case, relative, row_major, stock, truth
+
+from timm_naflex_fast import enable
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.resize import Resampling
+from timm_naflex_fast.strategies import forms, matmul_triton, operator
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+runs = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no GPU: test_by_the_interpreter runs it")
+BASE = Case((3, 4), 5, "bicubic", True, False, False, [(2, 3), (4, 2), (3, 4), (2, 3)], 13, torch.float32, 7)
+SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic") if aa or NEW_TIMM]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """More than one split of everything, but few: the interpreter takes its programs one after another."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(matmul_triton, "FORWARD_PROGRAMS", 8)
+        monkeypatch.setattr(matmul_triton, "GRAD_PROGRAMS", 12)
+
+
+def ours(case, embeds, x, coord):
+    matmul_triton.add_learned(x, embeds.pos_embed, coord, Resampling(**case.how))
+
+
+def run(add, case, embeds, coord, x=None):
+    """Output, gradient of x and gradient of the table, for a fixed random upstream gradient; on the CPU."""
+    leaf = (case.x() if x is None else x).to(embeds.pos_embed.device).requires_grad_()
+    out = leaf * 1
+    add(case, embeds, out, coord.to(leaf.device))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    grads = torch.autograd.grad((out * weight).sum(), [leaf, embeds.pos_embed])
+    return [tensor.detach().cpu() for tensor in (out, *grads)]
+
+
+def check(case, coord=None):
+    embeds, coord = case.embeds(), case.coord() if coord is None else coord
+    want, want_gx, want_gp = run(stock, case, embeds, coord)
+    got, got_gx, got_gp = run(ours, case, embeds.to(DEVICE), coord)
+    assert (got - want).abs().max() <= 2e-6 * max(1.0, embeds.pos_embed.abs().max().item())
+    assert torch.equal(got_gx, want_gx)
+    assert relative(got_gp, want_gp) <= 1e-5
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
+def test_by_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@runs
+@pytest.mark.parametrize("antialias, mode", SETTINGS)
+def test_equals_timm(antialias, mode):
+    for corners, ar in [(False, True), (True, False)] if NEW_TIMM else [(False, True)]:
+        check(Case((4, 3), 3, mode, antialias, corners, ar, [(3, 4), (6, 2), (4, 3)], 11, torch.float32, 7))
+
+
+@st.composite
+def small_cases(draw):
+    side = st.integers(1, 6)
+    sizes = draw(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=2))
+    longest = max(h * w for h, w in sizes)
+    antialias, mode = draw(st.sampled_from(SETTINGS))
+    return Case(
+        table_size=draw(st.tuples(side, side)),
+        channels=draw(st.sampled_from([2, 3, 17])),  # one channel: F.interpolate itself is wrong, see resize.py
+        mode=mode,
+        antialias=antialias,
+        align_corners=draw(st.booleans()) and NEW_TIMM,
+        ar_preserving=draw(st.booleans()),
+        sizes=sizes,
+        length=max(1, longest + draw(st.sampled_from([0, 2, -1, -longest // 2]))),
+        dtype=torch.float32,
+        seed=draw(st.integers(0, 2**20)),
+    )
+
+
+@runs
+@settings(max_examples=300 if DEVICE == "cuda" else 8)
+@given(small_cases())
+def test_equals_timm_on_random_settings(case):
+    check(case)
+
+
+@runs
+@pytest.mark.parametrize("sizes", [[(2, 40)], [(41, 1)]], ids=["wide", "tall"])
+def test_lines_longer_than_a_product(sizes):
+    check(Case((3, 4), 2, "bicubic", True, False, False, sizes, 80, torch.float32, 7))
+
+
+@runs
+def test_a_table_wider_than_a_product():
+    check(Case((2, 70), 2, "bilinear", True, False, False, [(1, 3), (2, 50)], 100, torch.float32, 7))
+
+
+@runs
+@pytest.mark.parametrize("antialias, mode", SETTINGS)
+def test_is_as_close_to_float64_as_timm(antialias, mode):
+    case = Case((7, 6), 512, mode, antialias, False, False, [(3, 4), (9, 2)], 18, torch.float32, 11)
+    embeds = case.embeds()
+    exact = truth(case, embeds)
+    theirs, mine = (torch.zeros_like(exact, dtype=torch.float32) for _ in range(2))
+    with torch.no_grad():
+        stock(case, embeds, theirs, case.coord())
+        mine = mine.to(DEVICE)
+        ours(case, embeds.to(DEVICE), mine, case.coord().to(DEVICE))
+    one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (mine.cpu() - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+
+
+@runs
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.bfloat16, marks=pytest.mark.skipif(INTERPRETED, reason="it truncates")), torch.float16],
+    ids=str,
+)
+@pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
+def test_half_precision_rounds_before_the_addition(dtype, antialias):
+    case = Case((6, 5), 33, "bicubic", antialias, False, False, [(3, 4), (5, 7), (6, 5)], 36, dtype, 7)
+    embeds, coord, want = case.embeds(), case.coord(), case.x()
+    embedding = torch.zeros_like(want, dtype=torch.float32)
+    with torch.no_grad():
+        stock(case, embeds, want, coord)
+        stock(case, embeds, embedding, coord)
+        got = case.x().to(DEVICE)
+        ours(case, embeds.to(DEVICE), got, coord.to(DEVICE))
+    got, near = got.cpu(), (case.x() + (embedding + d).to(dtype) for d in (-2e-6, 0.0, 2e-6))
+    assert ((got == want) | torch.stack([choice == got for choice in near]).any(0)).all()
+    assert (got != want).sum() <= 0.01 * got.numel()
+
+
+@runs
+@pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
+def test_reordered_and_dropped_tokens_get_their_own_cell(antialias):
+    sizes = [(4, 5), (3, 3)]
+    case = Case((6, 5), 4, "bicubic", antialias, False, False, sizes, 20, torch.float32, 7)
+    embeds, coord = case.embeds(), case.coord()
+    order = torch.stack([torch.cat((torch.randperm(h * w), torch.arange(h * w, 20))) for h, w in sizes])
+    order[1] = torch.arange(20)  # beside a sample that is in order
+    want, want_gx, want_gp = run(stock, case, embeds, coord)
+    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(3))
+    index = order[..., None].expand(-1, -1, 4)
+    x = case.x().gather(1, index).to(DEVICE).requires_grad_()
+    out, shuffled = x * 1, coord.gather(1, index[..., :2])
+    embeds.to(DEVICE)
+    ours(case, embeds, out, shuffled.to(DEVICE))
+    grads = torch.autograd.grad((out * weight.gather(1, index).to(DEVICE)).sum(), [x, embeds.pos_embed])
+    torch.testing.assert_close(out.detach().cpu(), want.gather(1, index), atol=2e-6, rtol=0)
+    assert torch.equal(grads[0].cpu(), want_gx.gather(1, index)) and relative(grads[1].cpu(), want_gp) <= 1e-5
+    kept = torch.tensor([7, 3, 19, 12])  # the last cell stays, so the grid does
+    with torch.no_grad():
+        few = case.x()[:1, kept].to(DEVICE)
+        ours(case, embeds, few, coord[:1, kept].to(DEVICE))
+    torch.testing.assert_close(few.cpu(), want[:1, kept], atol=2e-6, rtol=0)
+
+
+@runs
+def test_padding_is_untouched_and_its_gradient_counts_for_nothing():
+    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
+    x = torch.full((4, 13, 5), -0.0, device=DEVICE)
+    with torch.no_grad():
+        ours(BASE, embeds, x, coord)
+    padding = torch.tensor([[n >= h * w for n in range(13)] for h, w in BASE.sizes], device=DEVICE)
+    assert torch.signbit(x[padding]).all() and (x[padding] == 0).all()
+    grads = []
+    for filler in (0.0, float("nan")):
+        out = x.clone()
+        ours(BASE, embeds, out, coord)
+        g = torch.where(padding[..., None], filler, torch.ones_like(out))
+        grads.append(torch.autograd.grad(out, embeds.pos_embed, g)[0])
+    assert torch.equal(*grads)
+
+
+@runs
+def test_a_grid_of_the_tables_size_is_added_as_it_is():
+    case = Case((6, 5), 5, "bicubic", True, False, True, [(6, 5)], 30, torch.float32, 7)
+    embeds, x = case.embeds().to(DEVICE), torch.zeros(1, 30, 5, device=DEVICE)
+    with torch.no_grad():
+        ours(case, embeds, x, case.coord().to(DEVICE))
+    assert torch.equal(x, embeds.pos_embed.detach().view(1, 30, 5))
+
+
+@runs
+def test_a_negative_coordinate_is_nan_and_never_a_wrong_number():
+    coord = BASE.coord()
+    coord[1, 3] = torch.tensor([-1, 0])
+    embeds, want, got = BASE.embeds(), BASE.x(), BASE.x().to(DEVICE)
+    with torch.no_grad():
+        stock(BASE, embeds, want, BASE.coord())
+        ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
+    assert got[1, 3].isnan().all()
+    got[1, 3] = want[1, 3].to(DEVICE)
+    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0)
+
+
+@runs
+def test_gradient_is_the_same_bit_for_bit():
+    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord()
+    coord[0, :6] = coord[0, :6].flip(0)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (run(ours, BASE, embeds, coord) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, first, second))
+
+
+@runs
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32], ids=str)
+def test_strided_tensors_and_other_coordinates(dtype):
+    embeds, coord = BASE.embeds(), BASE.coord()
+    want, want_gx, want_gp = run(stock, BASE, embeds, coord)
+    base = BASE.x().transpose(1, 2).contiguous()
+    spread = torch.zeros(4, 13, 4, dtype=dtype)[..., ::2]
+    spread.copy_(coord)
+    got, got_gx, got_gp = run(ours, BASE, embeds.to(DEVICE), spread, base.transpose(1, 2))
+    torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
+    assert torch.equal(got_gx, want_gx) and relative(got_gp, want_gp) <= 1e-5
+
+
+@runs
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)], ids=str)
+def test_empty(shape):
+    x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
+    matmul_triton.add_learned(x, table, torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE), Resampling())
+    assert x.shape == (*shape, 5)
+
+
+@runs
+def test_frozen_table_saves_nothing_and_passes_the_gradient():
+    embeds, saved = BASE.embeds().requires_grad_(False).to(DEVICE), []
+    x = BASE.x().to(DEVICE).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
+        out = x.clone()
+        ours(BASE, embeds, out, BASE.coord().to(DEVICE))
+    assert saved == []
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.ones_like(x))
+
+
+@runs
+def test_nothing_is_read_back_to_the_host(monkeypatch):
+    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
+    run(ours, BASE, embeds, coord)
+
+    def no_sync(*args, **kwargs):
+        raise AssertionError("read back to the host")
+
+    for read in ("tolist", "item", "__int__", "__bool__", "__index__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, read, no_sync)
+    out = BASE.x().to(DEVICE).requires_grad_() * 1
+    ours(BASE, embeds, out, coord)
+    out.sum().backward()
+
+
+@runs
+def test_operators_pass_opcheck():
+    how, coord = ("bilinear", True, False, False), row_major([(1, 2)]).to(DEVICE)
+    x, table = (torch.randn(*shape, 2, device=DEVICE, requires_grad=True) for shape in ((1, 2), (2, 1)))
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]  # with dynamic shapes: ten seconds more
+    checks += ["test_aot_dispatch_dynamic"] * (not INTERPRETED)
+    torch.library.opcheck(operator.triton.add, (x, table, coord, *how), test_utils=checks)
+    torch.library.opcheck(operator.triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
+
+
+@runs
+def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(matmul_triton, "serves", lambda x, table: True)
+    embeds, coord = BASE.embeds(), BASE.coord()
+    want, _, want_gp = run(stock, BASE, embeds, coord)
+    embeds.to(DEVICE)
+    assert forms.learned_form(BASE.x().to(DEVICE), embeds.pos_embed) is matmul_triton
+    launched, launch = [], matmul_triton.launch_forward
+    monkeypatch.setattr(matmul_triton, "launch_forward", lambda *args: launched.append(1) or launch(*args))
+
+    def patched(case, embeds, x, coord):
+        with enable():
+            embeds._apply_learned_naflex_pos_embed(x, coord)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def graph(x, table, coord):
+        return add_pos_embed_(x * 1, table, coord)
+
+    def compiled(case, embeds, x, coord):
+        x.copy_(graph(x, embeds.pos_embed, coord))
+
+    for add in (patched, compiled):
+        got, _, got_gp = run(add, BASE, embeds, coord)
+        torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
+        assert relative(got_gp, want_gp) <= 1e-5
+    assert len(launched) == 2
+
+
+POINTERS = dict(
+    coord_ptr="*i64", plan_ptr="*i32", norm_ptr="*fp32", order_ptr="*i64", table_ptr="*fp32", out_ptr="*fp32"
+)
+TABLE = dict(H0=32, W0=32, BICUBIC=True, ALIGN_CORNERS=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled here")
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("name", ["plan_kernel", "forward_kernel", "table_grad_kernel", "token_grad_kernel"])
+def test_kernels_compile(name, antialias):
+    """For an H200 (compute capability 9.0), no GPU needed: float32 multiply-adds, no tensor core, bf16 to nearest."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from timm_naflex_fast.strategies import triton_grad, triton_kernels
+
+    kernel = getattr(triton_kernels, name, None) or getattr(triton_grad, name)
+    own = dict(TABLE, ANTIALIAS=antialias, TOKENS=32, CELLS=32, CHANNELS=32, H0_BLOCK=32, W0_BLOCK=32, BLOCK=1024)
+    own |= dict(AR_PRESERVING=True, NORMS=antialias, x_c=1, g_c=1, coord_c=1)
+    fixed = {name: value for name, value in own.items() if name in kernel.arg_names}
+    types = {**POINTERS, **dict.fromkeys(("x_ptr", "g_ptr"), "*bf16"), **dict.fromkeys(fixed, "constexpr")}
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(key),): value for key, value in fixed.items()})
+    options = dict(num_warps=4, enable_fp_fusion=True)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert "mma" not in ptx
+    if name == "forward_kernel":
+        assert "cvt.rn.bf16" in ptx
+    if name != "plan_kernel" and (antialias or "grad" in name):
+        assert ptx.count("fma.rn.f32") > 100
