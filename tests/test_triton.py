@@ -288,6 +288,18 @@ def test_operators_pass_opcheck():
 
 
 @runs
+def test_kernels_that_err_do_not_serve(monkeypatch):
+    matmul_triton._agrees.cache_clear()
+    assert matmul_triton._agrees(torch.device(DEVICE))
+    matmul_triton._agrees.cache_clear()
+    launch = matmul_triton.launch_forward
+    monkeypatch.setattr(matmul_triton, "launch_forward", lambda x, *rest: launch(x, *rest) or x.mul_(1 + 1e-5))
+    with pytest.warns(UserWarning, match="results are not those of the CPU"):
+        assert not matmul_triton._agrees(torch.device(DEVICE))
+    matmul_triton._agrees.cache_clear()
+
+
+@runs
 def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
     if DEVICE == "cpu":
         monkeypatch.setattr(matmul_triton, "serves", lambda x, table: True)

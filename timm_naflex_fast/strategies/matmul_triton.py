@@ -32,6 +32,7 @@ The span of "L2 forward" is that of L1 hits: a sample reads about 130 (diverse) 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
@@ -40,8 +41,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..grids import group_grids
 from ..precision import once_differentiable
 from ..resize import Resampling
+from . import matmul
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 512  # cells along a side of the table: a row of its gradient is held in registers
@@ -63,7 +66,7 @@ def serves(x: Tensor, table: Tensor) -> bool:
         return False
     if x.dtype not in DTYPES or table.dtype not in DTYPES or max(table.shape[-3:-1]) > LONGEST:
         return False
-    return torch.compiler.is_compiling() or _launches(x.device)
+    return torch.compiler.is_compiling() or _agrees(x.device)
 
 
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
@@ -236,16 +239,38 @@ def _on(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 @lru_cache(maxsize=64)
-def _launches(device: torch.device) -> bool:
-    """Whether Triton can compile and launch here; if not (no C compiler, too old a GPU), said once in a warning."""
+def _agrees(device: torch.device) -> bool:
+    """Whether Triton compiles and launches here (C compiler, GPU new enough) and gives the CPU's numbers.
+
+    Tried once per device, forward and backward on a small batch; if not, that is said in a warning. It waits for the
+    GPU, so a first call must not be one that a CUDA graph records.
+    """
     try:
-        coord = torch.zeros(1, 1, 2, dtype=torch.int64, device=device)
-        make_plan(coord, torch.Size((1, 1, 1)), Resampling(), norms=True)
+        ours, cpus = _trial(device, add_learned), _trial(torch.device("cpu"), _eager)
+        if not all(torch.allclose(a, b, rtol=0, atol=2e-6 * b.abs().max().item()) for a, b in zip(ours, cpus)):
+            raise RuntimeError("its results are not those of the CPU")
     except Exception as error:
         warnings.warn(
-            f"timm_naflex_fast: Triton cannot launch on {device}, so matmul's other form serves, which waits for the "
-            f"GPU once per call: {error}",
+            f"timm_naflex_fast: Triton's kernels cannot serve on {device}, so matmul's other form does and waits for "
+            f"the GPU once per call: {error}",
             stacklevel=6,
         )
         return False
     return True
+
+
+def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampling], None]) -> list[Tensor]:
+    """A small table resampled to two grids on ``device``, one of them in another order, and its gradient."""
+    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+        table = torch.arange(480.0).sin().view(6, 5, 16).to(device).requires_grad_()
+        coord = torch.zeros(2, 12, 2, dtype=torch.int64)
+        coord[0] = torch.cartesian_prod(torch.arange(3), torch.arange(4))
+        coord[1, :10] = torch.cartesian_prod(torch.arange(5), torch.arange(2)).flip(0)
+        x = torch.zeros(2, 12, 16, device=device)
+        add(x, table, coord.to(device), Resampling())
+        (grad,) = torch.autograd.grad(x.square().sum(), table)
+    return [x.detach().cpu(), grad.cpu()]
+
+
+def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    matmul.add_learned(x, table, group_grids(patch_coord, x), how)
