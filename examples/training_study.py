@@ -173,12 +173,12 @@ def write(out: Path, record: dict[str, Any], losses: dict[int, dict[str, list[fl
             writer.writerow([last, *(f"{mean:.6f}" for mean in means)])
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, a few steps: shows that it runs, nothing else")
     parser.add_argument("--out", type=Path, help="folder for the results (with --quick: none unless given)")
     parser.add_argument("--render", action="store_true", help="train nothing; print and draw again from the files")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.render:
         print(report(read(options.out or OUT)))
         draw(options.out or OUT)
