@@ -132,8 +132,7 @@ class Output:
             self._pending = {}
 
     def finish(self, skipped: dict[str, str]) -> int:
-        """Make one file of everything, then remove the parts; return how many embeddings it holds."""
-        self.save()
+        """Make one file of everything saved, then remove the parts; return how many embeddings it holds."""
         rows: dict[str, Tensor] = {}
         for file in self._files():
             with safe_open(file, "pt") as opened:

@@ -215,11 +215,11 @@ def _axes(count: int) -> tuple[Any, Any]:
     for panel in panels:
         panel.patch.set_alpha(0)
         panel.grid(True, color=FAINT, linewidth=0.5)
-        panel.tick_params(colors=INK, which="both")
+        panel.tick_params(colors=INK, which="both", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(INK)
         for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(INK)
+            text.set(color=INK, fontsize=9)
     return figure, panels
 
 
@@ -250,11 +250,12 @@ def _draw_losses(folder: Path) -> None:
         label = f"{name} (no difference from stock)" if exact and name != "stock" else name
         shown = [value or math.nan for value in worst]  # a log scale has no zero
         right.plot(first["step"], shown, linestyle=styles[name], color=colour, label=label)
-    left.set(xlabel="optimiser step", ylabel="training loss (nats)", title="loss, mean of the seeds")
+    left.set(xlabel="optimiser step", ylabel="training loss (nats)")
+    left.set_title("loss, mean of the seeds", fontsize=10)
     right.axhline(TOLERANCE, color=INK, linewidth=1)
     right.annotate(f"{TOLERANCE:.0e}", (1, TOLERANCE), xytext=(2, 3), textcoords="offset points", color=INK, fontsize=8)
     right.set(xlabel="optimiser step", ylabel="difference of loss from stock's (nats)", yscale="log")
-    right.set_title(f"first {len(first['step'])} steps, seed that differs most")
+    right.set_title(f"first {len(first['step'])} steps, seed that differs most", fontsize=10)
     _save(figure, right, folder / "losses.png")
 
 
@@ -266,8 +267,8 @@ def _draw_fine_tuning(folder: Path) -> None:
             label = f"fine-tuned and evaluated with {name}" if seed == 0 else None
             scores = [100 * score for score in curve]
             panel.plot(tuning["steps"], scores, marker="o", markersize=3, linewidth=1, color=COLOURS[name], label=label)
-    panel.set(xscale="symlog", xlabel="steps of fine-tuning", ylabel="held-out accuracy (%)")
-    panel.set_xscale("symlog", linthresh=tuning["steps"][1])
+    panel.set(xlabel="steps of fine-tuning (root scale)", ylabel="held-out accuracy (%)", xlim=(0, None))
+    panel.set_xscale("function", functions=(lambda step: abs(step) ** 0.5, lambda root: root**2))
     panel.set_xticks(tuning["steps"], [str(step) for step in tuning["steps"]])
     panel.minorticks_off()
     panel.set_title("from weights trained with antialiasing, a line per seed", fontsize=10)
