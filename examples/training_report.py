@@ -115,11 +115,17 @@ def _from_scratch(record: Record) -> str:
     gap = gaps(record, ("grid_sample", "grid_sample"), ("stock", "stock"))
     noise = max(abs(value) for value in gaps(record, (NUDGED, "stock"), ("stock", "stock")))
     mean = statistics.fmean(gap)
-    verdict = "no more than" if abs(mean) <= noise else "more than"
+    if min(gap) < 0 < max(gap):
+        verdict = f"the seeds disagree on which is better, so {len(gap)} seeds do not tell"
+    else:
+        verdict = (
+            f"{'no more than' if abs(mean) <= noise else 'more than'} the {points(noise)} points that one rounding "
+        )
+        verdict += "can change"
     return (
         f"Trained and evaluated with `grid_sample`, the model scores {points(abs(mean))} points "
         f"{'more' if mean >= 0 else 'less'} than trained and evaluated with timm's default (mean; "
-        f"{between(gap)} by seed), which is {verdict} the {points(noise)} points that one rounding can change."
+        f"{between(gap)} by seed): {verdict}."
     )
 
 

@@ -65,6 +65,8 @@ def test_words_when_it_goes_the_other_way():
     assert len(said) == 5 and recovered_after(record) == [None, None]
     assert "0.1 points less" in said[1] and "no more than the 0.2 points" in said[1]
     assert "do not reach the accuracy they had with antialiasing within 40 steps" in said[3]
+    record["accuracy"]["grid_sample"]["grid_sample"] = [0.949, 0.999]
+    assert "the seeds disagree on which is better, so 2 seeds do not tell" in conclusions(record)[1]
     record["fine_tuning"]["grid_sample"][0][1] = 0.95
     assert recovered_after(record) == [10, None]
     assert (
