@@ -1,9 +1,11 @@
 import sys
 
+import numpy as np
 import oracles
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from PIL import Image
 
 import timm_naflex_fast
 
@@ -28,3 +30,13 @@ def stock_timm():
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of four images of different shapes and kinds, all black."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+        Image.fromarray(np.zeros((h, w, 3), np.uint8)).save(folder / name)
+    return folder

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
@@ -190,3 +191,16 @@ def uses(model) -> str:
     if not torch.allclose(got, want, atol=1e-5):
         return "grid_sample"
     return "exact"
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype is not torch.uint8:  # matmul's hint to the allocator
+                self.elements = max(self.elements, tensor.numel())
+        return out

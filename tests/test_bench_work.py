@@ -253,15 +253,6 @@ def test_peak_memory_on_cpu(phase):
     assert rows[0].peak_bytes < rows[1].peak_bytes
 
 
-@pytest.fixture
-def photos(tmp_path):
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
-        Image.fromarray(np.zeros((h, w, 3), np.uint8)).save(folder / name)
-    return folder
-
-
 @pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
 def test_folder_grids_are_those_of_timms_pipeline(photos, length, patch):
     transform = create_transform(

@@ -16,7 +16,7 @@ from timm_naflex_fast import cli
 from timm_naflex_fast.drift import ImageFolder, load_model, measure
 from timm_naflex_fast.drift.report import rows
 
-KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "agreement", "accuracy"}
+KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours", "agreement", "accuracy"}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["drift"], "needs --model NAME and --images DIR"),
+        (["drift"], "needs --model NAME"),
         (
             ["drift", "--model", "naflexvit_base_patch16_gap", "--random-weights", "--images", "/nope"],
             "is not a folder",

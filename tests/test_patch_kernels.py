@@ -34,9 +34,21 @@ def test_no_farther_from_float64_than_timm(old, new, mode, antialias):
     weight = torch.randn(8, 3, *old)
     exact = truth(weight, new, mode, antialias)
     got = resample_patch_kernel(weight, new, mode=mode, antialias=antialias)
-    theirs = timms(weight, list(new), interpolation=mode, antialias=antialias)
-    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
     assert relative(got, exact) <= 1e-6
+    try:
+        theirs = timms(weight, list(new), interpolation=mode, antialias=antialias)
+    except torch.linalg.LinAlgError:  # its SVD does not always converge: (23, 23) -> (24, 23), bilinear
+        return
+    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", [((48, 25), (29, 48)), ((37, 32), (16, 41)), ((4, 46), (45, 5))])
+def test_no_farther_from_float64_than_timm_on_long_sides(old, new):
+    weight = torch.randn(8, 3, *old)
+    exact = truth(weight, new, "bicubic", True)
+    got, theirs = relative(resample_patch_kernel(weight, new), exact), relative(timms(weight, list(new)), exact)
+    assert got <= min(theirs, 1e-6)
 
 
 def test_timms_matrix_is_wrong_for_a_new_width_of_one_and_ours_is_not():
@@ -129,6 +141,26 @@ def test_compiles_in_one_graph_at_a_fixed_size(model):
 
     timm = STOCK["resample_linear_weight"](interpolator, weight, (6, 5))
     assert relative(compiled(), timm) <= 1e-5 and want.isfinite().all()
+
+
+class FixedSize(torch.nn.Module):
+    def __init__(self, embeds):
+        super().__init__()
+        self.embeds = embeds
+
+    def forward(self, patches, patch_coord):
+        out = self.embeds(patches, patch_coord=patch_coord)
+        return out[0] if isinstance(out, tuple) else out
+
+
+def test_exports_at_a_fixed_size(model):
+    timm_naflex_fast.enable(model=model)
+    patches, coord = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
+    with torch.no_grad():
+        program = torch.export.export(FixedSize(model.embeds), (patches, coord), strict=False)
+    timm_naflex_fast.disable(model)
+    others = torch.randn(2, 6, 6, 5, 1)
+    assert relative(program.module()(others, coord), FixedSize(model.embeds)(others, coord)) <= 1e-5
 
 
 def test_training_on_many_patch_sizes_has_timms_losses():

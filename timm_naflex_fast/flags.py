@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 
 POS_EMBED = ("stock", "interpolate_cached", "grid_sample", "matmul")
 PATCH_EMBED = ("stock", "matmul")
 ROPE = ("stock", "batched")
 ALIASES = {"matmul_resample": "matmul"}
+MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,12 @@ def parse_flags(
         else _name("patch_embed", patch_embed, PATCH_EMBED),
         rope=("stock" if mode == "stock" else "batched") if rope is None else _name("rope", rope, ROPE),
     )
+
+
+def default_mode() -> str:
+    """The mode where a command was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
+
+    Raises:
+        ValueError: the variable names no strategy; with the valid ones.
+    """
+    return _name(MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "matmul", POS_EMBED)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .patch_embed import is_traced
-from .table_cache import TableCache
+from .table_cache import TableCache, held_over_fork
 
 kernels = TableCache(max_bytes=128 * 2**20)
+held_over_fork(kernels._lock)
 
 
 def is_frozen(weight: Tensor) -> bool:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
+FEW_CELLS = 4096
+
 
 @dataclass(frozen=True)
 class Group:
@@ -22,6 +25,11 @@ class Group:
     samples: list[int]
     tokens: int
     cells: Tensor | None = None
+
+
+def too_many(cells: int, tokens: int) -> bool:
+    """Whether to compute all ``cells`` of a grid could take memory beyond all proportion to its ``tokens``."""
+    return cells > max(16 * tokens, FEW_CELLS)
 
 
 def check_tokens(x: Tensor, channels: int) -> None:
@@ -44,6 +52,23 @@ def check_coord(patch_coord: Tensor, x: Tensor) -> None:
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
+def whole_numbers(patch_coord: Tensor) -> Tensor:
+    """Coordinates as int64: -1 where not finite, 2**31 where larger, for casting such a float is undefined."""
+    coord = patch_coord.detach()
+    if coord.is_floating_point():
+        coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
+        coord = coord.clamp(-1, LARGEST + 1).nan_to_num(nan=-1)
+    return coord.to(torch.int64)
+
+
+def bad_coordinate(sample: int) -> ValueError:
+    """The error for a coordinate that names no cell."""
+    return ValueError(
+        f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
+        "coordinates count from 0, and padding tokens carry (0, 0)"
+    )
+
+
 def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
     """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
 
@@ -56,13 +81,13 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
         sample whose tokens were reordered or dropped. Empty when the batch holds no token.
 
     Raises:
-        ValueError: shapes that do not fit, or a negative or non-finite coordinate among a grid's tokens.
+        ValueError: shapes that do not fit, or a negative, non-finite or huge coordinate among a grid's tokens.
     """
     check_coord(patch_coord, x)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return []
-    coord = patch_coord.detach().to(torch.int64)
+    coord = whole_numbers(patch_coord)
     lowest, highest = torch.aminmax(coord, dim=1)
     h, w = (highest + 1).unbind(1)
     order = torch.arange(length, device=coord.device)
@@ -74,11 +99,9 @@ def group_grids(patch_coord: Tensor, x: Tensor) -> list[Group]:
     regular: dict[tuple[int, int], list[int]] = {}
     reordered = []
     for sample, (rows, cols, wrong, *low) in enumerate(facts):
-        if rows < 1 or cols < 1 or (min(low) < 0 and int(coord[sample, : rows * cols].min()) < 0):
-            raise ValueError(
-                f"patch_coord of sample {sample} holds a negative or non-finite coordinate; "
-                "coordinates count from 0, and padding tokens carry (0, 0)"
-            )
+        no_grid = not (0 < rows <= LARGEST and 0 < cols <= LARGEST)
+        if no_grid or (min(low) < 0 and int(coord[sample, : rows * cols].min()) < 0):
+            raise bad_coordinate(sample)
         if not wrong:
             regular.setdefault((rows, cols), []).append(sample)
         else:

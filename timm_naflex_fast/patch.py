@@ -6,8 +6,6 @@ another thread meets either choice and never a mixture.
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
 import threading
 import weakref
@@ -21,16 +19,17 @@ from torch import nn
 
 from .bags import steps
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
+from .contract import check_arguments, check_reads, installed_timm
 from .flags import STOCK, Flags, parse_flags
 from .frozen import kernels
 from .kernel_replacements import OPTIONAL, PATCH_EMBED, RENAMED, resample_patch_embed
 from .replacements import POS_EMBED, ROPE, originals
-from .table_cache import cache
+from .table_cache import cache, held_over_fork
 
-OLDEST_TIMM = (1, 0, 16)
 MODULE = "timm.layers.patch_embed"
 
 _lock = threading.RLock()
+held_over_fork(_lock)  # after the caches' locks: those are taken while this one is held
 _installed: dict[tuple[Any, str], Callable[..., Any]] = {}  # what of ours is set on which class or module of timm's
 
 
@@ -44,10 +43,7 @@ def _timm_classes() -> dict[type, dict[str, Callable[..., Any]]]:
     """
     import timm
 
-    found = tuple(int(n) for n in re.findall(r"\d+", timm.__version__)[:3])
-    oldest = ".".join(map(str, OLDEST_TIMM))
-    if found < OLDEST_TIMM:
-        raise RuntimeError(f"timm_naflex_fast needs timm >= {oldest}; installed is {timm.__version__}")
+    installed_timm()
     try:
         from timm.layers import patch_embed
         from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
@@ -57,30 +53,15 @@ def _timm_classes() -> dict[type, dict[str, Callable[..., Any]]]:
         classes[patch_embed.PatchEmbedInterpolator] |= {f.__name__: f for f in PATCH_EMBED}
         if hasattr(NaFlexVitCfg, "rope_type"):
             classes[NaFlexVit] = {f.__name__: f for f in ROPE}
-        checked = [*classes.items(), (patch_embed, {"resample_patch_embed": resample_patch_embed})]
+        check_arguments({**classes, patch_embed: {"resample_patch_embed": resample_patch_embed}}, OPTIONAL)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"timm {timm.__version__} does not have what timm_naflex_fast replaces: {error}") from error
-    wrong = []
-    for owner, methods in checked:
-        for name, function in list(methods.items()):
-            method = owner.__dict__.get(name)
-            if method is None and name in OPTIONAL:
-                del methods[name]
-            elif method is None:
-                wrong.append(f"{owner.__name__}.{name} is missing")
-            elif list(inspect.signature(method).parameters) != list(inspect.signature(function).parameters):
-                wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-    if wrong:
-        raise RuntimeError(
-            f"timm {timm.__version__} is not supported by this timm_naflex_fast (timm >= {oldest} is, as long as its "
-            f"methods are the same): {'; '.join(wrong)}. Nothing was changed"
-        )
-    return classes
+    return {cls: {name: f for name, f in methods.items() if name in cls.__dict__} for cls, methods in classes.items()}
 
 
 def _holders(function: Callable[..., Any]) -> list[ModuleType]:
     """timm's modules whose ``resample_patch_embed`` is ``function``: its own, and those that imported it by name."""
-    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "timm"]
+    modules = [module for name, module in list(sys.modules.items()) if name == "timm" or name.startswith("timm.")]
     return [m for m in modules if isinstance(m, ModuleType) and m.__dict__.get("resample_patch_embed") is function]
 
 
@@ -89,6 +70,7 @@ def _install() -> None:
     # What is marked installed without being ours is another plugin's wrapper around ours: it still reaches us.
     todo: list[tuple[Any, str, Callable[..., Any]]]
     todo = [(c, n, f) for c, n, f in methods if (c, n) not in _installed or c.__dict__[n] is originals[f.__name__]]
+    check_reads((cls, name) for cls, name, _ in todo)
     for cls, name, function in todo:
         originals[function.__name__] = cls.__dict__[name]
     name, home = "resample_patch_embed", sys.modules[MODULE]

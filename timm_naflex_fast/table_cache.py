@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,4 +150,11 @@ def _as_integers(*tensors: Tensor) -> list[Tensor]:
     return [t.view(as_int) for t in tensors]
 
 
+def held_over_fork(lock: Any) -> None:
+    """Let no thread but the forking one hold ``lock`` while the process forks: its child could never take it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
 cache = TableCache()
+held_over_fork(cache._lock)

@@ -39,8 +39,12 @@ PARTS = {
 
 def measure(part: str) -> None:
     """Run one part's command and keep its figures."""
-    out = RESULTS / part
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *PARTS[part].split(), "--out", str(out)]
+    run_bench(PARTS[part], RESULTS / part)
+
+
+def run_bench(options: str, out: Path) -> None:
+    """``naflex-fast bench`` with these options, its figures kept in the folder ``out``."""
+    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--out", str(out)]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
@@ -50,8 +54,23 @@ def rows(*parts: str) -> list[Row]:
 
 
 def render() -> str:
-    """The section between the markers; the pictures are written by :func:`draw`."""
-    return "\n".join([*_targets(), "", *_never_slower(), "", *_pictures(), "", _provenance()])
+    """Every target and every loss."""
+    return "\n".join([*_targets(), "", *_never_slower(), "", _provenance()])
+
+
+def render_short() -> str:
+    """One line per workload."""
+    measured = rows("siglip", "diverse", "others", "radio", "radio_train")
+    lines = [
+        "| workload | train, times faster than timm | than timm's grid_sample | times the floor "
+        "| infer, times faster than timm | infer with a frozen table |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for workload in dict.fromkeys(row.workload for row in measured):
+        races = (("train", "stock"), ("train", "stock-bilinear"), ("train", "floor"), ("infer", "stock"))
+        ratios = [_ratio(measured, workload, *race) for race in (*races, ("frozen", "stock"))]
+        lines.append(f"| {workload} | {' | '.join(judged(ratio, None, False) for ratio in ratios)} |")
+    return "\n".join([*lines, "", _provenance()])
 
 
 def draw() -> None:
@@ -90,27 +109,30 @@ def _targets() -> list[str]:
         for workload, bound in bounds.items():
             ratio = _ratio(measured, workload, phase, other)
             at_most = other == "floor"
-            texts.append(_judged(ratio, bound, at_most))
+            texts.append(judged(ratio, bound, at_most))
         lines.append(f"| {what} | {' | '.join(texts)} |")
     lines.append(f"| train, time per token at B=256 over B=64 | {_each(_linear, 1.15)} |")
     lines.append(f"| train, extra peak memory over the size of `x` | {_each(_memory, 1.15)} |")
     half = rows("bfloat16")
     for what, phase, other, bounds in TARGETS[:5]:
         ratios = {workload: _ratio(half, workload, phase, other) for workload in bounds}
-        texts = (_judged(ratio, bounds[workload], other == "floor") for workload, ratio in ratios.items())
+        texts = (judged(ratio, bounds[workload], other == "floor") for workload, ratio in ratios.items())
         lines.append(f"| bfloat16 `x`: {what} | {' | '.join(texts)} |")
     return lines
 
 
-def _judged(value: float | None, bound: float, at_most: bool) -> str:
+def judged(value: float | None, bound: float | None, at_most: bool) -> str:
+    """A figure beside its target, where it has one."""
     if value is None:
         return "not measured"
+    if bound is None:
+        return number(value)
     reached = value <= bound if at_most else value >= bound
     return f"{number(value)} (target {'<=' if at_most else '>='} {bound:g}{'' if reached else ', **missed**'})"
 
 
 def _each(measure: Callable[[str], float | None], bound: float) -> str:
-    return " | ".join(_judged(measure(workload), bound, True) for workload in ("siglip", "diverse"))
+    return " | ".join(judged(measure(workload), bound, True) for workload in ("siglip", "diverse"))
 
 
 def _find(measured: list[Row], contender: str, **key: object) -> Row | None:
@@ -164,22 +186,18 @@ def _never_slower() -> list[str]:
     return lines
 
 
-def _pictures() -> list[str]:
-    return [
-        "![Time of one step over batch size, log-log, on the diverse workload](results/speed/time_over_batch.png)",
-        "",
-        "![Times faster than timm's own code, per workload](results/speed/times_faster.png)",
-    ]
-
-
 def _provenance() -> str:
-    """Machine, versions and dates of the parts, once where they agree."""
-    abouts = [read_json(RESULTS / part / "bench.json")[1] for part in PARTS if (RESULTS / part).is_dir()]
+    return about_line([RESULTS / part for part in PARTS if (RESULTS / part).is_dir()], "speed")
+
+
+def about_line(folders: list[Path], part: str) -> str:
+    """Machine, versions and dates of result folders, once where they agree, and the command that made them."""
+    abouts = [read_json(folder / "bench.json")[1] for folder in folders]
 
     def each(key: str) -> str:
         return " / ".join(dict.fromkeys(str(about[key]) for about in abouts))
 
     return (
         f"{each('machine')}; torch {each('torch')}, timm {each('timm')}; {each('date')}, commit {each('commit')}; "
-        "medians, contenders in turns; `uv run tools/update_readme.py --measure speed`."
+        f"medians, contenders in turns; `uv run tools/update_readme.py --measure {part}`."
     )

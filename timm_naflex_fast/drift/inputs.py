@@ -1,39 +1,57 @@
-"""Models and images to measure on: timm's model factory, and folders through timm's own NaFlex transforms."""
+"""Models and images to measure on: timm's model factory, and images through timm's own NaFlex transforms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+RANDOM = "stand-in: random, untrained, seed 0; position table of sines and cosines"
 
 
 def load_model(
-    name: str, checkpoint: str | Path | None = None, *, random_weights: bool = False
+    name: str,
+    checkpoint: str | Path | None = None,
+    *,
+    random_weights: bool = False,
+    dtype: str = "float32",
+    patch_size: int | None = None,
 ) -> tuple[nn.Module, str]:
     """Create a timm NaFlexVit in eval mode, and say in words which weights it holds.
 
     Args:
         name: a timm model name, e.g. ``naflexvit_base_patch16_siglip.v2_webli``.
         checkpoint: a local file that timm can load; without it the pretrained weights come from the hub.
-        random_weights: leave the initialisation as it is, and say so.
+        random_weights: leave the initialisation (seed 0) as it is, but for a learned position table, which becomes
+            sines and cosines: neighbouring cells of a trained table are alike, those of noise are not.
+        dtype: "float32", "bfloat16" or "float16", to which the whole model is cast.
+        patch_size: other than the model's own, its patch kernels are resampled.
 
     Raises:
-        ValueError: timm does not know the name, or the model is no NaFlexVit.
+        ValueError: timm does not know the name, the model is no NaFlexVit, has no such patch size; an unknown dtype.
         FileNotFoundError: no such checkpoint.
         RuntimeError: the pretrained weights could not be had; says how to give them.
     """
     import timm
 
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} cannot be measured; valid: {', '.join(DTYPES)}")
+    if patch_size is not None and patch_size < 1:
+        raise ValueError(f"patch_size must be at least 1; got {patch_size}")
     if checkpoint is not None and not Path(checkpoint).is_file():
         raise FileNotFoundError(
             f"no checkpoint at {checkpoint}; give a file of weights for {name!r} (.safetensors or .pth)"
         )
     source: dict[str, Any] = dict(pretrained=not random_weights)
-    weights = "random, untrained" if random_weights else f"pretrained, {name}"
+    if patch_size is not None:
+        source["enable_patch_interpolator"] = True
+    weights = RANDOM if random_weights else f"pretrained, {name}"
     if checkpoint is not None:
         # As an overlay, timm applies the same key and shape conversions as to weights from the hub.
         source["pretrained_cfg_overlay"] = dict(file=str(checkpoint))
@@ -41,7 +59,9 @@ def load_model(
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(f"timm has no model {name!r}; valid: {', '.join(timm.list_models('naflexvit*'))}")
     try:
-        model = timm.create_model(name, **source).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = timm.create_model(name, **source).eval()
     except Exception as error:
         if random_weights or checkpoint is not None:
             raise
@@ -51,24 +71,121 @@ def load_model(
         ) from error
     if not hasattr(model, "embeds"):
         raise ValueError(f"{name!r} is no NaFlexVit; valid: {', '.join(timm.list_models('naflexvit*'))}")
-    return model, weights
+    if random_weights:
+        _smooth_table(model.embeds)
+    if patch_size is not None:
+        _check_patch_size(model.embeds, patch_size, name)
+    return model.to(DTYPES[dtype]), weights
 
 
-class ImageFolder:
-    """The images of a folder as NaFlex batches without labels, through timm's eval transforms and collation.
+def _smooth_table(embeds: Any) -> None:
+    from timm.layers import build_sincos2d_pos_embed
+
+    table = embeds.pos_embed
+    if table is not None:
+        with torch.no_grad():
+            table.copy_(build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3]).view(table.shape))
+
+
+def _check_patch_size(embeds: Any, patch_size: int, name: str) -> None:
+    own = tuple(embeds.patch_size)
+    if own == (patch_size, patch_size):
+        return
+    if not embeds.is_linear or embeds.norm_input is not None:
+        raise ValueError(f"{name!r} takes patches of {own[0]}x{own[1]} pixels only; leave --patch-size out")
+
+
+class NaFlexImages:
+    """Images as NaFlex batches without labels, through timm's eval transforms and collation.
 
     Args:
-        folder: searched recursively for images.
+        sources: (name, function that opens it as a PIL image), in the order wanted.
         model: its data configuration (mean, std, interpolation) and patch size are used.
-        max_seq_len: most patches an image is resized to.
+        max_seq_len: most patches an image is resized to; of several, every image comes once at each.
         batch_size: images per batch.
+        patch_size: pixels along a patch's side, where it is not the model's own.
 
     Raises:
-        ValueError: not a readable folder, or no image in it.
+        ValueError: a number below 1.
     """
 
-    def __init__(self, folder: str | Path, model: nn.Module, max_seq_len: int = 256, batch_size: int = 16) -> None:
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, Callable[[], Any]]],
+        model: nn.Module,
+        max_seq_len: int | Sequence[int] = 256,
+        batch_size: int = 16,
+        patch_size: int | None = None,
+    ) -> None:
         from timm.data import create_transform, resolve_data_config
+        from timm.data.naflex_transforms import Patchify
+
+        lengths = [max_seq_len] if isinstance(max_seq_len, int) else list(max_seq_len)
+        if not lengths or min(*lengths, batch_size) < 1:
+            raise ValueError(f"max_seq_len and batch_size must be at least 1; got {lengths} and {batch_size}")
+        config = resolve_data_config(model=model)
+        own = tuple(model.embeds.patch_size)  # type: ignore[union-attr, arg-type]
+        size = own if patch_size is None else (patch_size, patch_size)
+        keep = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+        self._resize = {
+            length: create_transform(**keep, naflex=True, patch_size=size, max_seq_len=length) for length in lengths
+        }
+        # The patches of another size go in as rows and columns, so that the model sees what size they have.
+        self._patchify = Patchify(size, flatten_patches=size == own)
+        self._sources, self._batch_size = list(sources), batch_size
+        self.skipped: list[str] = []
+
+    def __len__(self) -> int:
+        return -(-len(self._sources) // self._batch_size) * len(self._resize)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
+        """Batches in order, with a list of "names"; an image that cannot be decoded is skipped, listed in ``skipped``.
+
+        Raises:
+            ValueError: none could be decoded.
+        """
+        self.skipped = []
+        for length, resize in self._resize.items():
+            yield from self._batches(length, resize)
+        if len(self.skipped) == len(self._sources):
+            raise ValueError(f"none of the images can be read: {'; '.join(self.skipped)}")
+
+    def _batches(self, length: int, resize: Callable[[Any], Tensor]) -> Iterator[tuple[dict[str, Any], None]]:
+        from PIL import Image
+        from timm.data.naflex_dataset import NaFlexCollator
+
+        collate = NaFlexCollator(max_seq_len=length)
+        names: list[str] = []
+        samples: list[tuple[dict[str, Tensor], int]] = []
+        for place, (name, load) in enumerate(self._sources):
+            try:
+                with load() as image:
+                    samples.append((self._patchify(resize(image.convert("RGB"))), 0))
+                names.append(name)
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                line = f"{name}: {error}"
+                self.skipped += [line] * (line not in self.skipped)
+            if len(samples) == self._batch_size or (samples and place == len(self._sources) - 1):
+                yield {**collate(samples)[0], "names": names}, None
+                names, samples = [], []
+
+
+class ImageFolder(NaFlexImages):
+    """The images of a folder, searched recursively, in the order of their paths; see :class:`NaFlexImages`.
+
+    Raises:
+        ValueError: not a readable folder, no image in it, or a number below 1.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        max_seq_len: int | Sequence[int] = 256,
+        batch_size: int = 16,
+        patch_size: int | None = None,
+    ) -> None:
+        from PIL import Image
 
         root = Path(folder)
         if not root.is_dir():
@@ -79,36 +196,5 @@ class ImageFolder:
             raise ValueError(f"{root} cannot be read: {error}") from error
         if not self.files:
             raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
-        config = resolve_data_config(model=model)
-        self._transform = create_transform(
-            **{key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")},
-            naflex=True,
-            patch_size=model.embeds.patch_size,  # type: ignore[union-attr]
-            max_seq_len=max_seq_len,
-            patchify=True,
-        )
-        self._max_seq_len, self._batch_size = max_seq_len, batch_size
-        self.skipped: list[str] = []
-
-    def __len__(self) -> int:
-        return -(-len(self.files) // self._batch_size)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], None]]:
-        """Batches in file order; a file that cannot be decoded is skipped and listed in ``skipped``."""
-        from PIL import Image
-        from timm.data.naflex_dataset import NaFlexCollator
-
-        collate = NaFlexCollator(max_seq_len=self._max_seq_len)
-        self.skipped = []
-        samples: list[tuple[dict[str, Tensor], int]] = []
-        for path in self.files:
-            try:
-                with Image.open(path) as image:
-                    samples.append((self._transform(image.convert("RGB")), 0))
-            except (OSError, ValueError, Image.DecompressionBombError) as error:
-                self.skipped.append(f"{path.name}: {error}")
-            if len(samples) == self._batch_size:
-                yield collate(samples)[0], None
-                samples = []
-        if samples:
-            yield collate(samples)[0], None
+        sources = [(str(path.relative_to(root)), partial(Image.open, path)) for path in self.files]
+        super().__init__(sources, model, max_seq_len, batch_size, patch_size)

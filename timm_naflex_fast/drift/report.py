@@ -11,7 +11,15 @@ from typing import TypeVar
 from .measure import Drift
 
 T = TypeVar("T")
-HEADINGS = ("strategy", "embed max abs", "embed rel RMS", "pooled cosine dist", "agreement", "accuracy")
+HEADINGS = (
+    "strategy",
+    "embed max abs",
+    "embed rel RMS",
+    "pooled cosine dist",
+    "same neighbour",
+    "agreement",
+    "accuracy",
+)
 
 
 def track(batches: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -33,6 +41,7 @@ def rows(results: dict[str, Drift]) -> list[tuple[str, ...]]:
             f"{drift.embed_max_abs:.2e}",
             f"{drift.embed_rel_rms:.2e}",
             f"{drift.pooled_cosine_distance:.2e}",
+            f"{drift.neighbours:.2%}",
             f"{drift.agreement:.2%}",
             "-" if drift.accuracy is None else f"{drift.accuracy:.2%}",
         )
@@ -40,9 +49,10 @@ def rows(results: dict[str, Drift]) -> list[tuple[str, ...]]:
     ]
 
 
-def print_table(results: dict[str, Drift], *, model: str, weights: str, images: int) -> None:
+def print_table(results: dict[str, Drift], *, model: str, weights: str, images: int, baseline: str = "stock") -> None:
     """Print the drift table under a title that names the model, its weights and the number of images."""
-    title = f"Drift from timm's own result: {model}; weights: {weights}; {images:,} images"
+    origin = "timm's own result" if baseline == "stock" else baseline
+    title = f"Drift from {origin}: {model}; weights: {weights}; {images:,} images"
     cells = rows(results)
     print(title)
     try:
@@ -60,7 +70,7 @@ def print_table(results: dict[str, Drift], *, model: str, weights: str, images: 
         table.add_row(*row)
     console = Console()
     # A pipe has no width of its own; 80 columns would cut the table.
-    Console(width=None if console.is_terminal else 110).print(table)
+    Console(width=None if console.is_terminal else 130).print(table)
 
 
 def write_json(path: str | Path, results: dict[str, Drift], *, model: str, weights: str, images: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..grids import bad_coordinate, too_many, whole_numbers
 from .grids import read_grids
 from .mixed import MixedTables, mixed_closed, mixed_gathered
 from .settings import Rope
@@ -30,19 +31,27 @@ def batched_rope(
         iterable of (B, heads, N, 2D), one per block.
 
     Raises:
-        ValueError: a negative coordinate (not with ``in_graph``).
+        ValueError: a negative, non-finite or huge coordinate (not with ``in_graph``; on a GPU only where read back).
     """
-    coord = patch_coord.detach().to(torch.int64)
+    coord = patch_coord.detach().to(torch.int64) if in_graph else whole_numbers(patch_coord)
     batch, length = coord.shape[:2]
+    look = not in_graph and coord.device.type == "cpu"  # reading a flag back costs nothing
     by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
+    # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
+    by_token |= not rope.mixed and rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)
+    grids = None
+    if not by_token:
+        grids = read_grids(coord, one=rope.alike)
+        by_token = too_many(grids.cells, batch * length)
+    elif look and coord.numel() and int(coord.min()) < 0:
+        raise bad_coordinate(int(coord.amin((1, 2)).argmin()))
     if not rope.mixed:
-        # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
-        if by_token or (rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)):
-            return closed(rope, coord, dtype)
-        return gathered(rope, read_grids(coord, one=rope.alike), dtype)
-    if by_token:  # one sample has every cell once
-        make = mixed_closed(rope, coord, dtype)
+        if grids is None or by_token:
+            return closed(rope, coord, dtype, grids, look=look)
+        return gathered(rope, grids, dtype)
+    if grids is None or by_token:  # one sample has every cell once
+        make = mixed_closed(rope, coord, dtype, grids, look=look)
     else:
-        make = mixed_gathered(rope, read_grids(coord, one=rope.alike), dtype)
+        make = mixed_gathered(rope, grids, dtype)
     depth = rope.frequencies.shape[1]
     return [make(block) for block in range(depth)] if in_graph else MixedTables(depth, make)

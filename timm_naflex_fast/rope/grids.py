@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..grids import LARGEST, bad_coordinate
 from .settings import Rope
 
 
@@ -21,34 +22,35 @@ class Grids:
         sizes: (G, 2) grids (h, w), int64.
         of: (B,) which of them is each sample's, int64.
         past: (B, N) whether a token lies past the end of its sample's grid, and so is padding.
+        cells: how many cells ``sizes`` have together.
     """
 
     coord: Tensor
     sizes: Tensor
     of: Tensor
     past: Tensor
+    cells: int
 
 
 def read_grids(coord: Tensor, *, one: bool) -> Grids:
     """The grids of the tokens (B, N, 2), B and N at least 1; with ``one``, a single grid that holds every other.
 
     Raises:
-        ValueError: a negative or non-finite coordinate.
+        ValueError: a negative, non-finite or huge coordinate.
     """
     size = coord.amax(1) + 1
     past = torch.arange(coord.shape[1], device=coord.device) >= size.prod(1, keepdim=True)
     facts = torch.cat([size, coord.amin((1, 2))[:, None]], 1).tolist()  # the device-to-host copy
-    for sample, (_, _, lowest) in enumerate(facts):
-        if lowest < 0:
-            raise ValueError(
-                f"patch_coord of sample {sample} holds a negative or non-finite coordinate; "
-                "coordinates count from 0, and padding tokens carry (0, 0)"
-            )
-    if one:
-        return Grids(coord, size.amax(0, keepdim=True), size.new_zeros(len(size)), past)
+    for sample, (h, w, lowest) in enumerate(facts):
+        if lowest < 0 or max(h, w) > LARGEST:
+            raise bad_coordinate(sample)
     number: dict[tuple[int, int], int] = {}
     of = [number.setdefault((h, w), len(number)) for h, w, _ in facts]
-    return Grids(coord, size.new_tensor(list(number)), size.new_tensor(of), past)
+    if one:
+        cells = max(h for h, _ in number) * max(w for _, w in number)
+        return Grids(coord, size.amax(0, keepdim=True), size.new_zeros(len(size)), past, cells)
+    cells = sum(h * w for h, w in number)
+    return Grids(coord, size.new_tensor(list(number)), size.new_tensor(of), past, cells)
 
 
 def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +74,7 @@ def cells(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
 
 
 def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, slice], Tensor]:
-    """The training-time change of positions: (positions (R, A), the grid of each (R,), their channels) -> new ones.
+    """The training-time change of positions: (positions (..., A), the grid of each (...), their channels) -> new ones.
 
     Drawn for one grid after the other in timm's order and on its device, so that a seed gives what it gives in timm.
     """
@@ -92,7 +94,7 @@ def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, slice], Ten
     by_grid = torch.stack(drawn).to(grids.coord.device)
 
     def change(positions: Tensor, owner: Tensor, channels: slice) -> Tensor:
-        moved, stretched, scaled = by_grid[owner][..., channels].unbind(1)
+        moved, stretched, scaled = by_grid[owner][..., channels].unbind(-2)
         return (positions + moved) * stretched * scaled
 
     return change

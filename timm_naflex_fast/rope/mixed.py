@@ -39,12 +39,19 @@ class MixedTables:
         return self.make(self._next - 1)
 
 
-def mixed_closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """A block's number to its table for the tokens (B, N, 2), by the formula per token and plain operations alone."""
-    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord))
+def mixed_closed(
+    rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None, *, look: bool
+) -> Callable[[int], Tensor]:
+    """A block's number to its table for the tokens (B, N, 2), by the formula per token and plain operations alone.
+
+    ``grids`` and ``look``: as in :func:`closed`.
+    """
+    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord, grids))
+    full = look and not past.any()
 
     def make(block: int) -> Tensor:
-        return layout(rope.angles(positions, block), rope.half).to(dtype).masked_fill_(past, 0.0)
+        table = layout(rope.angles(positions, block), rope.half).to(dtype)
+        return table if full else table.masked_fill_(past, 0.0)
 
     return make
 

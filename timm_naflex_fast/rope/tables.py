@@ -24,19 +24,30 @@ def layout(angles: Tensor, half: bool) -> Tensor:
     return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
 
 
-def token_positions(rope: Rope, coord: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (B, N, 2) of the tokens (B, N, 2), and which are past the end of their grid, (B, N, 1)."""
+def token_positions(rope: Rope, coord: Tensor, grids: Grids | None = None) -> tuple[Tensor, Tensor]:
+    """Positions (B, N, 2) of the tokens (B, N, 2), and which are past the end of their grid, (B, N, 1).
+
+    With their ``grids``, changed as they draw it at random.
+    """
     grid = coord.amax(1, keepdim=True) + 1
     past = torch.arange(coord.shape[1], device=coord.device)[:, None] >= grid.prod(2, keepdim=True)
     if rope.largest and rope.reference is not None:
         grid = grid.amax(0, keepdim=True)
-    return rope.positions(coord, grid), past
+    positions = rope.positions(coord, grid)
+    if grids is not None:
+        positions = augmented(rope, grids)(positions, grids.of[:, None].expand(coord.shape[:2]), slice(None))
+    return positions, past
 
 
-def closed(rope: Rope, coord: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token."""
-    positions, past = token_positions(rope, coord)
-    return layout(rope.angles(positions), rope.half).to(dtype).masked_fill_(past, 0.0).unsqueeze(1)
+def closed(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None, *, look: bool) -> Tensor:
+    """Tables (B, 1, N, 2D) for the tokens (B, N, 2), zero past the end of a grid, by the formula per token.
+
+    ``grids``: change the positions as these draw it at random. ``look``: read back whether there is padding at all,
+    and leave out the pass that clears it if not.
+    """
+    positions, past = token_positions(rope, coord, grids)
+    tables = layout(rope.angles(positions), rope.half).to(dtype)
+    return (tables if look and not past.any() else tables.masked_fill_(past, 0.0)).unsqueeze(1)
 
 
 def gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..grids import LARGEST, bad_coordinate, too_many, whole_numbers
 from ..resize import Resampling
 
 
@@ -82,15 +83,26 @@ def _token_positions(patch_coord: Tensor, how: Resampling) -> Tensor:
 
 
 def _affine_positions(patch_coord: Tensor, how: Resampling) -> Tensor:
-    """The same positions picked from an affine grid over the batch's largest grid."""
+    """The same positions picked from an affine grid over the batch's largest grid.
+
+    Raises:
+        ValueError: a negative or non-finite coordinate, or one too large to count.
+    """
     shapes = _shapes(patch_coord, how)
     largest = shapes.amax(0)
+    whole = whole_numbers(patch_coord)
+    facts = torch.cat((whole.amin((1, 2)), whole.amax((1, 2)))).view(2, -1).t().tolist()
+    for number, (lowest, highest) in enumerate(facts):
+        if lowest < 0 or highest > LARGEST:
+            raise bad_coordinate(number)
     zoom = (largest / shapes).float()
     rows, cols = (int(n) for n in largest.tolist())
+    if too_many(rows * cols, patch_coord.shape[1]):
+        return _token_positions(whole, how)
     theta = torch.zeros(len(zoom), 2, 3, dtype=torch.float32, device=zoom.device)
     theta[:, 0, 0], theta[:, 0, 2] = zoom[:, 1], zoom[:, 1] - 1
     theta[:, 1, 1], theta[:, 1, 2] = zoom[:, 0], zoom[:, 0] - 1
     grid = F.affine_grid(theta, [len(zoom), 1, rows, cols], align_corners=how.align_corners)
     sample = torch.arange(len(zoom), device=zoom.device)[:, None]
-    y, x = patch_coord.long().unbind(-1)
+    y, x = whole.unbind(-1)
     return grid[sample, y, x].flip(-1)

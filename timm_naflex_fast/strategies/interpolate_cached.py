@@ -15,6 +15,7 @@ from torch import Tensor
 from ..grids import Group, add_cells, grid_tokens
 from ..resize import Resampling
 from ..table_cache import cache
+from . import scattered
 
 
 def add_learned(x: Tensor, table: Tensor, groups: list[Group], how: Resampling) -> None:
@@ -33,7 +34,7 @@ def add_learned(x: Tensor, table: Tensor, groups: list[Group], how: Resampling) 
         )
         return resized[0, :, :h, :w].flatten(1).t().to(x.dtype)
 
-    _gather_add(x, (table,), groups, how, build)
+    _gather_add(x, (table,), scattered.add_learned(x, table, groups, how), how, build)
 
 
 def add_factorized(
@@ -52,6 +53,7 @@ def add_factorized(
         rows, cols = how.lengths(*size)
         return (line(table_y, rows)[: size[0], None] + line(table_x, cols)[None, : size[1]]).flatten(0, 1)
 
+    groups = scattered.add_factorized(x, table_y, table_x, groups, ar_preserving)
     _gather_add(x, (table_y, table_x), groups, how, build)
 
 

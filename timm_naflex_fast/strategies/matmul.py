@@ -20,6 +20,7 @@ from ..grids import Group, add_cells, grid_tokens
 from ..precision import no_autocast, once_differentiable, product_dtype
 from ..resize import Resampling, resize_matrix
 from ..table_cache import cache
+from . import scattered
 
 
 def add_learned(
@@ -29,6 +30,7 @@ def add_learned(
 
     A table that is not being trained is resampled once per grid while it stays the same.
     """
+    groups = scattered.add_learned(x, table, groups, how)
     if not groups:
         return
     if torch.is_grad_enabled() and table.requires_grad:
@@ -50,6 +52,7 @@ def add_factorized(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
+    groups = scattered.add_factorized(x, table_y, table_x, groups, ar_preserving)
     if groups:
         _AddFactorized.apply(x, table_y, table_x, groups, Resampling(ar_preserving=ar_preserving), dtype)
 

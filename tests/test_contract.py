@@ -1,0 +1,107 @@
+"""The contract with timm: what is refused, in words, and that nothing is patched then."""
+
+import pytest
+import timm
+from oracles import is_pristine
+from timm.layers import pos_embed_sincos
+from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
+
+from timm_naflex_fast import contract, enable, status
+
+KNOWN = contract.installed_timm() == contract.NEWEST_KNOWN_TIMM
+newest = pytest.mark.skipif(not KNOWN, reason="the contract for unknown releases is that of the newest known timm")
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """timm as installed, under the number of a release that nobody has seen."""
+    monkeypatch.setattr(timm, "__version__", "1.0.99.dev0")
+
+
+def refused(*changes):
+    before = dict(NaFlexEmbeds.__dict__)
+    with pytest.raises(RuntimeError) as error:
+        enable()
+    assert dict(NaFlexEmbeds.__dict__) == before and status().flags.is_stock and status().replaced == {}
+    for change in ("Nothing was changed", *changes):
+        assert change in str(error.value)
+
+
+@newest
+def test_a_newer_timm_that_is_the_same_is_patched(newer):
+    enable()
+    assert not is_pristine() and status().timm == "1.0.99.dev0"
+    enable("grid_sample")
+
+
+@newest
+def test_every_replaced_method_has_its_contract(monkeypatch):
+    checked = []
+    monkeypatch.setattr("timm_naflex_fast.patch.check_reads", lambda methods: checked.extend(methods))
+    enable()
+    assert {f"{cls.__name__}.{name}" for cls, name in checked} == set(contract.READS)
+
+
+@newest
+def test_a_setting_that_is_new(newer, monkeypatch):
+    def _apply_learned_pos_embed(self, x, grid_size):
+        x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
+
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", _apply_learned_pos_embed)
+    refused(
+        "timm 1.0.99.dev0 is not supported",
+        "NaFlexEmbeds._apply_learned_pos_embed now reads pos_embed_gain, pos_embed_tilt",
+        "no longer reads pos_embed_align_corners, pos_embed_antialias",
+    )
+
+
+@newest
+def test_a_setting_of_the_rotary_modules_that_is_new(newer, monkeypatch):
+    def get_embed(self, shape, dtype=None):
+        return self.inv_freq * self.mrope_gain
+
+    monkeypatch.setattr(pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", get_embed)
+    refused("RotaryEmbeddingMRope.get_embed now reads mrope_gain")
+
+
+@newest
+def test_a_method_that_timm_does_not_call_any_more(newer, monkeypatch):
+    real = contract.reads
+
+    def reads(function):
+        return real(function) - ({"_apply_learned_pos_embed"} if function is NaFlexEmbeds else set())
+
+    monkeypatch.setattr(contract, "reads", reads)
+    refused("NaFlexEmbeds does not call _apply_learned_pos_embed any more")
+
+
+@newest
+def test_a_method_without_source(newer, monkeypatch):
+    scope = {}
+    exec("def _apply_learned_pos_embed(self, x, grid_size): pass", scope)
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", scope["_apply_learned_pos_embed"])
+    refused("NaFlexEmbeds._apply_learned_pos_embed cannot be checked without its source")
+
+
+def test_another_default_is_refused_whatever_the_version(monkeypatch):
+    def forward(self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False):
+        pass
+
+    monkeypatch.setattr(PatchEmbedInterpolator, "forward", forward)
+    refused("PatchEmbedInterpolator.forward takes (self, patches", "is_linear=False")
+
+
+@pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm has no rotary embeddings")
+def test_a_missing_method_is_named(monkeypatch):
+    monkeypatch.delattr(NaFlexVit, "_generate_rope_naflex")
+    refused("NaFlexVit._generate_rope_naflex is missing")
+
+
+def test_reads_are_loads_of_self_alone():
+    assert contract.reads(_reader) == {"a", "b", "c"}
+
+
+def _reader(self, other):
+    self.kept = other.d + self.a.z + getattr(self, "b", 0) + getattr(other, "e", 0)
+    return [self.c for _ in other]

@@ -1,0 +1,195 @@
+"""Coordinates as nobody should make them: timm's result or a named error, never a wrong answer nor a huge table."""
+
+import random
+
+import pytest
+import torch
+from oracles import NEW_TIMM, Case, Largest, relative, stock
+
+from timm_naflex_fast import enable
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.weights import axis_weights
+
+EXACT = ["matmul", "interpolate_cached"]
+DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.float32, torch.float64, torch.float16]
+
+
+def wanted(table, coord, how, ar_preserving=False):
+    """Each token's embedding (N, C), float64, from the cell it names in the sample's grid."""
+    h, w = (coord.amax(0) + 1).tolist()
+    lengths = (max(h, w),) * 2 if ar_preserving else (h, w)
+    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], **how) for a in (0, 1)]
+    return torch.einsum("ni,nj,ijc->nc", *sides, table.double())
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("ar_preserving", [False, True])
+@pytest.mark.parametrize("far", [(900, 70), (2**31 - 2, 2**31 - 2), (3, 2**30)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_one_huge_coordinate_makes_no_huge_table(strategy, ar_preserving, far, mode):
+    torch.manual_seed(0)
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(2, 1, 1)
+    coord[1, 7] = torch.tensor(far)
+    table = torch.randn(6, 7, 3, requires_grad=True)
+    x = torch.zeros(2, 20, 3)
+    how = dict(mode=mode, antialias=True, align_corners=False)
+    with Largest() as largest:
+        out = add_pos_embed_(x.clone(), table, coord, strategy=strategy, ar_preserving=ar_preserving, **how)
+        weight = torch.randn_like(out)
+        grad = torch.autograd.grad((out * weight).sum(), table)[0]
+    assert largest.elements < 5000
+    same = table.detach().double().requires_grad_()
+    want = torch.stack([wanted(same, c, how, ar_preserving) for c in coord])
+    torch.testing.assert_close(out.double(), want, atol=2e-6, rtol=1e-6)
+    assert relative(grad, torch.autograd.grad((want * weight).sum(), same)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("ar_preserving", [False, True])
+def test_one_huge_coordinate_in_a_factorized_table(strategy, ar_preserving):
+    torch.manual_seed(0)
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(2, 1, 1)
+    coord[1, 7] = torch.tensor((2**31 - 2, 3))
+    lines = [torch.randn(n, 3, requires_grad=True) for n in (6, 7)]
+    with Largest() as largest:
+        out = add_factorized_pos_embed_(
+            torch.zeros(2, 20, 3), *lines, coord, strategy=strategy, ar_preserving=ar_preserving
+        )
+        out.sum().backward()
+    assert largest.elements < 5000
+    lengths = (coord.amax(1) + 1).tolist()
+    for sample, (h, w) in enumerate(lengths):
+        if strategy == "grid_sample" and sample:
+            continue  # float32 positions between 2**31 cells; no error and no table is all that is asked
+        rows, cols = (max(h, w),) * 2 if ar_preserving else (h, w)
+        sides = [
+            axis_weights(coord[sample, :, a], torch.tensor(n), len(t), mode="linear") @ t.detach().double()
+            for a, (n, t) in enumerate(zip((rows, cols), lines))
+        ]
+        torch.testing.assert_close(out[sample].detach().double(), sides[0] + sides[1], atol=1e-5, rtol=1e-5)
+    assert all(torch.isfinite(line.grad).all() for line in lines)
+
+
+def test_dropped_tokens_of_a_table_added_as_it_is():
+    torch.manual_seed(0)
+    table = torch.randn(80, 90, 2, dtype=torch.float64)
+    coord = torch.tensor([[[79, 0], [3, 89], [40, 41]]])
+    for strategy in EXACT:
+        out = add_pos_embed_(torch.zeros(1, 3, 2, dtype=torch.float64), table, coord, strategy=strategy)
+        assert torch.equal(out[0], table[coord[0, :, 0], coord[0, :, 1]])
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_number_dtypes_are_read_alike(strategy, dtype):
+    case = Case((6, 7), 3, "bicubic", True, False, False, [(4, 5), (2, 9)], 20, torch.float32, 0)
+    embeds = case.embeds().requires_grad_(False)
+    got, want = case.x(), case.x()
+    stock(case, embeds, want, case.coord())
+    add_pos_embed_(got, embeds.pos_embed, case.coord(dtype), strategy=strategy)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+
+
+BAD = [float("nan"), float("inf"), float("-inf"), -1.0, -1e30, 1e30, 2.0**31, 65504.0]
+
+
+@pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_names_no_cell_is_said_and_changes_nothing(strategy, kind, bad, dtype):
+    if strategy == "grid_sample" and kind == "learned":
+        pytest.skip("reads nothing back, like timm's")
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(3, 1, 1).to(dtype)
+    coord[1, 7, 1] = bad
+    x = torch.zeros(3, 20, 2)
+
+    def add():
+        if kind == "learned":
+            return add_pos_embed_(x, torch.randn(6, 7, 2), coord, strategy=strategy)
+        return add_factorized_pos_embed_(x, torch.randn(6, 2), torch.randn(7, 2), coord, strategy=strategy)
+
+    if bad == 65504:
+        assert torch.isfinite(add()).all()
+        return
+    with pytest.raises(ValueError, match="patch_coord of sample 1 holds a negative or non-finite coordinate"):
+        add()
+    assert (x == 0).all()
+
+
+VALUES = [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62]
+
+
+def scribbled(rng, coord):
+    """Coordinates with some values replaced, tokens exchanged or given twice, axes exchanged."""
+    coord = coord.clone()
+    batch, length = coord.shape[:2]
+    for _ in range(rng.randint(0, 3)):
+        sample, token = rng.randrange(batch), rng.randrange(length)
+        kind = rng.choice(["value", "swap", "overlap", "negative", "axis"])
+        if kind == "value":
+            coord[sample, token, rng.randrange(2)] = rng.choice(
+                [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62]
+            )
+        elif kind == "swap":
+            other = rng.randrange(length)
+            coord[sample, [token, other]] = coord[sample, [other, token]]
+        elif kind == "overlap":
+            coord[sample, token] = coord[sample, rng.randrange(length)]
+        elif kind == "negative":
+            coord[sample, token, rng.randrange(2)] = rng.choice([-1, -5, -(2**40)])
+        else:
+            coord[sample] = coord[sample].flip(-1)
+    return coord
+
+
+def check_coordinates(seed):
+    """One random table, batch and scribble: every strategy gives each token the cell it names, or a named error."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = [(rng.randint(1, 12), rng.randint(1, 12)) for _ in range(rng.randint(1, 4))]
+    new = dict(antialias=rng.random() < 0.7, align_corners=rng.random() < 0.3) if NEW_TIMM else {}
+    case = Case(
+        **{"antialias": True, "align_corners": False, **new},
+        table_size=(rng.randint(1, 9), rng.randint(1, 9)),
+        channels=rng.randint(2, 4),  # of one channel PyTorch itself makes wrong columns, see resize.py
+        mode=rng.choice(["bilinear", "bicubic"]),
+        ar_preserving=rng.random() < 0.3,
+        sizes=sizes,
+        length=max(1, max(h * w for h, w in sizes) + rng.choice([0, 0, 2, -3])),
+        dtype=torch.float32,
+        seed=seed,
+    )
+    embeds, coord = case.embeds().requires_grad_(False), scribbled(rng, case.coord())
+    dtype = rng.choice([torch.int64, torch.int64, torch.float64])
+    enable(rng.choice(EXACT), rope="stock", patch_embed="stock")
+    x = case.x()
+    got = x.clone()
+    with Largest() as largest:
+        try:
+            embeds._apply_learned_naflex_pos_embed(got, patch_coord=coord.to(dtype))
+        except ValueError as error:
+            assert "patch_coord of sample" in str(error) and (coord.min() < 0 or coord.max() >= 2**31 - 1)
+            assert torch.equal(got, x)
+            return False
+    assert largest.elements <= 5000 * case.channels * case.length
+    for sample, cells in enumerate(coord):
+        h, w = (cells.amax(0) + 1).tolist()
+        n = min(case.length, h * w)
+        assert cells[:n].min() >= 0
+        how = dict(mode=case.mode, antialias=case.antialias, align_corners=case.align_corners)
+        if (h, w) == case.table_size:
+            want = embeds.pos_embed[0].double()[cells[:n, 0], cells[:n, 1]]
+        else:
+            table = embeds.pos_embed[0]
+            lengths = (max(h, w),) * 2 if case.ar_preserving else (h, w)
+            sides = [axis_weights(cells[:n, a], torch.tensor(lengths[a]), table.shape[a], **how) for a in (0, 1)]
+            want = torch.einsum("ni,nj,ijc->nc", *sides, table.double())
+        torch.testing.assert_close(got[sample, :n].double(), x[sample, :n].double() + want, atol=5e-6, rtol=1e-6)
+        assert torch.equal(got[sample, n:], x[sample, n:])
+    return True
+
+
+def test_scribbled_coordinates():
+    served = sum(check_coordinates(seed) for seed in range(150))
+    assert 50 < served < 150

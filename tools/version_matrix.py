@@ -1,0 +1,152 @@
+"""Run the tests on every supported timm, and the newest timm on the oldest torch; keep what passed, failed or was left.
+
+uv run tools/version_matrix.py                          # everything, into results/versions/matrix.json
+uv run tools/version_matrix.py --timm 1.0.16 1.0.22 --out FILE   # some; ends with status 1 if a test failed
+uv run tools/version_matrix.py --timm-tests DIR         # timm's own tests in a checkout of it, under every mode
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "versions"
+NEWEST = "newest"
+OLDEST_TORCH = ["torch==2.4.1", "torchvision==0.19.1"]
+# What uv lays over the project's own environment, which has the newest of everything.
+PAIRINGS: dict[str, list[str]] = {
+    **{v: [f"timm=={v}"] for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")},
+    NEWEST: [],
+    "oldest-torch": ["timm", *OLDEST_TORCH],
+}
+LAYERS = {
+    "operation": "resize bags grids weights functional matmul matmul_frozen interpolate_cached grid_sample patch_embed "
+    "coordinates",
+    "patch": "patch choice contract pytest_plugin",
+    "model": "model patch_kernels patch_training surroundings rope rope_models hardening",
+}
+MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
+TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"
+ABOUT_NAFLEX = "naflex or PatchEmbed or resampl"
+ABOUT = (
+    "import importlib.metadata as m, json, platform; "
+    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch')}}))"
+)
+
+
+def uv(extra: list[str], *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in the project's environment with ``extra`` requirements laid over it."""
+    over = [part for requirement in extra for part in ("--with", requirement)]
+    return subprocess.run(["uv", "run", *over, *command], text=True, **{"cwd": ROOT} | options)
+
+
+def pytest(extra: list[str], arguments: list[str], **options: Any) -> tuple[dict[str, Any], list[str]]:
+    """The counts and seconds of one run of pytest, and the names of the tests that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.xml"
+        uv(extra, "pytest", "-p", "no:cacheprovider", f"--junitxml={out}", *arguments, **options)
+        if not out.exists():
+            raise SystemExit(f"pytest did not run: {' '.join(arguments)}")
+        suite = ElementTree.parse(out).getroot()[0]
+    bad = [case for case in suite.iter("testcase") if {"failure", "error"} & {child.tag for child in case}]
+    count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = count["failures"] + count["errors"]
+    counts = {
+        "passed": count["tests"] - failed - count["skipped"],
+        "failed": failed,
+        "skipped": count["skipped"],
+        "seconds": round(float(suite.get("time", 0))),
+    }
+    return counts, [f"{case.get('classname')}.{case.get('name')}" for case in bad]
+
+
+def run_pairing(extra: list[str], layers: list[str]) -> dict[str, Any]:
+    """Versions and counts of one pairing of timm and torch."""
+    about = json.loads(uv(extra, "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
+    results = {}
+    for layer in layers:
+        files = [f"tests/test_{name}.py" for name in LAYERS[layer].split()]
+        results[layer], failed = pytest(extra, files)
+        results[layer]["failures"] = failed
+    return {**about, "layers": results}
+
+
+def run_timms_tests(checkout: Path) -> dict[str, Any]:
+    """timm's own tests about NaFlex, from a checkout or unpacked sdist of the installed release, under every mode."""
+    about = json.loads(uv([], "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
+    modes: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:  # beside the checkout's own timm the installed one would be hidden
+        for name in ("tests", "pyproject.toml"):
+            source = checkout / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / name)
+        for mode in MODES:
+            how = ["-q", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode", mode, "-k", ABOUT_NAFLEX]
+            environment = os.environ | {"UV_PROJECT": str(ROOT)}
+            counts, failed = pytest([], [*how, *TIMM_TESTS.split()], cwd=folder, env=environment)
+            modes[mode] = counts | {"failures": failed}
+    return {**about, "modes": modes}
+
+
+def record(command: str, **results: Any) -> str:
+    """A result file: what was run, where and when."""
+    about = {
+        "command": f"uv run tools/version_matrix.py{command}",
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU used",
+    }
+    return json.dumps({**about, **results}, indent=2) + "\n"
+
+
+def render() -> str:
+    """The README's table of versions, from the result file."""
+    report = json.loads((RESULTS / "matrix.json").read_text())
+    layers = list(LAYERS)
+    lines = [f"| timm | torch | Python | {' | '.join(layers)} |", "| --- " * (3 + len(layers)) + "|"]
+    for row in report["rows"]:
+        cells = []
+        for counts in (row["layers"].get(layer) for layer in layers):
+            failed = f", **{counts['failed']} failed**" if counts and counts["failed"] else ""
+            cells.append(f"{counts['passed']} passed{failed}, {counts['skipped']} skipped" if counts else "")
+        lines.append(f"| {row['timm']} | {row['torch']} | {row['python']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{report['machine']}; {report['date']}; `{report['command']}`."])
+
+
+def main() -> int:
+    """Run what the options name; returns 1 if a test failed (of timm's own: one that passes unpatched)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--timm", nargs="+", choices=PAIRINGS, default=list(PAIRINGS), help="which pairings (all)")
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="which layers (all)")
+    parser.add_argument("--timm-tests", type=Path, metavar="DIR", help="run timm's tests in there instead")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (results/versions/)")
+    options = parser.parse_args()
+    out = options.out or RESULTS / ("timm_tests.json" if options.timm_tests else "matrix.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if options.timm_tests:
+        report = run_timms_tests(options.timm_tests)
+        out.write_text(record(" --timm-tests DIR", **report))
+        known = set(report["modes"]["stock"]["failures"])
+        broken = {mode: sorted(set(counts["failures"]) - known) for mode, counts in report["modes"].items()}
+        print(json.dumps({"fail with us alone": broken}, indent=2))
+        return int(any(broken.values()))
+    rows = []
+    for name in options.timm:
+        rows.append(run_pairing(PAIRINGS[name], options.layers))
+        out.write_text(record("", rows=rows))  # as far as it has come
+        for layer, counts in rows[-1]["layers"].items():
+            print(f"timm {rows[-1]['timm']}, torch {rows[-1]['torch']}, {layer}: {counts}", flush=True)
+    return int(any(counts["failed"] for row in rows for counts in row["layers"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
