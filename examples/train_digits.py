@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
@@ -35,6 +36,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
+RECIPE = {
+    "optimizer": "AdamW",
+    "weight_decay": 0.05,
+    "label_smoothing": 0.1,
+    "schedule": "cosine",
+    "clip_norm": 1.0,
+}
 
 
 def parse_args() -> argparse.Namespace:
@@ -61,6 +69,40 @@ def lr_factor(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def train(
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    total: int,
+    warmup: int,
+    *,
+    lr: float,
+    batch_size: int,
+    seed: int,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[float]:
+    """Train by RECIPE, one optimiser step each time the next loss is asked for; `total` steps in all.
+
+    Every process is seeded alike: all draw the same batch of `batch_size`, and each takes its share.
+    """
+    wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    optimizer = make_optimizer(model, lr, RECIPE["weight_decay"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup))
+    generator = torch.Generator().manual_seed(seed)
+    epochs = (train_batches(images, labels, batch_size, generator) for _ in itertools.count())
+    for inputs, targets in itertools.islice(itertools.chain.from_iterable(epochs), total):
+        model.train()
+        inputs = {k: v[rank::world] if torch.is_tensor(v) else v for k, v in inputs.items()}
+        loss = F.cross_entropy(wrapped(inputs), targets[rank::world], label_smoothing=RECIPE["label_smoothing"])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), RECIPE["clip_norm"])
+        optimizer.step()
+        schedule.step()
+        yield loss.item()
 
 
 @contextmanager
@@ -101,41 +143,28 @@ def main() -> None:
 
         timm_naflex_fast.enable(mode=args.mode)
 
-    recipe = {
-        "optimizer": "AdamW",
-        "weight_decay": 0.05,
-        "label_smoothing": 0.1,
-        "schedule": "cosine",
-        "clip_norm": 1.0,
-    }
     torch.manual_seed(args.seed)
     train_x, train_y, test_x, test_y = split()
     model = build_model()
-    wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    optimizer = make_optimizer(model, args.lr, recipe["weight_decay"])
     per_epoch = len(train_x) // args.batch_size
     total = min(args.epochs * per_epoch, args.steps or args.epochs * per_epoch)
-    recipe["warmup_steps"] = warmup = max(1, min(3 * per_epoch, total // 10))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup))
-
-    # Seeded alike in every process: all draw the same batch, and each takes its share.
-    generator = torch.Generator().manual_seed(args.seed)
+    warmup = max(1, min(3 * per_epoch, total // 10))
     start, step = time.perf_counter(), 0
-    model.train()
+    steps = train(
+        model,
+        train_x,
+        train_y,
+        total,
+        warmup,
+        lr=args.lr,
+        batch_size=args.batch_size,
+        seed=args.seed,
+        rank=rank,
+        world=world,
+    )
     with progress(total, show=rank == 0) as report:
-        for epoch in range(1, args.epochs + 1):
-            for inputs, targets in train_batches(train_x, train_y, args.batch_size, generator):
-                if step == total:
-                    break
-                inputs = {k: v[rank::world] if torch.is_tensor(v) else v for k, v in inputs.items()}
-                loss = F.cross_entropy(wrapped(inputs), targets[rank::world], label_smoothing=recipe["label_smoothing"])
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), recipe["clip_norm"])
-                optimizer.step()
-                schedule.step()
-                step += 1
-                report(step, epoch, loss.item())
+        for step, loss in enumerate(steps, 1):
+            report(step, (step - 1) // per_epoch + 1, loss)
     seconds = time.perf_counter() - start
 
     if rank == 0:
@@ -146,7 +175,8 @@ def main() -> None:
         record = {
             "model": CONFIG,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "recipe": recipe | {"lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS},
+            "recipe": RECIPE
+            | {"warmup_steps": warmup, "lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS},
             "epochs": args.epochs,
             "steps": step,
             "seed": args.seed,

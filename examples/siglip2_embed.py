@@ -1,0 +1,252 @@
+"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as timm would.
+
+uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
+uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --weights model.safetensors    # offline
+
+The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON, ``paths`` (N, relative
+to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and why). An interrupted run continues where it
+stopped when started again; so does a finished one, with images that are new in the folder. An image is known by its
+path: one that was replaced keeps its embedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from timm.data import create_transform, resolve_data_config
+from timm.data.naflex_dataset import NaFlexCollator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import timm_naflex_fast
+from timm_naflex_fast import cli
+from timm_naflex_fast.drift import ImageFolder, load_model, track
+
+MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Settings = dict[str, Any]
+
+
+class SettingsDiffer(ValueError):
+    """The output was begun with another model, other weights or other settings."""
+
+
+class Images(Dataset):
+    """Item i: (i, patches of the image, or why it cannot be read), by timm's own eval transform."""
+
+    def __init__(self, files: list[Path], model: nn.Module, max_seq_len: int) -> None:
+        config = resolve_data_config(model=model)
+        self._files = files
+        self._transform = create_transform(
+            **{key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")},
+            naflex=True,
+            patch_size=model.embeds.patch_size,
+            max_seq_len=max_seq_len,
+            patchify=True,
+        )
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[int, dict[str, Tensor] | str]:
+        try:
+            with Image.open(self._files[index]) as image:
+                return index, self._transform(image.convert("RGB"))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            return index, str(error)
+
+
+Batch = tuple[list[int], dict[str, Tensor] | None, dict[int, str]]
+
+
+class Collate:
+    """timm's collation of the readable samples: (their indices, the batch or None, {index: why not})."""
+
+    def __init__(self, max_seq_len: int) -> None:
+        self._collate = NaFlexCollator(max_seq_len)
+
+    def __call__(self, samples: list[tuple[int, dict[str, Tensor] | str]]) -> Batch:
+        """Collate what :class:`Images` gave."""
+        read = [(i, sample) for i, sample in samples if not isinstance(sample, str)]
+        unreadable = {i: sample for i, sample in samples if isinstance(sample, str)}
+        batch = self._collate([(sample, 0) for _, sample in read])[0] if read else None
+        return [i for i, _ in read], batch, unreadable
+
+
+class Output:
+    """The embeddings so far: a finished file, and beside it the parts of a run that has not finished.
+
+    Every file is complete or absent: it is written under another name and then renamed.
+
+    Raises:
+        SettingsDiffer: what is there was made with other settings; says which.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._path, self._settings = path, settings
+        self._parts = path.with_name(path.name + ".parts")
+        self._pending: dict[str, Tensor] = {}
+        self.done: set[str] = set()
+        for file in self._files():
+            self.done.update(self._paths_of(file))
+
+    def _files(self) -> list[Path]:
+        return [self._path] * self._path.exists() + sorted(self._parts.glob("*.safetensors"))
+
+    def _paths_of(self, file: Path) -> list[str]:
+        try:
+            with safe_open(file, "pt") as opened:
+                metadata = opened.metadata() or {}
+        except SafetensorError:
+            metadata = {}
+        if not {"settings", "paths"} <= metadata.keys():
+            raise SettingsDiffer(f"{file} was not written by siglip2_embed.py; choose another --out")
+        theirs = json.loads(metadata["settings"])
+        if theirs != self._settings:
+            keys = [key for key in {**theirs, **self._settings} if theirs.get(key) != self._settings.get(key)]
+            differ = "; ".join(f"{key} {theirs.get(key)} there, {self._settings.get(key)} now" for key in keys)
+            raise SettingsDiffer(f"{file} holds embeddings made otherwise ({differ}); choose another --out")
+        return json.loads(metadata["paths"])
+
+    def add(self, paths: list[str], embeddings: Tensor) -> None:
+        """Keep the embeddings (B, D) in memory until the next :meth:`save`."""
+        self._pending.update(zip(paths, embeddings.unbind()))
+
+    def save(self) -> None:
+        """Write what was added since the last time as one part."""
+        if self._pending:
+            self._parts.mkdir(parents=True, exist_ok=True)
+            number = max((int(part.stem) for part in self._parts.glob("*.safetensors")), default=-1) + 1
+            self._write(self._parts / f"{number:08}.safetensors", self._pending, {})
+            self._pending = {}
+
+    def finish(self, skipped: dict[str, str]) -> int:
+        """Make one file of everything saved, then remove the parts; return how many embeddings it holds."""
+        rows: dict[str, Tensor] = {}
+        for file in self._files():
+            with safe_open(file, "pt") as opened:
+                rows.update(zip(self._paths_of(file), opened.get_tensor("embeddings").unbind()))
+        if rows:
+            self._write(self._path, dict(sorted(rows.items())), skipped)
+        for part in self._parts.glob("*"):
+            part.unlink()
+        if self._parts.exists():
+            self._parts.rmdir()
+        return len(rows)
+
+    def _write(self, file: Path, rows: dict[str, Tensor], skipped: dict[str, str]) -> None:
+        metadata = dict(paths=list(rows), settings=self._settings, skipped=skipped)
+        unfinished = file.with_name(file.name + ".unfinished")
+        save_file(
+            {"embeddings": torch.stack(list(rows.values()))},
+            unfinished,
+            {k: json.dumps(v) for k, v in metadata.items()},
+        )
+        with open(unfinished, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(unfinished, file)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of the weights, names and all: however they were loaded, the same weights have the same."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def embed(model: nn.Module, batch: dict[str, Tensor], device: str, dtype: torch.dtype) -> Tensor:
+    """Pooled outputs (B, D) of a collated batch, on the CPU."""
+    inputs = {key: batch[key].to(device, non_blocking=True) for key in ("patches", "patch_coord", "patch_valid")}
+    inputs["patches"] = inputs["patches"].to(dtype)
+    return model(inputs).cpu()
+
+
+@torch.inference_mode()
+def run(options: argparse.Namespace) -> int:
+    """Embed what is not yet embedded and write the file.
+
+    Raises:
+        ValueError: no folder of images, or SettingsDiffer.
+        RuntimeError, OSError: weights or files that cannot be had.
+    """
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
+    torch.manual_seed(0)  # so that a run with --random-weights can be continued too
+    model, weights = load_model(options.model, options.weights, random_weights=options.random_weights)
+    model.reset_classifier(0)
+    sha256 = fingerprint(model)
+    dtype = DTYPES[options.dtype]
+    model.to(options.device, dtype)
+    settings = dict(model=options.model, weights_sha256=sha256, max_seq_len=options.max_seq_len, dtype=options.dtype)
+    output = Output(options.out, settings)
+    files = ImageFolder(options.images, model, options.max_seq_len).files
+    names = {path: path.relative_to(options.images).as_posix() for path in files}
+    left = [path for path in files if names[path] not in output.done]
+    loader = DataLoader(
+        Images(left, model, options.max_seq_len),
+        options.batch_size,
+        collate_fn=Collate(options.max_seq_len),
+        num_workers=options.workers,
+    )
+    print(f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {weights}", flush=True)
+    skipped: dict[str, str] = {}
+    saved = time.monotonic()
+    try:
+        with timm_naflex_fast.enable(model=model):
+            for indices, batch, unreadable in track(loader, "embedding", len(loader)):
+                skipped |= {names[left[i]]: why for i, why in unreadable.items()}
+                if batch is not None:
+                    output.add([names[left[i]] for i in indices], embed(model, batch, options.device, dtype))
+                if time.monotonic() - saved >= options.save_every:
+                    output.save()
+                    saved = time.monotonic()
+    finally:
+        output.save()
+    count = output.finish(skipped)
+    for name, why in skipped.items():
+        print(f"skipped, not readable as an image: {name}: {why}", file=sys.stderr)
+    if not count:
+        raise ValueError(f"none of the {len(files):,} images in {options.images} could be read")
+    print(f"{options.out}: {count:,} embeddings, {len(skipped):,} images skipped")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", metavar="DIR", help="folder of images, searched recursively")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
+    parser.add_argument(
+        "--model", default="naflexvit_base_patch16_siglip.v2_webli", help="a timm NaFlexVit (%(default)s)"
+    )
+    parser.add_argument("--weights", metavar="FILE", help="local weights (default: timm's pretrained ones)")
+    parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
+    parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the model and the embeddings (float32)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
+    parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")
+    return cli.run("siglip2_embed.py", run, parser.parse_args(argv))
+
+
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
