@@ -12,11 +12,6 @@ sys.path.append(str(ROOT / "examples"))
 
 from training_report import conclusions, cross_table, draw, provenance_line, read  # noqa: E402
 
-PICTURES = {
-    "losses.png": "Training loss under each strategy, and its difference from timm's own over the first steps",
-    "fine_tuning.png": "Held-out accuracy while weights trained with antialiasing are fine-tuned with grid_sample",
-}
-
 
 def measure() -> None:
     """Train and evaluate it all again."""
@@ -24,13 +19,17 @@ def measure() -> None:
 
 
 def redraw() -> None:
-    """The section's pictures, from the result files."""
+    """The pictures of docs/training.md, from the result files."""
     draw(RESULTS)
 
 
 def render() -> str:
-    """The section between the markers ``training_study``."""
+    """The accuracies, and where they come from."""
     record = read(RESULTS)
-    pictures = [f"![{words}](results/training_study/{name})\n" for name, words in PICTURES.items()]
-    lines = [*cross_table(record), "", *(f"- {sentence}" for sentence in conclusions(record)), ""]
-    return "\n".join([*lines, *pictures, provenance_line(record)])
+    return "\n".join([*cross_table(record), "", provenance_line(record)])
+
+
+def render_conclusions() -> str:
+    """What the study says, in sentences."""
+    record = read(RESULTS)
+    return "\n".join([*(f"- {sentence}" for sentence in conclusions(record)), "", provenance_line(record)])

@@ -16,6 +16,7 @@ import drift_picture
 import gpu_speed
 import other_speed
 import speed
+import study
 
 from timm_naflex_fast.drift.data import Report, cells, read_json
 from timm_naflex_fast.drift.peers import NAMES
@@ -63,6 +64,8 @@ def digits() -> Report:
 SECTIONS = {
     "drift_digits": render_drift,
     "drift_peers": lambda: render_drift(NAMES),
+    "training_study": study.render,
+    "training_conclusions": study.render_conclusions,
     "speed": speed.render_short,
     "speed_targets": speed.render,
     "patch_embed": other_speed.render_patch_embed,
@@ -88,7 +91,7 @@ def main() -> None:
     parts = [f"speed/{part}" for part in speed.PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="do not measure again")
-    parser.add_argument("--measure", nargs="+", choices=[*things, *parts, "gpu"], default=things)
+    parser.add_argument("--measure", nargs="+", choices=[*things, *parts, "training_study", "gpu"], default=things)
     options = parser.parse_args()
     if not options.render:
         if "drift" in options.measure:
@@ -99,9 +102,12 @@ def main() -> None:
         for part in other_speed.PARTS:
             if part in options.measure:
                 other_speed.measure(part)
+        if "training_study" in options.measure:
+            study.measure()
         if "gpu" in options.measure:
             gpu_speed.measure()
     speed.draw()
+    study.redraw()
     drift_picture.draw(digits(), DRIFT / "digits" / "drift.png")
     for page in PAGES:
         page.write_text(fill(page.read_text()))
