@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import HALF, run
 from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
-from test_matmul import HALF, run
 
 import timm_naflex_fast
 from timm_naflex_fast import replacements

@@ -4,9 +4,9 @@ import gc
 
 import pytest
 import torch
+from checks import HALF, run
 from hypothesis import given, settings
 from oracles import Case, cases, is_pristine, relative, stock, tables
-from test_matmul import HALF, run
 
 import timm_naflex_fast
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
-from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables, truth
+from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.grids import group_grids
 from timm_naflex_fast.resize import Resampling
 from timm_naflex_fast.strategies import matmul
 
-HALF = (torch.bfloat16, torch.float16)
 BASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
 
 
@@ -20,42 +20,17 @@ def ours(case, embeds, x, coord):
     return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
 
 
-def run(add, case, embeds, coord, x=None):
-    """Output, gradient of x and gradients of the tables, for a fixed random upstream gradient."""
-    leaf = (case.x() if x is None else x).requires_grad_()
-    out = leaf * 1  # timm adds into an activation, not into a leaf
-    add(case, embeds, out, coord)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
-    grads = torch.autograd.grad((out * weight).sum(), [leaf, *tables(embeds)])
-    return out.detach(), grads[0], list(grads[1:])
-
-
 @settings(max_examples=1000)
 @given(cases())
 def test_learned_equals_timm_forward_and_gradients(case):
-    embeds, coord = case.embeds(), case.coord()
-    want, want_gx, want_gp = run(stock, case, embeds, coord)
-    got, got_gx, got_gp = run(ours, case, embeds, coord)
-    scale = max(1.0, embeds.pos_embed.abs().max().item())
-    assert (got - want).abs().max() <= 2e-6 * scale
-    assert torch.equal(got_gx, want_gx)
-    assert relative(got_gp[0], want_gp[0]) <= 1e-5
+    equals_timm(ours, case)
 
 
 @settings(max_examples=300)
 @given(cases())
 def test_learned_is_as_close_to_float64_as_timm(case):
-    # Which of two roundings lands nearer is luck; over many channels the worst of each is not.
     case.channels = 1024 if case.length <= 64 else 128
-    embeds, coord = case.embeds(), case.coord()
-    exact = truth(case, embeds)
-    zeros = torch.zeros_like(exact, dtype=torch.float32)
-    with torch.no_grad():
-        theirs, mine = zeros.clone(), zeros.clone()
-        stock(case, embeds, theirs, coord)
-        ours(case, embeds, mine, coord)
-    one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
-    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+    as_close_to_float64_as_timm(ours, case)
 
 
 @settings(max_examples=300)

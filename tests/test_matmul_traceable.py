@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
-from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables, truth
-from test_matmul import BASE, HALF, run
+from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
+from test_matmul import BASE
 
 from timm_naflex_fast.resize import Resampling
 from timm_naflex_fast.strategies import matmul_traceable
@@ -23,26 +24,14 @@ def ours(case, embeds, x, coord):
 @settings(max_examples=300)
 @given(cases())
 def test_learned_equals_timm_forward_and_gradients(case):
-    embeds, coord = case.embeds(), case.coord()
-    want, want_gx, want_gp = run(stock, case, embeds, coord)
-    got, got_gx, got_gp = run(ours, case, embeds, coord)
-    assert (got - want).abs().max() <= 2e-6 * max(1.0, embeds.pos_embed.abs().max().item())
-    assert torch.equal(got_gx, want_gx)
-    assert relative(got_gp[0], want_gp[0]) <= 1e-5
+    equals_timm(ours, case)
 
 
 @settings(max_examples=100)
 @given(cases())
 def test_learned_is_as_close_to_float64_as_timm(case):
     case.channels = 1024 if case.length <= 64 else 128
-    embeds, coord = case.embeds(), case.coord()
-    exact = truth(case, embeds)
-    with torch.no_grad():
-        theirs, mine = (torch.zeros_like(exact, dtype=torch.float32) for _ in range(2))
-        stock(case, embeds, theirs, coord)
-        ours(case, embeds, mine, coord)
-    one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
-    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+    as_close_to_float64_as_timm(ours, case)
 
 
 def parts(case, embeds):
