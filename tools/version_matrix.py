@@ -38,7 +38,7 @@ LAYERS = {
 }
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"
-ABOUT_NAFLEX = "naflex or PatchEmbed or resampl"
+ABOUT_NAFLEX = "(naflex or PatchEmbed or resampl) and not load_pretrained"  # which downloads weights
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch')}}))"
