@@ -21,7 +21,7 @@ def run(path, *options):
 @pytest.mark.parametrize(("options", "mode"), [(["--naflex-mode", "grid-sample"], "grid_sample"), ([], "matmul")])
 def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-    (tmp_path / f"test_{mode}.py").write_text(SUITE.format(mode=mode))
+    (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
     assert run(tmp_path, *options) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed" in out
