@@ -116,3 +116,9 @@ def test_other_suites_are_found_by_name(monkeypatch, capsys):
     monkeypatch.setitem(command.SUITES, "rope", "not_there")
     assert cli.main(["bench", "--rope"]) == 2
     assert "this version has no bench of rope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--max-seq-len", "--patch-size"])
+def test_what_divides_a_folders_images_needs_the_folder(option, capsys):
+    assert bench(option, "16") == 2
+    assert f"{option} goes with --sizes-from" in capsys.readouterr().err

@@ -4,7 +4,12 @@ import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_, resample_pos_embed
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_patch_kernel,
+    resample_pos_embed,
+)
 
 COORD = row_major([(2, 3), (3, 2)])
 STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
@@ -71,3 +76,21 @@ def test_factorized_errors():
 def test_resample_pos_embed_errors(bad):
     with pytest.raises(ValueError):
         resample_pos_embed(**(dict(table=torch.zeros(5, 5, 4), size=(2, 3)) | bad))
+
+
+@pytest.mark.parametrize("size", [2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2)])
+def test_a_size_that_is_no_pair_of_integers(size):
+    for resample, tensor in (
+        (resample_pos_embed, torch.zeros(3, 3, 4)),
+        (resample_patch_kernel, torch.zeros(2, 3, 4, 4)),
+    ):
+        with pytest.raises(ValueError, match=r"size must be \(h, w\)"):
+            resample(tensor, size)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)])
+def test_what_is_no_tensor_of_real_numbers_is_named(wrong):
+    with pytest.raises(ValueError, match="table must be a tensor of real numbers"):
+        add_pos_embed_(torch.zeros(2, 6, 4), wrong, COORD)
+    with pytest.raises(ValueError, match="table_y must be a tensor of real numbers"):
+        add_factorized_pos_embed_(torch.zeros(2, 6, 4), wrong[0], torch.zeros(5, 4), COORD)

@@ -300,3 +300,8 @@ def test_wrong_inputs_are_named(mode, kind):
 
 def test_public_names():
     assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
+
+
+def test_a_model_in_place_of_the_mode_says_how_to_give_it():
+    with pytest.raises(ValueError, match="enable\\(model="):
+        enable(torch.nn.Linear(1, 1))

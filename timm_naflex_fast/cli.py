@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from . import __version__
 from .bench.command import add_arguments as add_bench_arguments
 from .bench.command import bench
 from .drift.command import add_arguments as add_drift_arguments
@@ -33,16 +34,23 @@ def run(command: str, action: Callable[[argparse.Namespace], int], options: argp
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the command line) and run the command it names; returns the exit status."""
-    parser = argparse.ArgumentParser("naflex-fast", description="Fast and exact resampling for timm's NaFlexVit.")
+    parser = argparse.ArgumentParser(
+        "naflex-fast", description="Fast and exact resampling for timm's NaFlexVit.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, what is replaced, accelerators, caches").set_defaults(action=info)
-    drift_parser = commands.add_parser("drift", help="how far each strategy moves a model from timm's own result")
+    drift_parser = commands.add_parser(
+        "drift", help="how far each strategy moves a model from timm's own result", allow_abbrev=False
+    )
     add_drift_arguments(drift_parser)
     drift_parser.set_defaults(action=drift)
-    bench_parser = commands.add_parser("bench", help="time the strategies against timm, its alternatives and the floor")
+    bench_parser = commands.add_parser(
+        "bench", help="time the strategies against timm, its alternatives and the floor", allow_abbrev=False
+    )
     add_bench_arguments(bench_parser)
     bench_parser.set_defaults(action=bench)
-    run_parser = commands.add_parser("run", help="run a script, unchanged, with timm patched")
+    run_parser = commands.add_parser("run", help="run a script, unchanged, with timm patched", allow_abbrev=False)
     add_run_arguments(run_parser)
     run_parser.set_defaults(action=launch)
     options = parser.parse_args(argv)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .grids import check_coord, check_tokens, group_grids
 from .patch_embed import resample_patch_kernel
-from .resize import Resampling, check_mode, resize_matrix
+from .resize import Resampling, check_mode, check_size, resize_matrix
 from .strategies import forms, grid_sample, interpolate_cached, matmul
 
 __all__ = [
@@ -62,6 +62,7 @@ def add_pos_embed_(
     """
     _check_strategy(strategy)
     check_mode(mode)
+    _check_tensors(x=x, table=table)
     if table.ndim not in (3, 4) or (table.ndim == 4 and len(table) != 1):
         raise ValueError(f"table must have shape (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}")
     check_tokens(x, table.shape[-1])
@@ -103,6 +104,7 @@ def add_factorized_pos_embed_(
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
     """
     _check_strategy(strategy)
+    _check_tensors(x=x, table_y=table_y, table_x=table_x)
     for name, table in (("table_y", table_y), ("table_x", table_x)):
         if table.ndim not in (2, 3) or (table.ndim == 3 and len(table) != 1):
             raise ValueError(f"{name} must have shape (L, C) or (1, L, C); got {tuple(table.shape)}")
@@ -136,8 +138,7 @@ def resample_pos_embed(
     check_mode(mode)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
-    if len(size) != 2 or min(size) < 1:
-        raise ValueError(f"size must be (h, w), both at least 1; got {tuple(size)}")
+    check_size(size)
     how = Resampling(mode, antialias, align_corners, ar_preserving)
     return matmul.resample(table, size, how, dtype=torch.promote_types(table.dtype, torch.float32))
 
@@ -145,3 +146,10 @@ def resample_pos_embed(
 def _check_strategy(strategy: str) -> None:
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
+
+
+def _check_tensors(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.is_complex():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} must be a tensor of real numbers; got {got}")

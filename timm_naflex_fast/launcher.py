@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument("script", metavar="SCRIPT", help="runs unchanged")
-    parser.add_argument("script_arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own")
+    rest = parser.add_argument("script_arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own")
+    rest.required = False  # before Python 3.12, an error for a missing SCRIPT would ask for ARGS too
 
 
 def launch(options: argparse.Namespace) -> int:

@@ -179,6 +179,8 @@ def enable(
         ValueError: an unknown name, or a model without NaFlexEmbeds; nothing is changed.
         RuntimeError: a timm that is too old or whose methods differ; nothing is changed.
     """
+    if isinstance(mode, nn.Module):
+        raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
     flags = parse_flags(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
     with _lock:
         modules = [] if model is None else _targets(model)

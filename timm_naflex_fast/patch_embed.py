@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .precision import no_autocast, product_dtype
-from .resize import check_mode, constants, traceable_resize_matrix
+from .resize import check_mode, check_size, constants, traceable_resize_matrix
 
 Size = tuple[int, int]
 
@@ -213,8 +213,7 @@ def resample_patch_kernel(
     """
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
-    if len(size) != 2 or min(size) < 1:
-        raise ValueError(f"size must be (h, w), both at least 1; got {tuple(size)}")
+    check_size(size)
     check_mode(mode)
     old, new = (weight.shape[2], weight.shape[3]), (int(size[0]), int(size[1]))
     if old == new:

@@ -41,6 +41,13 @@ class Resampling:
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
 
+def check_size(size: tuple[int, int]) -> None:
+    """Raise ValueError unless ``size`` is (h, w), two integers of at least 1."""
+    if isinstance(size, int) or len(size) != 2 or any(isinstance(n, (float, str)) for n in size) or min(size) < 1:
+        got = size if isinstance(size, (int, str)) else tuple(size)
+        raise ValueError(f"size must be (h, w), both integers of at least 1; got {got!r}")
+
+
 def check_mode(mode: str) -> None:
     """Raise ValueError for a table mode that is not separable."""
     if mode not in SEPARABLE_MODES:

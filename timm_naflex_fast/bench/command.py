@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--together", action="store_true", help="time all batch sizes in turns (exacter linearity, more memory)")
     add("--no-memory", action="store_true", help="do not measure peak memory")
     add("--sizes-from", metavar="DIR", help="grids of a folder's images, headers alone; ends with a recommendation")
-    add("--max-seq-len", type=int, default=256, metavar="N", help="with --sizes-from: most patches per image (256)")
-    add("--patch-size", type=int, default=16, metavar="P", help="with --sizes-from: pixels along a patch's side (16)")
+    add("--max-seq-len", type=int, metavar="N", help="with --sizes-from: most patches per image (256)")
+    add("--patch-size", type=int, metavar="P", help="with --sizes-from: pixels along a patch's side (16)")
     add("--out", metavar="DIR", help="also write bench.json and bench.csv there")
     add(
         "--plot", action="store_true", help="also draw time over batch size and ratios per workload (to --out, or here)"
@@ -103,6 +103,11 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--device cuda: PyTorch sees no GPU here; valid: cpu")
     if options.rounds < 1 or options.budget <= 0:
         raise ValueError("--rounds must be at least 1 and --budget above 0")
+    for name in ("max_seq_len", "patch_size"):
+        if getattr(options, name) is not None and not options.sizes_from:
+            raise ValueError(
+                f"--{name.replace('_', '-')} goes with --sizes-from DIR, whose images it divides into patches"
+            )
     for name in ("sizes_from", "together"):
         if getattr(options, name) and (options.patch_embed or options.rope):
             flag = name.replace("_", "-")
@@ -161,10 +166,12 @@ def _folder(options: argparse.Namespace, known: dict[str, Any]) -> tuple[list[An
     names = options.workload or ["siglip"]
     if len(names) > 1:
         raise ValueError("with --sizes-from, --workload names the one workload whose table is used (siglip)")
-    sizes = read_sizes(options.sizes_from, options.max_seq_len, options.patch_size)
+    most = 256 if options.max_seq_len is None else options.max_seq_len
+    side = 16 if options.patch_size is None else options.patch_size
+    sizes = read_sizes(options.sizes_from, most, side)
     for line in sizes.unreadable:
         print(f"not read: {line}")
-    print(f"{len(sizes.grids):,} images, {sizes.distinct:,} distinct grids of at most {options.max_seq_len} tokens\n")
+    print(f"{len(sizes.grids):,} images, {sizes.distinct:,} distinct grids of at most {most} tokens\n")
     return [folder_workload(sizes, known[names[0]])], sizes
 
 

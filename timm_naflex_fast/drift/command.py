@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def drift(options: argparse.Namespace, program: str = "naflex-fast") -> int:
     """Measure a named model on images, print the table and the verdict, write what was asked for."""
     if not options.model:
-        raise ValueError("drift needs --model NAME")
+        raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     if options.out:
         plots.require()
     if options.images and not Path(options.images).is_dir():
