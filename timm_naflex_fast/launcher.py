@@ -48,7 +48,10 @@ def launch(options: argparse.Namespace) -> int:
         flags = parse_flags(mode, pos_embed=options.pos_embed, patch_embed=options.patch_embed, rope=options.rope)
         start = module_runner(options.script) if options.module else script_runner(options.script)
     except (ValueError, OSError) as error:
-        print(f"naflex-fast run: {error}", file=sys.stderr)
+        unreadable = (
+            f"cannot read the script {options.script!r}: {error.strerror}" if isinstance(error, OSError) else error
+        )
+        print(f"naflex-fast run: {unreadable}", file=sys.stderr)
         return 2
     said = Said()
     patch_on_import(flags, said)

@@ -36,10 +36,14 @@ def title(row: Race | Row) -> str:
     """A race in words, e.g. "pos_embed siglip train, B=64, float32: 16x16 bilinear, 51 grids, 15,000 tokens"."""
     about = row.about
     words = [f"{row.suite} {row.workload} {row.phase}", f"B={row.batch}" if row.batch else "", row.dtype]
-    more = [str(about.get("table", "")), f"{about['grids']} grids" if "grids" in about else ""]
+    more = [str(about.get("table", "")), _count(about["grids"], "grid") if "grids" in about else ""]
     more += [f"{about['tokens']:,} tokens" if "tokens" in about else "", str(about.get("device", ""))]
     details = ", ".join(word for word in more if word)
     return ", ".join(word for word in words if word) + (f": {details}" if details else "")
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def cells(row: Row) -> tuple[str, ...]:

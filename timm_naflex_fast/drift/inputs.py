@@ -189,7 +189,7 @@ class ImageFolder(NaFlexImages):
 
         root = Path(folder)
         if not root.is_dir():
-            raise ValueError(f"{root} is not a folder; --images takes a folder of images ({', '.join(SUFFIXES)})")
+            raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
         try:
             self.files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
         except OSError as error:
