@@ -96,7 +96,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(run, monkeypatch, capfd):
     assert run("") == 2
     lines = capfd.readouterr().err.splitlines()
     assert "mode='fast' is not a strategy; valid: 'stock'" in lines[0] and len(lines) == 3
-    assert "No such file or directory: 'no_such_script.py'" in lines[1]
+    assert "cannot read the script 'no_such_script.py': No such file or directory" in lines[1]
     assert "TIMM_NAFLEX_FAST_MODE='fast' is not a strategy" in lines[2]
     assert status().flags.is_stock
 
