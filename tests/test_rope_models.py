@@ -39,7 +39,11 @@ def test_whole_models(kind, extra):
         out.square().mean().backward()
         return out.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    want, want_grads = step()
+    try:
+        want, want_grads = step()
+    except RuntimeError as error:
+        assert extra == "autocast" and not NEW_TIMM  # 1.0.28 writes float32 tables into bfloat16
+        pytest.skip(f"this timm itself cannot: {error}")
     with enable("stock", rope="batched"):
         got, grads = step()
     assert relative(got, want) <= 1e-5
