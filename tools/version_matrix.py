@@ -1,7 +1,7 @@
 """Run the tests on every supported timm, and the newest timm on the oldest torch; keep what passed, failed or was left.
 
 uv run tools/version_matrix.py                          # everything, into results/versions/matrix.json
-uv run tools/version_matrix.py --timm 1.0.16 1.0.22 --out FILE   # some; ends with status 1 if a test failed
+uv run tools/version_matrix.py --timm 1.0.16 1.0.22     # these again, the other rows stay; status 1 if a test failed
 uv run tools/version_matrix.py --timm-tests DIR         # timm's own tests in a checkout of it, under every mode
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,44 +83,68 @@ def run_pairing(extra: list[str], layers: list[str]) -> dict[str, Any]:
     return {**about, "layers": results}
 
 
-def run_timms_tests(checkout: Path) -> dict[str, Any]:
-    """timm's own tests about NaFlex, from a checkout or unpacked sdist of the installed release, under every mode."""
+def run_timms_tests(checkout: Path, modes: list[str]) -> dict[str, Any]:
+    """timm's own tests about NaFlex, from a checkout or unpacked sdist of the installed release, under each mode."""
     about = json.loads(uv([], "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
-    modes: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:  # beside the checkout's own timm the installed one would be hidden
         for name in ("tests", "pyproject.toml"):
             source = checkout / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / name)
-        for mode in MODES:
+        for mode in modes:
             how = ["-q", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode", mode, "-k", ABOUT_NAFLEX]
             environment = os.environ | {"UV_PROJECT": str(ROOT)}
             counts, failed = pytest([], [*how, *TIMM_TESTS.split()], cwd=folder, env=environment)
-            modes[mode] = counts | {"failures": failed}
-    return {**about, "modes": modes}
+            found[mode] = {**about, **made(), **counts, "failures": failed}
+    return found
 
 
-def record(command: str, **results: Any) -> str:
-    """A result file: what was run, where and when."""
-    about = {
-        "command": f"uv run tools/version_matrix.py{command}",
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU used",
-    }
-    return json.dumps({**about, **results}, indent=2) + "\n"
+def made() -> dict[str, str]:
+    """When, where and from which commit a row comes."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], text=True, cwd=ROOT, stdout=subprocess.PIPE).stdout
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU used"
+    return {"date": datetime.date.today().isoformat(), "commit": commit.strip(), "machine": machine}
+
+
+def keep(out: Path, rows: dict[str, Any], order: Iterable[str]) -> None:
+    """Write ``rows`` into the file, in the place of those of the same name that it has."""
+    kept = json.loads(out.read_text()) if out.exists() else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    merged = {name: {**kept, **rows}[name] for name in order if name in {**kept, **rows}}
+    out.write_text(json.dumps(merged, indent=2) + "\n")
+
+
+def words(counts: dict[str, Any]) -> str:
+    """Counts of one run of pytest in a table's cell."""
+    failed = f", **{counts['failed']} failed**" if counts["failed"] else ""
+    return f"{counts['passed']} passed{failed}, {counts['skipped']} skipped"
+
+
+def about_line(rows: Iterable[dict[str, Any]], options: str = "") -> str:
+    """Where the rows come from, once where they agree."""
+
+    def each(key: str) -> str:
+        return " / ".join(dict.fromkeys(row[key] for row in rows))
+
+    return f"{each('machine')}; {each('date')}, commit {each('commit')}; `uv run tools/version_matrix.py{options}`."
 
 
 def render() -> str:
-    """The README's table of versions, from the result file."""
-    report = json.loads((RESULTS / "matrix.json").read_text())
-    layers = list(LAYERS)
-    lines = [f"| timm | torch | Python | {' | '.join(layers)} |", "| --- " * (3 + len(layers)) + "|"]
-    for row in report["rows"]:
-        cells = []
-        for counts in (row["layers"].get(layer) for layer in layers):
-            failed = f", **{counts['failed']} failed**" if counts and counts["failed"] else ""
-            cells.append(f"{counts['passed']} passed{failed}, {counts['skipped']} skipped" if counts else "")
+    """The table of versions, from the result file."""
+    rows = json.loads((RESULTS / "matrix.json").read_text()).values()
+    lines = [f"| timm | torch | Python | {' | '.join(LAYERS)} |", "| --- " * (3 + len(LAYERS)) + "|"]
+    for row in rows:
+        cells = [words(row["layers"][layer]) if layer in row["layers"] else "" for layer in LAYERS]
         lines.append(f"| {row['timm']} | {row['torch']} | {row['python']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{report['machine']}; {report['date']}; `{report['command']}`."])
+    return "\n".join([*lines, "", about_line(rows)])
+
+
+def render_timms_tests() -> str:
+    """The table of timm's own tests under each mode, from the result file."""
+    modes = json.loads((RESULTS / "timm_tests.json").read_text())
+    lines = [f"| timm {next(iter(modes.values()))['timm']}'s own tests about NaFlex | result |", "| --- | --- |"]
+    lines += [f"| `{mode}` | {words(counts)} |" for mode, counts in modes.items()]
+    return "\n".join([*lines, "", about_line(modes.values(), " --timm-tests DIR")])
 
 
 def main() -> int:
@@ -128,24 +153,25 @@ def main() -> int:
     parser.add_argument("--timm", nargs="+", choices=PAIRINGS, default=list(PAIRINGS), help="which pairings (all)")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="which layers (all)")
     parser.add_argument("--timm-tests", type=Path, metavar="DIR", help="run timm's tests in there instead")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="with --timm-tests: which (all)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (results/versions/)")
     options = parser.parse_args()
-    out = options.out or RESULTS / ("timm_tests.json" if options.timm_tests else "matrix.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
     if options.timm_tests:
-        report = run_timms_tests(options.timm_tests)
-        out.write_text(record(" --timm-tests DIR", **report))
-        known = set(report["modes"]["stock"]["failures"])
-        broken = {mode: sorted(set(counts["failures"]) - known) for mode, counts in report["modes"].items()}
+        out = options.out or RESULTS / "timm_tests.json"
+        keep(out, run_timms_tests(options.timm_tests, options.modes), MODES)
+        modes = json.loads(out.read_text())
+        known = set(modes.get("stock", {"failures": []})["failures"])
+        broken = {mode: sorted(set(counts["failures"]) - known) for mode, counts in modes.items()}
         print(json.dumps({"fail with us alone": broken}, indent=2))
         return int(any(broken.values()))
-    rows = []
+    status = 0
     for name in options.timm:
-        rows.append(run_pairing(PAIRINGS[name], options.layers))
-        out.write_text(record("", rows=rows))  # as far as it has come
-        for layer, counts in rows[-1]["layers"].items():
-            print(f"timm {rows[-1]['timm']}, torch {rows[-1]['torch']}, {layer}: {counts}", flush=True)
-    return int(any(counts["failed"] for row in rows for counts in row["layers"].values()))
+        row = {**run_pairing(PAIRINGS[name], options.layers), **made()}
+        keep(options.out or RESULTS / "matrix.json", {name: row}, PAIRINGS)  # as far as it has come
+        for layer, counts in row["layers"].items():
+            status |= counts["failed"] > 0
+            print(f"timm {row['timm']}, torch {row['torch']}, {layer}: {counts}", flush=True)
+    return int(status)
 
 
 if __name__ == "__main__":
