@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
+OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its export trace less
 NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from oracles import BATCH, relative, row_major, small_vit, vit_batch
+from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
@@ -14,9 +14,7 @@ from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resize import Resampling
 from timm_naflex_fast.strategies import matmul_traceable, operator
 
-EXPORTS = pytest.mark.skipif(
-    not hasattr(torch.compiler, "is_exporting"), reason="this torch's export has no dynamic shapes of this kind"
-)
+EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
 KINDS = ["learned", "factorized"]
 TABLES = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}

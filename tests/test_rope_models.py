@@ -6,7 +6,7 @@ import pytest
 import timm
 import timm.layers.pos_embed_sincos as timms
 import torch
-from oracles import relative, row_major, small_vit, vit_batch
+from oracles import OLD_TORCH, relative, row_major, small_vit, vit_batch
 from test_rope import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 
 from timm_naflex_fast import disable, enable, replacements, status
@@ -86,6 +86,7 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 def test_captures_in_one_graph(kind, train, fresh_compiler):
@@ -106,6 +107,7 @@ def test_captures_in_one_graph(kind, train, fresh_compiler):
                 assert relative(grads[1], grads[0]) <= 1e-4
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports(kind):
     model = vit(kind)
