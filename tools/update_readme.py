@@ -17,6 +17,7 @@ import gpu_speed
 import other_speed
 import speed
 import study
+import version_matrix
 
 from timm_naflex_fast.drift.data import Report, cells, read_json
 from timm_naflex_fast.drift.peers import NAMES
@@ -71,6 +72,7 @@ SECTIONS = {
     "patch_embed": other_speed.render_patch_embed,
     "rope": other_speed.render_rope,
     "gpu": gpu_speed.render,
+    "versions": version_matrix.render,
 }
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 
