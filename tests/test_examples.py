@@ -57,6 +57,7 @@ def test_drift_report_errors(arguments, message, monkeypatch, capsys):
     assert left.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_first_steps_of_training_equal_timms(tmp_path):
     weights = []
     for mode in ("stock", "interpolate_cached", "matmul"):

@@ -133,6 +133,7 @@ def grown(times):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_switching_leaks_nothing():
     objects, size = grown(300)
     assert objects < 100 and size < 30_000
