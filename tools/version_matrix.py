@@ -40,7 +40,8 @@ LAYERS = {
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"
 # Not the test that downloads weights, and of the models none larger than base: they are the same code.
-ABOUT_NAFLEX = "(naflex or PatchEmbed or resampl) and not (load_pretrained or giant or huge or large or so400m or so150m)"
+LARGER = "giant or huge or large or so400m or so150m"
+ABOUT_NAFLEX = f"(naflex or PatchEmbed or resampl) and not (load_pretrained or {LARGER})"
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch')}}))"
