@@ -44,7 +44,7 @@ def measure(part: str) -> None:
 
 def run_bench(options: str, out: Path) -> None:
     """``naflex-fast bench`` with these options, its figures kept in the folder ``out``."""
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--out", str(out)]
+    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--out", str(out.relative_to(ROOT))]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
