@@ -73,6 +73,7 @@ SECTIONS = {
     "rope": other_speed.render_rope,
     "gpu": gpu_speed.render,
     "versions": version_matrix.render,
+    "timm_tests": version_matrix.render_timms_tests,
 }
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 
