@@ -32,9 +32,9 @@ from torch.utils.data import DataLoader, Dataset
 import timm_naflex_fast
 from timm_naflex_fast import cli
 from timm_naflex_fast.drift import ImageFolder, load_model, track
+from timm_naflex_fast.drift.inputs import DTYPES
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Settings = dict[str, Any]
 
 
@@ -184,7 +184,6 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
-    torch.manual_seed(0)  # so that a run with --random-weights can be continued too
     model, weights = load_model(options.model, options.weights, random_weights=options.random_weights)
     model.reset_classifier(0)
     sha256 = fingerprint(model)
@@ -228,9 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", metavar="DIR", help="folder of images, searched recursively")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
-    parser.add_argument(
-        "--model", default="naflexvit_base_patch16_siglip.v2_webli", help="a timm NaFlexVit (%(default)s)"
-    )
+    parser.add_argument("--model", default=MODEL, help="a timm NaFlexVit (%(default)s)")
     parser.add_argument("--weights", metavar="FILE", help="local weights (default: timm's pretrained ones)")
     parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
     parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")

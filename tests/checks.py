@@ -18,7 +18,7 @@ def run(add, case, embeds, coord, x=None):
 
 
 def equals_timm(ours, case, coord=None, device="cpu"):
-    """Forward and gradients of a learned table, float32, within DESIGN's tolerances."""
+    """Forward and gradients of a learned table, float32: 2e-6 of the largest table value, gradients 1e-5."""
     embeds, coord = case.embeds(), case.coord() if coord is None else coord
     want, want_gx, want_gp = run(stock, case, embeds, coord)
     got, got_gx, got_gp = run(ours, case, embeds.to(device), coord)

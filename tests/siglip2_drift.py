@@ -62,7 +62,7 @@ def drift(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, dict[str, di
 
 
 def check(results: dict[str, Any], table_size: float) -> None:
-    """Assert what exact means (DESIGN): ``table_size`` is the largest absolute value of the position table.
+    """Assert what exact means: ``table_size`` is the largest absolute value of the position table.
 
     The tolerance of the resampled table holds for the embeddings too, but for the rounding of their own sum.
     """

@@ -17,7 +17,7 @@ modes = st.sampled_from(["bilinear", "bicubic"])
 @settings(max_examples=200)
 @given(sizes, sizes, modes, st.booleans(), st.booleans())
 def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corners):
-    signal = torch.randn(1, 1, n0, 5, dtype=torch.float64)  # width 5: width 1 is what DESIGN trap 1 breaks
+    signal = torch.randn(1, 1, n0, 5, dtype=torch.float64)  # width 5: F.interpolate(antialias=True) errs at width 1
     matrix = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
     want = F.interpolate(signal, size=(n, 5), mode=mode, antialias=antialias, align_corners=align_corners)[0, 0]
     torch.testing.assert_close(matrix @ signal[0, 0], want, atol=1e-12, rtol=0)

@@ -1,0 +1,184 @@
+"""What the drift report measures: on tensors with known answers, with peers inside a model."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import NEW_TIMM, embed, small_vit, vit_batch
+
+from timm_naflex_fast import status
+from timm_naflex_fast.drift import survey
+from timm_naflex_fast.drift.metrics import Difference, agreement, cosine_distance, nearest
+from timm_naflex_fast.drift.peers import NAMES, PEERS, left_out, standing_in
+
+GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
+WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]
+
+
+def batches(labels=False):
+    for seed in range(2):
+        yield vit_batch(GRIDS, seed=seed), torch.tensor([0, 1, 2, 3]) if labels else None
+
+
+def table_model(**kwargs):
+    return small_vit(pos_embed_interp_mode="bilinear", **kwargs).eval()
+
+
+# metrics
+
+
+def test_difference_by_hand():
+    difference = Difference()
+    difference.add(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 0.0]))
+    difference.add(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 9.0]))
+    assert difference.max_abs == 4 and difference.rel_rms == pytest.approx((25 / 82) ** 0.5, abs=1e-12)
+    difference.add(torch.empty(0, 3), torch.empty(0, 3))
+    with pytest.raises(ValueError, match="shapes differ"):
+        difference.add(torch.ones(2), torch.ones(1))
+    assert difference.max_abs == 4
+    assert Difference().rel_rms == 0
+    nothing = Difference()
+    nothing.add(torch.ones(1), torch.zeros(1))
+    assert nothing.rel_rms == float("inf")
+
+
+def test_cosine_distance_by_hand():
+    ours, reference = (
+        torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]]),
+        torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]]),
+    )
+    expected = torch.tensor([0, 1, 1 - 0.5**0.5, 2], dtype=torch.float64)
+    torch.testing.assert_close(cosine_distance(ours, reference), expected, atol=1e-12, rtol=0)
+    tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]]))
+    assert tiny.item() == pytest.approx(5e-13, rel=1e-4), "small angles are not lost"
+
+
+def test_nearest_by_hand():
+    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])
+    assert nearest(rows).tolist() == [1, 0, 3, 2]
+    assert nearest(rows, ["a", "a", "b", "b"]).tolist() == [3, 3, 1, 1], "an image is no neighbour of itself"
+    assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
+    many = torch.randn(1500, 8)
+    directions = F.normalize(many.double(), dim=-1)
+    expected = (directions @ directions.t()).fill_diagonal_(-2).argmax(-1)
+    assert torch.equal(nearest(many), expected), "more than one part of the similarity matrix"
+
+
+# peers
+
+
+def formula(name, table, h, w, mode):
+    """What a peer adds to one sample (h*w, C), from the issue's own formula or F.interpolate."""
+    nchw = table.permute(0, 3, 1, 2)
+    if name.startswith("issue-2514"):
+        padding = name.removeprefix("issue-2514-")
+        theta = torch.tensor([[[1.0, 0, 0], [0, 1, 0]]])
+        grid = F.affine_grid(theta, [1, 1, h, w], align_corners=False)
+        out = F.grid_sample(nchw, grid, mode=mode, padding_mode=padding, align_corners=False)
+    elif name.startswith("timm-flag"):
+        y, x = ((torch.arange(n) * 2 + 1) / n - 1 for n in (h, w))
+        grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], -1)[None]
+        mode = name.removeprefix("timm-flag-")
+        out = F.grid_sample(nchw, grid, mode=mode, padding_mode="border", align_corners=False)
+    else:
+        mode = "bilinear" if name == "hf-siglip2" else name.split("-")[0]
+        out = F.interpolate(nchw, (h, w), mode=mode, antialias="no-antialias" not in name, align_corners=False)
+    return out[0].flatten(1).t()
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("name", PEERS)
+def test_peer_inside_a_model_equals_its_formula(name, mode):
+    model = small_vit(pos_embed_interp_mode=mode).eval()
+    why = left_out(name, model.embeds)
+    if why is not None:
+        assert name == mode or not NEW_TIMM or name == "hf-siglip2"
+        pytest.skip(why)
+    batch = vit_batch(GRIDS)
+    with torch.no_grad():
+        plain = model.embeds.norm(model.embeds.proj(batch["patches"]))
+    with standing_in(name, model):
+        got = embed(model, batch)
+    for sample, (h, w) in enumerate(GRIDS):
+        want = plain[sample, : h * w] + formula(name, model.embeds.pos_embed.detach(), h, w, mode)
+        torch.testing.assert_close(got[sample, : h * w], want, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", WITHOUT_HF)
+def test_everything_is_put_back_after_an_error(name):
+    model = table_model()
+    if left_out(name, model.embeds) is not None:
+        return
+    before, stock = dict(model.embeds.__dict__), embed(model)
+    with pytest.raises(RuntimeError, match="half way"), standing_in(name, model):
+        assert name in ("stock", "interpolate_cached", "matmul") or not torch.equal(embed(model), stock)
+        raise RuntimeError("half way")
+    assert model.embeds.__dict__ == before and status().flags.is_stock
+    assert torch.equal(embed(model), stock)
+
+
+def test_what_cannot_be_measured_is_left_out_with_the_reason():
+    model = table_model()
+    assert "own setting" in left_out("bilinear", model.embeds)
+    assert left_out("bicubic", model.embeds) is None and left_out("matmul", model.embeds) is None
+    factorized = small_vit(pos_embed="factorized")
+    assert "factorized" in left_out("issue-2514-zeros", factorized.embeds)
+    found = survey(factorized, batches(), NAMES)
+    assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
+    assert set(found.left_out) == set(PEERS)
+    with pytest.raises(ValueError, match=r"'nope' cannot be measured; valid: stock, .*issue-2514-zeros"):
+        survey(model, batches(), ["nope"])
+    with pytest.raises(ValueError, match="cannot be the baseline: it is the model's own setting"):
+        survey(model, batches(), baseline="bilinear")
+
+
+# the survey
+
+
+def test_survey_of_a_tiny_model():
+    model = table_model(pos_embed_grid_size=(12, 8)).train()
+    found = survey(model, batches(labels=True), WITHOUT_HF, pictures=3)
+    assert model.training and found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
+    assert all(found.exact(name) for name in ("stock", "interpolate_cached", "matmul"))
+    assert not found.exact("grid_sample") and found.drift["stock"].embed_max_abs == 0
+    # The same thing by another way, in a model that takes it through all its blocks.
+    for a, b in (("grid_sample", "timm-flag-bilinear"), ("grid_sample", "issue-2514-border")):
+        assert found.drift[a].embed_rel_rms == pytest.approx(found.drift[b].embed_rel_rms, rel=1e-4)
+        assert found.blocks[a] == pytest.approx(found.blocks[b], rel=1e-4)
+    zeros, border = (found.drift[f"issue-2514-{padding}"] for padding in ("zeros", "border"))
+    assert abs(zeros.embed_rel_rms - border.embed_rel_rms) > 1e-3, "padding counts at the border"
+    assert all(len(values) == len(model.blocks) for values in found.blocks.values())
+    assert [grid.grid for grid in found.grids] == [(5, 2), (6, 6), (3, 4), (2, 9)]
+    assert [grid.shrink for grid in found.grids] == [4, 2, 4, 6] and found.grids[0].aspect == 0.4
+    assert sum(grid.images for grid in found.grids) == 8
+    one = found.pictures[0]
+    assert one.grid == (3, 4) and set(one.maps) == {"matmul", "grid_sample", "issue-2514-zeros"}
+    assert np.asarray(one.maps["grid_sample"]).shape == (3, 4)
+    assert len({picture.grid for picture in found.pictures}) == 3
+
+
+@pytest.mark.skipif(not NEW_TIMM, reason="this timm's forward_intermediates takes no NaFlex batch")
+def test_per_block_drift_is_that_of_forward_intermediates():
+    model = table_model()
+    batch = vit_batch(GRIDS)
+    found = survey(model, [(batch, None)], ["grid_sample"])
+    outputs = {}
+    for name in ("stock", "grid_sample"):
+        with standing_in(name, model), torch.no_grad():
+            outputs[name] = model.forward_intermediates(batch, output_fmt="NLC")[1]
+    for value, ours, stock in zip(found.blocks["grid_sample"], outputs["grid_sample"], outputs["stock"]):
+        ours, stock = ours[batch["patch_valid"]].double(), stock[batch["patch_valid"]].double()
+        assert value == pytest.approx(((ours - stock).square().sum() / stock.square().sum()).sqrt().item(), rel=1e-6)
+
+
+def test_another_baseline_and_another_dtype():
+    model = table_model().to(torch.bfloat16)
+    found = survey(model, batches(), ["stock", "matmul", "grid_sample"], baseline="grid_sample")
+    assert list(found.drift) == ["grid_sample", "stock", "matmul"] and found.drift["grid_sample"].embed_rel_rms == 0
+    assert not found.exact("stock") and found.drift["stock"].embed_rel_rms > 1e-2
+    exact = survey(model, batches(), ["matmul"])
+    assert exact.exact("matmul") and exact.drift["matmul"].embed_rel_rms < 1e-3
+    assert next(model.parameters()).dtype == torch.bfloat16
+
+
+# the words
