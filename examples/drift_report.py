@@ -12,8 +12,8 @@ import sys
 
 import digits
 
-from timm_naflex_fast import cli
-from timm_naflex_fast.drift import command
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.drift import command
 
 PROGRAM = "uv run examples/drift_report.py"
 

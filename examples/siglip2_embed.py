@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import timm_naflex_fast
-from timm_naflex_fast import cli
-from timm_naflex_fast.drift import ImageFolder, load_model, track
-from timm_naflex_fast.drift.inputs import DTYPES
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.drift import ImageFolder, load_model, track
+from timm_naflex_fast.measure.drift.inputs import DTYPES
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 Settings = dict[str, Any]

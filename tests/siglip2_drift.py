@@ -16,8 +16,8 @@ from oracles import is_pristine
 from torch import Tensor, nn
 
 import timm_naflex_fast
-from timm_naflex_fast.drift import ImageFolder, load_model
-from timm_naflex_fast.flags import POS_EMBED
+from timm_naflex_fast.measure.drift import ImageFolder, load_model
+from timm_naflex_fast.patching.modes import POS_EMBED
 
 EXACT = ("interpolate_cached", "matmul")
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_resize import cell_weights
 
-from timm_naflex_fast.bags import AtOnce, AxisByAxis, at_once, steps
-from timm_naflex_fast.resize import Resampling, axis_matrices
+from timm_naflex_fast.resampling.bags import AtOnce, AxisByAxis, at_once, steps
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrices
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 24)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_naflex_fast.bench import report
-from timm_naflex_fast.bench.advice import advise
-from timm_naflex_fast.bench.folder import Sizes
-from timm_naflex_fast.bench.plot import _apart, plot
-from timm_naflex_fast.bench.race import Contender, Race, Row, run, run_together
+from timm_naflex_fast.measure.bench import report
+from timm_naflex_fast.measure.bench.advice import advise
+from timm_naflex_fast.measure.bench.folder import Sizes
+from timm_naflex_fast.measure.bench.plot import _apart, plot
+from timm_naflex_fast.measure.bench.race import Contender, Race, Row, run, run_together
 
 
 class Clock:

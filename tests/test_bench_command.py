@@ -11,10 +11,10 @@ import torch
 from oracles import is_pristine
 from test_bench import Clock, row
 
-from timm_naflex_fast import cli
-from timm_naflex_fast.bench import command, report
-from timm_naflex_fast.bench.race import Race
-from timm_naflex_fast.strategies import matmul
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench import command, report
+from timm_naflex_fast.measure.bench.race import Race
+from timm_naflex_fast.resampling import exact as matmul
 
 
 def bench(*arguments):
@@ -108,7 +108,7 @@ def test_other_suites_are_found_by_name(monkeypatch, capsys):
         seen.update(workloads=workloads, dtypes=dtypes)
         yield Race("rope", "axial", "infer", 0, "float32", (clock.contender("stock", 1.0),))
 
-    module = ModuleType("timm_naflex_fast.bench.ropes")
+    module = ModuleType("timm_naflex_fast.measure.bench.ropes")
     module.races = races
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert cli.main(["bench", "--rope", "--no-memory", "--rounds", "1", "--batch", "3", "--dtype", "float16"]) == 0

@@ -10,12 +10,13 @@ from PIL import Image
 from timm.data import create_transform
 
 import timm_naflex_fast
-from timm_naflex_fast import cli, functional, status
-from timm_naflex_fast.bench import peers, pos_embeds
-from timm_naflex_fast.bench.folder import Sizes, folder_workload, read_sizes
-from timm_naflex_fast.bench.memory import peak_memory
-from timm_naflex_fast.bench.race import Contender, run
-from timm_naflex_fast.bench.workloads import PHOTO_ASPECTS, WORKLOADS, coordinates, fit
+from timm_naflex_fast import functional, status
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench import peers, pos_embeds
+from timm_naflex_fast.measure.bench.folder import Sizes, folder_workload, read_sizes
+from timm_naflex_fast.measure.bench.memory import peak_memory
+from timm_naflex_fast.measure.bench.race import Contender, run
+from timm_naflex_fast.measure.bench.workloads import PHOTO_ASPECTS, WORKLOADS, coordinates, fit
 
 
 def test_the_six_workloads():

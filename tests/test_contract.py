@@ -7,7 +7,8 @@ from timm.layers import pos_embed_sincos
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 
-from timm_naflex_fast import contract, enable, status
+from timm_naflex_fast import enable, status
+from timm_naflex_fast.patching import compatible as contract
 
 KNOWN = contract.installed_timm() == contract.NEWEST_KNOWN_TIMM
 newest = pytest.mark.skipif(not KNOWN, reason="the contract for unknown releases is that of the newest known timm")
@@ -38,7 +39,7 @@ def test_a_newer_timm_that_is_the_same_is_patched(newer):
 @newest
 def test_every_replaced_method_has_its_contract(monkeypatch):
     checked = []
-    monkeypatch.setattr("timm_naflex_fast.patch.check_reads", lambda methods: checked.extend(methods))
+    monkeypatch.setattr("timm_naflex_fast.patching.install.check_reads", lambda methods: checked.extend(methods))
     enable()
     assert {f"{cls.__name__}.{name}" for cls, name in checked} == set(contract.READS)
 

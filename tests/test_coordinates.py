@@ -7,8 +7,8 @@ import torch
 from oracles import NEW_TIMM, Case, Largest, relative, stock
 
 from timm_naflex_fast import enable
+from timm_naflex_fast.backends.closed_form import axis_weights
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.weights import axis_weights
 
 EXACT = ["matmul", "interpolate_cached"]
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.float32, torch.float64, torch.float16]

@@ -10,10 +10,12 @@ import pytest
 import torch
 from oracles import BATCH, relative, small_vit, vit_batch
 
-from timm_naflex_fast import cli, enable
-from timm_naflex_fast.bench.report import read_json
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import forms, matmul_triton
+from timm_naflex_fast import enable
+from timm_naflex_fast.backends import choose as forms
+from timm_naflex_fast.backends import triton as matmul_triton
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench.report import read_json
+from timm_naflex_fast.resampling.matrices import Resampling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here")
 KINDS = ["learned", "factorized"]

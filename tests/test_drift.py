@@ -12,9 +12,9 @@ from oracles import small_vit, vit_batch
 from PIL import Image
 from safetensors.torch import save_file
 
-from timm_naflex_fast import cli
-from timm_naflex_fast.drift import ImageFolder, load_model, measure
-from timm_naflex_fast.drift.report import rows
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.drift import ImageFolder, load_model, measure
+from timm_naflex_fast.measure.drift.report import rows
 
 KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours", "agreement", "accuracy"}
 

@@ -15,13 +15,13 @@ from oracles import row_major, small_vit, vit_batch
 from PIL import Image
 from test_drift_survey import WITHOUT_HF, batches, table_model
 
-from timm_naflex_fast import cli
-from timm_naflex_fast.drift import NaFlexImages, load_model, photos, survey
-from timm_naflex_fast.drift.command import FILES, write
-from timm_naflex_fast.drift.data import Report, groups, read_json, verdict, write_json
-from timm_naflex_fast.drift.html import render
-from timm_naflex_fast.drift.markdown import render as markdown
-from timm_naflex_fast.drift.measure import Drift, Survey
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.drift import NaFlexImages, load_model, photos, survey
+from timm_naflex_fast.measure.drift.command import FILES, write
+from timm_naflex_fast.measure.drift.data import Report, groups, read_json, verdict, write_json
+from timm_naflex_fast.measure.drift.html import render
+from timm_naflex_fast.measure.drift.markdown import render as markdown
+from timm_naflex_fast.measure.drift.measure import Drift, Survey
 
 
 def one_survey(**drifts):
@@ -163,7 +163,7 @@ def test_json_schema(report, tmp_path):
 
 def test_without_matplotlib_it_says_so_before_measuring(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("timm_naflex_fast.drift.command.load_model", None)
+    monkeypatch.setattr("timm_naflex_fast.measure.drift.command.load_model", None)
     assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", "--out", str(tmp_path)]) == 2
     assert "need matplotlib: pip install matplotlib" in capsys.readouterr().err
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from oracles import NEW_TIMM, embed, small_vit, vit_batch
 
 from timm_naflex_fast import status
-from timm_naflex_fast.drift import survey
-from timm_naflex_fast.drift.metrics import Difference, agreement, cosine_distance, nearest
-from timm_naflex_fast.drift.peers import NAMES, PEERS, left_out, standing_in
+from timm_naflex_fast.measure.drift import survey
+from timm_naflex_fast.measure.drift.metrics import Difference, agreement, cosine_distance, nearest
+from timm_naflex_fast.measure.drift.peers import NAMES, PEERS, left_out, standing_in
 
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
 WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]

@@ -10,9 +10,10 @@ from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
+from timm_naflex_fast.backends import compiled as operator
+from timm_naflex_fast.backends import exported as matmul_traceable
 from timm_naflex_fast.functional import add_pos_embed_
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import matmul_traceable, operator
+from timm_naflex_fast.resampling.matrices import Resampling
 
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 import timm_naflex_fast
-from timm_naflex_fast import replacements
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import grid_sample
+from timm_naflex_fast.patching import timm as replacements
+from timm_naflex_fast.resampling import grid_sample
+from timm_naflex_fast.resampling.matrices import Resampling
 
 
 def ours(case, embeds, x, coord):

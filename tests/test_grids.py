@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.grids import Group, group_grids, whole_batch
+from timm_naflex_fast.resampling.grids import Group, group_grids, whole_batch
 
 
 def x_for(coord):

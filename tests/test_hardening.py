@@ -14,8 +14,8 @@ from oracles import BATCH, embed, small_vit, vit_batch
 from torch.utils.data import DataLoader, Dataset
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.cli import main
-from timm_naflex_fast.table_cache import cache
+from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.resampling.cache import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,7 +10,7 @@ from oracles import Case, cases, is_pristine, relative, stock, tables
 
 import timm_naflex_fast
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.table_cache import TableCache, cache
+from timm_naflex_fast.resampling.cache import TableCache, cache
 
 
 def ours(case, embeds, x, coord):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import train_with_timms_loader
 
-from timm_naflex_fast import launcher, status
-from timm_naflex_fast.cli import main
+from timm_naflex_fast import status
+from timm_naflex_fast.cli import run as launcher
+from timm_naflex_fast.cli.main import main
 
 TRAINING = str(Path(train_with_timms_loader.__file__))
 
@@ -193,8 +194,8 @@ def test_training_with_timms_loader_on_two_processes():
     out, err = command("--mode", "matmul", TRAINING, "--mode", "fork", "--workers", "1", launch=launch).communicate()
     ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
     assert [line.split()[:3] for line in ranks] == [
-        ["rank", "0:", "timm_naflex_fast.replacements"],
-        ["rank", "1:", "timm_naflex_fast.replacements"],
+        ["rank", "0:", "timm_naflex_fast.patching.timm"],
+        ["rank", "1:", "timm_naflex_fast.patching.timm"],
     ], err
     assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 4  # the same weights
     assert err.count("naflex-fast: pos_embed=matmul") == 1

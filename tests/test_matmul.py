@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.grids import group_grids
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import matmul
+from timm_naflex_fast.resampling import exact as matmul
+from timm_naflex_fast.resampling.grids import group_grids
+from timm_naflex_fast.resampling.matrices import Resampling
 
 BASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
 

@@ -5,7 +5,7 @@ import torch
 from oracles import Case, relative, stock
 
 from timm_naflex_fast.functional import add_pos_embed_
-from timm_naflex_fast.table_cache import cache
+from timm_naflex_fast.resampling.cache import cache
 
 CASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
 

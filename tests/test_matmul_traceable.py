@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 from test_matmul import BASE
 
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import matmul_traceable
+from timm_naflex_fast.backends import exported as matmul_traceable
+from timm_naflex_fast.resampling.matrices import Resampling
 
 
 def ours(case, embeds, x, coord):

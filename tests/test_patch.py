@@ -13,8 +13,11 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
-from timm_naflex_fast import choice, disable, enable, kernel_replacements, replacements, status
-from timm_naflex_fast.flags import STOCK, Flags
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import choice
+from timm_naflex_fast.patching import timm as replacements
+from timm_naflex_fast.patching import timm_kernels as kernel_replacements
+from timm_naflex_fast.patching.modes import STOCK, Flags
 
 
 def own(model):

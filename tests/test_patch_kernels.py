@@ -11,9 +11,9 @@ from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.layers.patch_embed import resample_patch_embed as timms
 
 import timm_naflex_fast
-from timm_naflex_fast import frozen
 from timm_naflex_fast.functional import resample_patch_kernel
-from timm_naflex_fast.resize import resize_matrix
+from timm_naflex_fast.resampling import frozen
+from timm_naflex_fast.resampling.matrices import resize_matrix
 
 STOCK = PRISTINE[PatchEmbedInterpolator]
 side = st.integers(4, 24)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timm_naflex_fast.functional import resample_pos_embed
-from timm_naflex_fast.resize import Resampling, axis_matrices, resize_matrix, taps
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrices, resize_matrix, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])

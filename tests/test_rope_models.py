@@ -9,7 +9,8 @@ import torch
 from oracles import OLD_TORCH, relative, row_major, small_vit, vit_batch
 from test_rope import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 
-from timm_naflex_fast import disable, enable, replacements, status
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import timm as replacements
 from timm_naflex_fast.rope import batched_rope
 
 

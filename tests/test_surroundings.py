@@ -8,9 +8,9 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.bags import steps
-from timm_naflex_fast.patch_embed import axis_inverse, factors
-from timm_naflex_fast.resize import resize_matrix
+from timm_naflex_fast.resampling.bags import steps
+from timm_naflex_fast.resampling.matrices import resize_matrix
+from timm_naflex_fast.resampling.patch_kernels import axis_inverse, factors
 
 COORD = row_major([(2, 3)])
 MODES = ["matmul", "interpolate_cached", "grid_sample"]

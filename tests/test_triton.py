@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from oracles import NEW_TIMM, Case, relative, row_major, stock
 
 from timm_naflex_fast import enable
+from timm_naflex_fast.backends import choose as forms
+from timm_naflex_fast.backends import compiled as operator
+from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_
-from timm_naflex_fast.resize import Resampling
-from timm_naflex_fast.strategies import forms, matmul_triton, operator
+from timm_naflex_fast.resampling.matrices import Resampling
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -322,7 +324,7 @@ def test_kernels_compile(name, antialias):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from timm_naflex_fast.strategies import triton_grad, triton_kernels
+    from timm_naflex_fast.backends import triton_grad, triton_kernels
 
     kernel = getattr(triton_kernels, name, None) or getattr(triton_grad, name)
     own = dict(TABLE, ANTIALIAS=antialias, TOKENS=32, CELLS=32, CHANNELS=32, H0_BLOCK=32, W0_BLOCK=32, BLOCK=1024)

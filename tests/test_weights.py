@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resize import resize_matrix
-from timm_naflex_fast.weights import axis_weights, tap_weights
+from timm_naflex_fast.backends.closed_form import axis_weights, tap_weights
+from timm_naflex_fast.resampling.matrices import resize_matrix
 
 sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
 HOW = [("bilinear", a, c) for a in (True, False) for c in (True, False)]

@@ -1,6 +1,6 @@
 """``python -m timm_naflex_fast`` is the command ``naflex-fast``."""
 
-from .cli import main
+from .cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,10 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .grids import check_coord, check_tokens, group_grids
-from .patch_embed import resample_patch_kernel
-from .resize import Resampling, check_mode, check_size, resize_matrix
-from .strategies import forms, grid_sample, interpolate_cached, matmul
+from .backends import choose as forms
+from .resampling import exact as matmul
+from .resampling import grid_sample
+from .resampling import interpolate as interpolate_cached
+from .resampling.grids import check_coord, check_tokens, group_grids
+from .resampling.matrices import Resampling, check_mode, check_size, resize_matrix
+from .resampling.patch_kernels import resample_patch_kernel
 
 __all__ = [
     "add_factorized_pos_embed_",

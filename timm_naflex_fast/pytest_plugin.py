@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .flags import POS_EMBED, default_mode
-from .patch import enable, status
+from .patching.install import enable, status
+from .patching.modes import POS_EMBED, default_mode
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

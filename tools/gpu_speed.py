@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speed import ROOT, judged, run_bench
 
-from timm_naflex_fast.bench.report import number, read_json
+from timm_naflex_fast.measure.bench.report import number, read_json
 
 RESULTS = ROOT / "results" / "gpu"
 OPTIONS = (

@@ -52,7 +52,7 @@ def main() -> None:
         check(close == (mode != "grid_sample"), f"{mode} {'equals' if close else 'differs from'} timm's own result")
     check(not timm_naflex_fast.status().replaced, "timm is not as it was")
 
-    from timm_naflex_fast.cli import main as command
+    from timm_naflex_fast.cli.main import main as command
 
     check(command(["info"]) == 0, "naflex-fast info fails")
     print(f"smoke: timm_naflex_fast {timm_naflex_fast.__version__} from {timm_naflex_fast.__path__[0]} works")

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from timm_naflex_fast.bench.plot import time_over_batch, times_faster
-from timm_naflex_fast.bench.race import Row
-from timm_naflex_fast.bench.report import losses, number, read_json
+from timm_naflex_fast.measure.bench.plot import time_over_batch, times_faster
+from timm_naflex_fast.measure.bench.race import Row
+from timm_naflex_fast.measure.bench.report import losses, number, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "speed"

@@ -19,9 +19,9 @@ import speed
 import study
 import version_matrix
 
-from timm_naflex_fast.drift.data import Report, cells, read_json
-from timm_naflex_fast.drift.peers import NAMES
-from timm_naflex_fast.flags import POS_EMBED
+from timm_naflex_fast.measure.drift.data import Report, cells, read_json
+from timm_naflex_fast.measure.drift.peers import NAMES
+from timm_naflex_fast.patching.modes import POS_EMBED
 
 ROOT = Path(__file__).resolve().parent.parent
 README, DRIFT = ROOT / "README.md", ROOT / "results" / "drift"

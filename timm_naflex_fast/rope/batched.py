@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..grids import bad_coordinate, too_many, whole_numbers
+from ..resampling.grids import bad_coordinate, too_many, whole_numbers
 from .grids import read_grids
 from .mixed import MixedTables, mixed_closed, mixed_gathered
 from .settings import Rope

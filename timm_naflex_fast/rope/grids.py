@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..grids import LARGEST, bad_coordinate
+from ..resampling.grids import LARGEST, bad_coordinate
 from .settings import Rope
 
 

@@ -1,0 +1,239 @@
+"""The matmul strategy in plain tensor operations that read nothing back to the host: one graph for every grid.
+
+Each token needs ``sum_ij a[i] b[j] P[i, j]``. To share the first contraction, a sample's tokens are sorted along the
+shorter axis of its grid ("lines") and cut into blocks of at most ``BLOCK`` tokens of one line, which fit a layout whose
+size follows from the shape of ``x`` alone. Then
+
+1. per block, one row of the resize matrix times the table: (B*Q, H0 + W0) @ (H0 + W0, L0*C),
+2. per block, a row of the other axis' matrix for each token: (B*Q, BLOCK, L0) @ (B*Q, L0, C),
+3. every token reads its slot.
+
+All are products and gathers, backward too, so nothing is accumulated by atomics. The products are float64: a graph
+cannot know under which autocast and TF32 flags it will run, and those leave float64 alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..resampling.matrices import Resampling
+from .closed_form import axis_weights, tap_weights
+
+BLOCK = 16
+
+
+class Grids(NamedTuple):
+    """The batch's grids on the device: per sample (B, 1), per token (B, N)."""
+
+    h: Tensor
+    w: Tensor
+    y: Tensor
+    x: Tensor
+    in_grid: Tensor
+
+
+class Plan(NamedTuple):
+    """Where tokens stand in the blocks. Q blocks a sample, of BLOCK slots; empty slots name token 0.
+
+    ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
+    ``filled`` (B, Q, BLOCK) tells which slots hold a token of the grid, ``by_column`` (B, 1) whose lines are columns.
+    """
+
+    slot_of_token: Tensor
+    token_of_slot: Tensor
+    filled: Tensor
+    by_column: Tensor
+
+
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
+
+    Any order of tokens is right. Of dropped tokens too, as long as at most three quarters of a grid were; a token
+    beyond what the layout then holds gets NaN, never a wrong number.
+    """
+    if x.shape[1] == 0:
+        return
+    table = table.reshape(table.shape[-3:])
+    grids = read_grids(patch_coord)
+    if few_taps(table, how):
+        cells = _by_taps(table, grids, how)
+    else:
+        cells = _by_blocks(table, grids, how)
+    if table.dtype is torch.float64:  # float32 serves where timm interpolates; as it is means as it is
+        index = grids.y.clamp(max=table.shape[0] - 1) * table.shape[1] + grids.x.clamp(max=table.shape[1] - 1)
+        own = F.embedding(index, table.flatten(0, 1))
+        cells = torch.where(_as_is(grids, table.shape)[..., None], own, cells)
+    add_in_grid(x, cells.to(x.dtype), grids)
+
+
+def add_factorized(
+    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool = False
+) -> None:
+    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
+    if x.shape[1] == 0:
+        return
+    grids = read_grids(patch_coord)
+    rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if ar_preserving else (grids.h, grids.w)
+    y = _line(table_y, grids.y, rows, x.dtype)
+    add_in_grid(x, y + _line(table_x, grids.x, cols, x.dtype), grids)
+
+
+def read_grids(patch_coord: Tensor) -> Grids:
+    """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
+    coord = patch_coord.detach().to(torch.int64)
+    h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
+    order = torch.arange(coord.shape[1], device=coord.device)
+    return Grids(h, w, coord[..., 0], coord[..., 1], order < h * w)
+
+
+def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
+    """What the table is resized to on each axis, both (B, 1), before the crop; its own size where timm leaves it."""
+    if not how.ar_preserving:
+        return grids.h, grids.w
+    longest = torch.maximum(grids.h, grids.w)
+    as_is = _as_is(grids, table_size)
+    return torch.where(as_is, grids.h, longest), torch.where(as_is, grids.w, longest)
+
+
+def make_plan(grids: Grids) -> Plan:
+    """Sort each sample's tokens by line and deal them into blocks."""
+    batch, length = grids.y.shape
+    blocks = block_count(length)
+    by_column = grids.h > grids.w
+    line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
+    place = torch.arange(length, device=line.device).expand(batch, length)
+    before = line.gather(1, (place - 1).clamp(min=0))
+    first = ((line != before) | (place == 0)).to(line.dtype)
+    which = first.cumsum(1) - 1  # the line's rank among the lines present
+    # A line starts at the place of its first token; the others write to a column that is thrown away.
+    spare = torch.full_like(which, length)
+    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
+    within = place - start.gather(1, which)
+    block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
+    slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # the last is thrown away: no room left
+    empty = slot.new_zeros(batch, blocks * BLOCK + 1)
+    # Read out by index: a view that splits a dimension would make tracers check divisibility.
+    slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
+    token_of_slot = empty.scatter(1, slot, order)[:, slots]
+    filled = empty.scatter(1, slot, grids.in_grid.gather(1, order).to(line.dtype))[:, slots] > 0
+    return Plan(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, filled, by_column)
+
+
+def block_count(length: int) -> int:
+    """Q, the blocks a sample of ``length`` tokens has room for.
+
+    A line of n tokens takes ceil(n / BLOCK) blocks, so a sample takes at most N / BLOCK + lines. The shorter axis has
+    at most sqrt(h*w) lines, and h*w <= 4 N while at most three quarters of a grid's tokens were dropped:
+    2 sqrt(N) <= N / 24 + 24.
+    """
+    return length // BLOCK + length // 24 + 28
+
+
+def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
+    """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
+
+    A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
+    """
+    rows, cols = table_size
+
+    def weights(position: Tensor, length: Tensor, n0: int) -> Tensor:
+        a, c = how.antialias, how.align_corners
+        return axis_weights(position, length, n0, mode=how.mode, antialias=a, align_corners=c)
+
+    to_h, to_w = lengths(grids, table_size, how)
+    head = plan.token_of_slot[..., 0]
+    row = weights(grids.y.gather(1, head), to_h, rows) * ~plan.by_column[..., None]
+    col = weights(grids.x.gather(1, head), to_w, cols) * plan.by_column[..., None]
+    side = max(rows, cols)
+    along = torch.where(
+        plan.by_column[..., None],
+        F.pad(weights(grids.y, to_h, rows), (0, side - rows)),
+        F.pad(weights(grids.x, to_w, cols), (0, side - cols)),
+    )
+    sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
+    along = along[sample, plan.token_of_slot] * plan.filled[..., None]
+    return torch.cat((row, col), -1), along
+
+
+def both_ways(table: Tensor) -> Tensor:
+    """The table (H0, W0, C) by rows and by columns, lines padded to L0 cells: (H0 + W0, L0, C)."""
+    rows, cols = table.shape[:2]
+    side = max(rows, cols)
+    turned = table.transpose(0, 1)
+    return torch.cat((F.pad(table, (0, 0, 0, side - cols)), F.pad(turned, (0, 0, 0, side - rows))))
+
+
+def add_in_grid(x: Tensor, cells: Tensor, grids: Grids) -> None:
+    """``x += cells`` on the tokens of the grids; -0.0 leaves every other float as it is."""
+    x.add_(torch.where(grids.in_grid[..., None], cells, torch.full_like(cells, -0.0)))
+
+
+def few_taps(table: Tensor, how: Resampling) -> bool:
+    """Whether gathered taps cost less than products: a gathered one costs about eight multiply-adds (measured)."""
+    reads = 16 if how.mode == "bicubic" else 4
+    return not how.antialias and 8 * reads <= table.shape[0]
+
+
+def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
+    """Every token's embedding (B, N, C), float32."""
+    plan = make_plan(grids)
+    across, along = block_weights(plan, grids, table.shape[:2], how)
+    wide = both_ways(table.to(torch.float32)).double()
+    lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
+    cells = torch.matmul(along, lines).flatten(1, 2).to(torch.float32)  # (B, Q*BLOCK, C)
+    slots = plan.slot_of_token
+    room = slots < cells.shape[1]
+    cells = _Rearrange.apply(cells, slots.clamp(max=cells.shape[1] - 1), plan.token_of_slot, plan.filled)
+    return torch.where(room[..., None], cells, torch.full_like(cells, torch.nan))
+
+
+def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
+    to_h, to_w = lengths(grids, table.shape[:2], how)
+    rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], mode=how.mode, align_corners=how.align_corners)
+    cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], mode=how.mode, align_corners=how.align_corners)
+    flat = table.to(torch.float32).flatten(0, 1)
+    cells = None
+    for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
+        for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
+            weight = (row_weight * col_weight).to(torch.float32)[..., None]
+            part = F.embedding(row * table.shape[1] + col, flat) * weight
+            cells = part if cells is None else cells + part
+    assert cells is not None
+    return cells
+
+
+def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
+    """Each token's cell of the 1-D table ([1,] N0, C) resized to its sample's length, (B, N, C) in ``dtype``."""
+    table = table.reshape(table.shape[-2:])
+    cells = axis_weights(position, length, len(table), mode="linear") @ table.to(torch.float32).double()
+    if table.dtype is torch.float64:
+        own = F.embedding(position.clamp(max=len(table) - 1), table)
+        return torch.where((length == len(table))[..., None], own, cells.to(torch.float32)).to(dtype)
+    return cells.to(torch.float32).to(dtype)
+
+
+def _as_is(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
+    return (grids.h == table_size[0]) & (grids.w == table_size[1])
+
+
+class _Rearrange(torch.autograd.Function):
+    """``source[b, index[b, i]]``, and its adjoint as a gather by the inverse ``back`` where ``real``, not a scatter."""
+
+    @staticmethod
+    def forward(source: Tensor, index: Tensor, back: Tensor, real: Tensor) -> Tensor:
+        return source.gather(1, index[..., None].expand(-1, -1, source.shape[2]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        _, back, real = ctx.saved_tensors
+        grad = grads[0].gather(1, back.flatten(1)[..., None].expand(-1, -1, grads[0].shape[2]))
+        # Chosen, not multiplied: a NaN in the gradient of a padding token stays out of the table's.
+        return torch.where(real.flatten(1)[..., None], grad, torch.zeros_like(grad)), None, None, None

@@ -1,0 +1,48 @@
+"""What ``naflex-fast info`` prints: everything that a report of a problem should say."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from ..patching.install import status
+from ..resampling.bags import steps
+from ..resampling.cache import cache
+from ..resampling.frozen import kernels
+from ..resampling.matrices import resize_matrix
+from ..resampling.patch_kernels import axis_inverse, factors
+
+PACKAGES = ("torch", "torchvision", "timm", "triton")
+
+
+def about() -> str:
+    """Versions, what is replaced by what, CUDA and Triton, and the caches: what they hold and may hold at most."""
+    from .. import __version__
+
+    lines = [f"{'timm_naflex_fast':<17} {__version__}", *(f"{name:<17} {_version(name)}" for name in PACKAGES)]
+    lines += [f"{'python':<17} {platform.python_version()}, {platform.platform()}", f"{'CUDA':<17} {_cuda()}", ""]
+    for name, kept in (("finished tables", cache), ("patch kernels", kernels)):
+        lines.append(f"{name:<17} {len(kept)} kept, {kept.nbytes / 2**20:.1f} of {kept.max_bytes / 2**20:.0f} MiB")
+    for name, cached in (
+        ("resize matrices", resize_matrix),
+        ("sums of rows", steps),
+        ("pseudo-inverses", axis_inverse),
+        ("kernel factors", factors),
+    ):
+        lines.append(f"{name:<17} {cached.cache_info().currsize} of {cached.cache_info().maxsize} kept")
+    return "\n".join([str(status()), "", *lines])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cuda() -> str:
+    if not torch.cuda.is_available():
+        return f"not available (torch was built for {torch.version.cuda or 'no CUDA'})"
+    return f"{torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

@@ -1,0 +1,1 @@
+"""What a user measures: drift and speed."""

@@ -1,0 +1,1 @@
+"""The maths of resampling: imports torch and nothing else of this package."""

@@ -1,0 +1,35 @@
+"""Resampled patch kernels of frozen weights, reused between calls for as long as the weights hold the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from .cache import TableCache, held_over_fork
+from .patch_kernels import is_traced
+
+kernels = TableCache(max_bytes=128 * 2**20)
+held_over_fork(kernels._lock)
+
+
+def is_frozen(weight: Tensor) -> bool:
+    """Whether a kernel resampled from ``weight`` may be kept: no gradient is asked for, and comparing pays.
+
+    On an accelerator it does not: the host would have to wait for the answer, and resampling again costs no more.
+    """
+    return weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced()
+
+
+def frozen_kernel(
+    weight: Tensor, size: tuple[int, int], how: Hashable, resample: Callable[[Tensor, tuple[int, int]], Tensor]
+) -> Tensor:
+    """``resample(weight, size)``, from an earlier call if ``weight`` has the same bits as then; not to be written to.
+
+    The bits themselves are compared, at one read of the weight and its copy: version counter and address miss writes
+    through ``.data``, NumPy or another process, and a checksum would miss some of all kinds. ``how`` names whatever
+    else the result depends on. Least recently used kernels are dropped beyond 128 MiB, and all of a weight's with it.
+    """
+    (kernel,) = kernels.fetch((weight,), [size], how, lambda size: resample(weight, size))
+    return kernel

@@ -1,0 +1,248 @@
+"""Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses (FlexiViT, Beyer et al. 2023).
+
+A kernel ``k`` for another patch size must answer a resized patch as the old one answered the original:
+``<k', R p> = <k, p>`` for every patch p, hence ``k' = pinv(R)^T k``. timm builds ``R`` (h*w, H0*W0) and inverts it by
+SVD. But resizing is separable, ``R = A_h (x) A_w``, and so is the pseudo-inverse::
+
+    k' = pinv(A_h)^T . k . pinv(A_w)
+
+The resize matrices of all lengths up to 64, in every mode, have full rank and a condition of at most 5.7, and the 1-D
+inverses are computed in float64: results are within 6e-7 of float64 throughout (relative to the largest value, sides
+4 to 48), where timm's float32 SVD reaches 1.6e-5. Where one side shrinks and the other grows, e.g. (16, 16) ->
+(14, 20), ``R`` has rank min(h, H0) * min(w, W0), less than both its sides, and that SVD must tell the zeros from their
+rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 32 and 2e-5 up to 48, with one exception:
+``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h, 1) outputs (torch 2.4 to 2.15), so for a new width
+of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this the right one.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .matrices import check_mode, check_size, constants, traceable_resize_matrix
+from .precision import no_autocast, product_dtype
+
+Size = tuple[int, int]
+
+# Few input channels are carried through the product with their weights, by A (x) I, at their number times the
+# arithmetic; more are moved aside first, at two passes over memory.
+MOST_INNER = 4
+NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
+
+
+def pseudo_inverse(matrix: Tensor) -> Tensor:
+    """pinv (n0, n) of a resize matrix (n, n0): they all have full rank, and a condition that can be squared."""
+    if matrix.shape[0] < matrix.shape[1]:
+        return torch.linalg.solve(matrix @ matrix.t(), matrix).t().contiguous()
+    return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
+
+
+@lru_cache(maxsize=1024)
+def axis_inverse(n: int, n0: int, mode: str, antialias: bool) -> Tensor:
+    """pinv(A_n) (n0, n), float64 on the CPU, of the matrix that resizes a line of n0 to n."""
+    with constants("cpu"):
+        return pseudo_inverse(traceable_resize_matrix(n, n0, mode, antialias, False, torch.float64, "cpu"))
+
+
+class Factors(NamedTuple):
+    """``x`` (N, H, W) becomes ``left @ x @ right``; a side that keeps its length has None. And the same transposed."""
+
+    left: Tensor | None
+    right: Tensor | None
+    left_t: Tensor | None = None
+    right_t: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype to multiply in."""
+        return next(factor.dtype for factor in self if factor is not None)
+
+    def t(self) -> Factors:
+        """The factors of the transposed map, which takes gradients back."""
+        return Factors(self.left_t, self.right_t, self.left, self.right)
+
+    def to(self, dtype: torch.dtype) -> Factors:
+        """The factors in another dtype."""
+        return Factors(*(None if factor is None else factor.to(dtype) for factor in self))
+
+
+@lru_cache(maxsize=256)
+def factors(
+    old: Size, new: Size, mode: str, antialias: bool, inner: int, even: bool, dtype: torch.dtype, device: torch.device
+) -> Factors:
+    """pinv(A_h)^T (h, H0) and pinv(A_w) (W0, w), the latter (x) I where ``inner`` values lie at every pixel.
+
+    ``even``: the rows to be multiplied are even in number, so that narrow ones may be taken in pairs.
+    """
+    with constants(device):
+        left, right = (None if n == n0 else axis_inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
+        if left is not None:
+            left = left.t().to(device, dtype).contiguous()
+        if right is not None:
+            right = _with_inner(right, inner)
+            if even and min(right.shape) <= NARROW:
+                right = torch.kron(torch.eye(2, dtype=right.dtype, device="cpu"), right)
+            right = right.to(device, dtype).contiguous()
+        return Factors(left, right, *(None if side is None else side.t().contiguous() for side in (left, right)))
+
+
+def traceable_factors(
+    old: Size, new: Size, mode: str, antialias: bool, inner: int, dtype: torch.dtype, device: torch.device
+) -> Factors:
+    """The same without pairs, computed within the graph, for TorchDynamo: it cannot look into a cache.
+
+    (Constants by ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
+    """
+    left, right = (
+        None
+        if n == n0
+        else pseudo_inverse(traceable_resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
+        for n, n0 in zip(new, old)
+    )
+    return Factors(
+        None if left is None else left.t().to(dtype), None if right is None else _with_inner(right, inner).to(dtype)
+    )
+
+
+def _with_inner(right: Tensor, inner: int) -> Tensor:
+    return torch.kron(right, torch.eye(inner, dtype=right.dtype, device=right.device)) if inner > 1 else right
+
+
+def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int, device: torch.device) -> None:
+    """Compute what resampling from ``old`` to ``new`` needs on ``device``, ahead of its first use."""
+    if old != new:
+        factors(old, new, mode, antialias, inner, True, torch.float32, device)
+
+
+def _multiply(x: Tensor, by: Factors) -> Tensor:
+    """``left @ x @ right`` for x (N, H, W), the cheaper side first."""
+    left, right = by.left, by.right
+    # Asked first because torch 2.4 cannot export the context. A compiled graph is guarded by autocast's state.
+    with no_autocast(x.device) if torch.is_autocast_enabled(x.device.type) else nullcontext():
+        if left is None or right is None:
+            return _times_left(left, _times_right(x, right))
+        (h, height), width = left.shape, x.shape[2]
+        w = width * right.shape[1] // right.shape[0]
+        left_first, right_first = h * width * (height + w), w * height * (width + h)
+        # Where both sides are scaled alike the costs are equal, and left goes first if it shrinks (measured).
+        if left_first < right_first or (left_first == right_first and h < height):
+            return _times_right(_times_left(left, x), right)
+        return _times_left(left, _times_right(x, right))
+
+
+def _times_left(left: Tensor | None, x: Tensor) -> Tensor:
+    return x if left is None else torch.bmm(left.expand(len(x), *left.shape), x)
+
+
+def _times_right(x: Tensor, right: Tensor | None) -> Tensor:
+    if right is None:
+        return x
+    rows, columns = right.shape
+    return torch.mm(x.reshape(-1, rows), right).view(*x.shape[:2], x.shape[2] * columns // rows)
+
+
+class _Separable(torch.autograd.Function):
+    """The map is linear: its backward is the same map with the factors transposed, as often as asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Factors) -> Tensor:
+        ctx.by = by
+        return _multiply(x, by)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _separable(grads[0], ctx.by.t()), None
+
+
+def _separable(x: Tensor, by: Factors) -> Tensor:
+    """``left @ x @ right``, forward and backward in full precision."""
+    dtype, wide = x.dtype, product_dtype(by.dtype)
+    if wide is not by.dtype:
+        by = by.to(wide)
+    x = x.to(wide)
+    out = _Separable.apply(x, by) if torch.is_grad_enabled() and x.requires_grad else _multiply(x, by)
+    return out.to(dtype)
+
+
+# TorchDynamo guards a graph by the TF32 flags of its own accord.
+_constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
+
+
+def is_traced() -> bool:
+    """Whether PyTorch's own operations are asked for: by a tracer, a function transform, forward-mode AD."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner: int) -> Tensor:
+    """x (N, H0, W0 * inner) to (N, h, w * inner): in float32 (or its own dtype, if wider) and back."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    how = (old, new, mode, antialias, inner)
+    if torch.compiler.is_dynamo_compiling():
+        by = traceable_factors(*how, _constant_product_dtype(dtype), x.device)
+        return _multiply(x.to(by.dtype), by).to(x.dtype)
+    by = factors(*how, len(x) % 2 == 0, dtype, x.device)
+    if is_traced():
+        by = by.to(product_dtype(dtype))
+        return _multiply(x.to(by.dtype), by).to(x.dtype)
+    return _separable(x.to(dtype), by).to(x.dtype)
+
+
+def resample_patch_kernel(
+    weight: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True
+) -> Tensor:
+    """Resample convolution kernels (O, I, H0, W0) to (O, I, h, w), ``size`` = (h, w).
+
+    Computed in float32 (float64 for float64 kernels) whatever the dtype, autocast or TF32 flags, and cast back; a
+    kernel of that size already is returned as it is. Differentiable any number of times.
+    Equals ``timm.layers.patch_embed.resample_patch_embed`` within 1e-5 of the largest value (sides up to 32; beyond,
+    timm's own error is larger), except for a new width of 1 at a new height, e.g. (8, 8) -> (5, 1), where timm's
+    antialiased resize matrix is wrong.
+
+    Raises:
+        ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear or bicubic.
+    """
+    if weight.ndim != 4:
+        raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
+    check_size(size)
+    check_mode(mode)
+    old, new = (weight.shape[2], weight.shape[3]), (int(size[0]), int(size[1]))
+    if old == new:
+        return weight
+    kernels = weight.reshape(weight.shape[0] * weight.shape[1], *old)
+    return _resample(kernels, old, new, mode, antialias, 1).view(*weight.shape[:2], *new)
+
+
+def resample_linear_kernel(
+    weight: Tensor,
+    old: tuple[int, int],
+    size: tuple[int, int],
+    in_chans: int,
+    *,
+    channels_last: bool = True,
+    mode: str = "bicubic",
+    antialias: bool = True,
+) -> Tensor:
+    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to ``size``."""
+    new = (int(size[0]), int(size[1]))
+    if not channels_last:
+        kernels = weight.reshape(len(weight), in_chans, *old)
+        return resample_patch_kernel(kernels, new, mode=mode, antialias=antialias).flatten(1)
+    if in_chans > MOST_INNER:
+        kernels = weight.reshape(len(weight), *old, in_chans).permute(0, 3, 1, 2)
+        kernels = resample_patch_kernel(kernels, new, mode=mode, antialias=antialias)
+        return kernels.permute(0, 2, 3, 1).flatten(1)
+    check_mode(mode)
+    if old == new:
+        return weight
+    x = weight.reshape(len(weight), old[0], old[1] * in_chans)
+    return _resample(x, old, new, mode, antialias, in_chans).flatten(1)
