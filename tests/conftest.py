@@ -14,7 +14,7 @@ settings.load_profile("project")
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("SigLIP-2", "drift on the real weights (tests/test_siglip2.py)")
+    group = parser.getgroup("SigLIP-2", "drift on the real weights (tests/models/test_siglip2.py)")
     group.addoption("--siglip2-weights", metavar="FILE", help="local file of the weights; else they come from the hub")
     group.addoption("--siglip2-model", choices=("base", "so400m"), default="base", help="which tower (base)")
     group.addoption("--siglip2-results", metavar="FILE", help="write what was measured there, as JSON")

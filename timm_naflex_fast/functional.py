@@ -116,7 +116,7 @@ def add_factorized_pos_embed_(
         check_coord(patch_coord, x)
         grid_sample.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
     elif strategy == "matmul":
-        forms.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
+        forms.add_factorized(x, table_y, table_x, patch_coord, Resampling(ar_preserving=ar_preserving))
     else:
         interpolate_cached.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
     return x

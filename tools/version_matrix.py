@@ -31,12 +31,7 @@ PAIRINGS: dict[str, list[str]] = {
     NEWEST: [],
     "oldest-torch": ["timm", *OLDEST_TORCH],
 }
-LAYERS = {
-    "operation": "resize bags grids weights functional matmul matmul_frozen interpolate_cached grid_sample patch_embed "
-    "coordinates",
-    "patch": "patch choice contract pytest_plugin",
-    "model": "model patch_kernels patch_training surroundings rope rope_models hardening",
-}
+LAYERS = {"operation": ("resampling", "rope"), "patch": ("patching",), "model": ("models",)}  # folders of tests
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"
 # Not the test that downloads weights, and of the models none larger than base: they are the same code.
@@ -79,7 +74,7 @@ def run_pairing(extra: list[str], layers: list[str]) -> dict[str, Any]:
     about = json.loads(uv(extra, "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
     results = {}
     for layer in layers:
-        files = [f"tests/test_{name}.py" for name in LAYERS[layer].split()]
+        files = [f"tests/{folder}" for folder in LAYERS[layer]]
         results[layer], failed = pytest(extra, ["-m", "not fuzz", *files])
         results[layer]["failures"] = failed
     return {**about, "layers": results}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 POS_EMBED = ("stock", "interpolate_cached", "grid_sample", "matmul")
 PATCH_EMBED = ("stock", "matmul")
 ROPE = ("stock", "batched")
+MODES = POS_EMBED
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 

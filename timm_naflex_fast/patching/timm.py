@@ -63,7 +63,10 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
         return _sample_factorized(self, x, patch_coord)
     check_tokens(x, self.pos_embed_y.shape[-1])
     add = forms.add_factorized if strategy == "matmul" else _add_factorized_cached
-    add(x, self.pos_embed_y, self.pos_embed_x, patch_coord, self.pos_embed_ar_preserving)
+    how = self.pos_embed_ar_preserving
+    if strategy == "matmul":
+        how = Resampling(ar_preserving=how)
+    add(x, self.pos_embed_y, self.pos_embed_x, patch_coord, how)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:

@@ -29,12 +29,14 @@ class Resampling:
         antialias: widen the filter when the table is made smaller.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
+        sampler: ``"interpolate"``, or ``"grid_sample"`` or ``"affine_grid"`` for the positions of timm's flag.
     """
 
     mode: str = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
+    sampler: str = "interpolate"
 
     def lengths(self, h: int, w: int) -> tuple[int, int]:
         """The size the table is resized to for an (h, w) grid, before the crop."""

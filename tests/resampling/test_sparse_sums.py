@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_resize import cell_weights
+from test_matrices import cell_weights
 
 from timm_naflex_fast.resampling.bags import AtOnce, AxisByAxis, at_once, steps
 from timm_naflex_fast.resampling.matrices import Resampling, axis_matrices

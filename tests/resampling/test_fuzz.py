@@ -2,14 +2,14 @@
 
 import pytest
 import test_coordinates
-import test_interpolate_cached
-import test_matmul
-import test_patch_embed
+import test_exact
+import test_interpolate
+import test_patch_kernels
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
-from test_patch_embed import side
+from test_patch_kernels import side
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -23,31 +23,31 @@ def property_of(test):
 @settings(max_examples=4000)
 @given(cases())
 def test_matmul_learned(case):
-    property_of(test_matmul.test_learned_equals_timm_forward_and_gradients)(case)
+    property_of(test_exact.test_learned_equals_timm_forward_and_gradients)(case)
 
 
 @settings(max_examples=1000)
-@given(cases(dtypes=test_matmul.HALF))
+@given(cases(dtypes=test_exact.HALF))
 def test_matmul_half_precision(case):
-    property_of(test_matmul.test_half_precision_x_is_equal_but_for_ties)(case)
+    property_of(test_exact.test_half_precision_x_is_equal_but_for_ties)(case)
 
 
 @settings(max_examples=1000)
-@given(cases(dtypes=(torch.float32, *test_matmul.HALF)))
+@given(cases(dtypes=(torch.float32, *test_exact.HALF)))
 def test_bit_identical(case):
-    property_of(test_interpolate_cached.test_learned_is_bit_identical)(case)
+    property_of(test_interpolate.test_learned_is_bit_identical)(case)
 
 
 @settings(max_examples=1000)
 @given(cases(kind="factorized", antialias=True, align_corners=False))
 def test_matmul_factorized(case):
-    property_of(test_matmul.test_factorized_equals_timm_forward_and_gradients)(case)
+    property_of(test_exact.test_factorized_equals_timm_forward_and_gradients)(case)
 
 
 @settings(max_examples=2000)
 @given(st.tuples(side, side), st.tuples(side, side), modes, st.booleans())
-def test_patch_kernels(base, size, mode, antialias):
-    property_of(test_patch_embed.test_equals_timm)(base, size, mode, antialias)
+def test_kernels(base, size, mode, antialias):
+    property_of(test_patch_kernels.test_equals_timm)(base, size, mode, antialias)
 
 
 @settings(max_examples=5000)

@@ -2,7 +2,7 @@
 
 With the real weights where they can be had: from the hub, or from a file,
 
-    pytest tests/test_siglip2.py --siglip2-weights FILE [--siglip2-model so400m] [--siglip2-results FILE.json]
+    pytest tests/models/test_siglip2.py --siglip2-weights FILE [--siglip2-model so400m] [--siglip2-results FILE.json]
 
 or with TIMM_NAFLEX_FAST_SIGLIP2_WEIGHTS=FILE. Everywhere with a stand-in: random weights of the same names and shapes,
 from a hub on loopback. What is measured on it says whether the code is right, and nothing about SigLIP-2.

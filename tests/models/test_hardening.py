@@ -17,7 +17,7 @@ from timm_naflex_fast import disable, enable
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.resampling.cache import cache
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_threads_train_and_infer_while_others_switch():

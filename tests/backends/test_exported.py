@@ -7,7 +7,7 @@ import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
-from test_matmul import BASE
+from test_exact import BASE
 
 from timm_naflex_fast.backends import exported as matmul_traceable
 from timm_naflex_fast.resampling.matrices import Resampling

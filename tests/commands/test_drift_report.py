@@ -129,7 +129,7 @@ def test_renderings_read_only_the_data(report, tmp_path):
 
 @pytest.mark.parametrize("name", ["digits", "photos"])
 def test_committed_reports_are_small_and_name_their_weights(name):
-    folder = Path(__file__).resolve().parents[1] / "results" / "drift" / name
+    folder = Path(__file__).resolve().parents[2] / "results" / "drift" / name
     found = read_json(folder / "report.json")
     assert markdown(found) == (folder / "report.md").read_text(), "render it again"
     text = (folder / "report.html").read_text()
