@@ -1,19 +1,20 @@
-"""The resampling as plain functions, for other libraries: tensors in, tensors out, no timm class in sight.
+"""The resampling as plain functions, for other libraries: tensors in, tensors out, no class of any library.
 
 Functions that end in ``_`` add into their first argument in place and return it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from .backends import choose as forms
-from .resampling import exact as matmul
-from .resampling import grid_sample
-from .resampling import interpolate as interpolate_cached
-from .resampling.grids import check_coord, check_tokens, group_grids
-from .resampling.matrices import Resampling, check_mode, check_size, resize_matrix
+from .backends import choose
+from .resampling import cache, matrices
+from .resampling.grids import Group, check_coord, check_mode, check_size, group_sizes, sizes_on_host
+from .resampling.matrices import Resampling
 from .resampling.patch_kernels import resample_patch_kernel
 
 __all__ = [
@@ -21,62 +22,65 @@ __all__ = [
     "add_pos_embed_",
     "resample_patch_kernel",
     "resample_pos_embed",
+    "resample_pos_embeds",
     "resize_matrix",
 ]
 
 STRATEGIES = ("interpolate_cached", "grid_sample", "matmul")
+Strategy = Literal["interpolate_cached", "grid_sample", "matmul"]
+Mode = Literal["bilinear", "bicubic"]
+Sizes = Tensor | Sequence[Sequence[int]]
+
+_resize_matrix = cache.kept("resize matrices")(matrices.resize_matrix)
 
 
 def add_pos_embed_(
     x: Tensor,
     table: Tensor,
-    patch_coord: Tensor,
+    patch_coord: Tensor | None = None,
     *,
-    strategy: str = "matmul",
-    mode: str = "bicubic",
+    grid_sizes: Sizes | None = None,
+    strategy: Strategy = "matmul",
+    mode: Mode = "bicubic",
     antialias: bool = True,
     align_corners: bool = False,
     ar_preserving: bool = False,
-    padding_mode: str = "border",
-    dense_positions: bool = False,
 ) -> Tensor:
-    """Resample a learned position table to each sample's grid and add it to the tokens, in place.
+    """Add a learned position table, resampled to each sample's grid, to the tokens. SigLIP-2 needs ``mode="bilinear"``.
 
     Args:
         x: (B, N, C) tokens, floating point; modified.
         table: (H0, W0, C) or (1, H0, W0, C), any floating dtype; resampled in float32 and cast to ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its largest + 1.
-        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample" (drifts).
+        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in row-major order.
+        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample" (timm's flag: drifts).
         mode: "bilinear" or "bicubic".
         antialias: as in ``F.interpolate``; "grid_sample" has none.
         align_corners: as in ``F.interpolate``.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
-        padding_mode: for "grid_sample" alone: "border", or "zeros" as in timm issue 2514.
-        dense_positions: for "grid_sample" alone: round positions as that issue and older timm do.
 
     Returns:
-        ``x``. Tokens past the end of their grid are untouched, except with "grid_sample", as in timm.
+        ``x``. Tokens past the end of their grid are untouched, except with "grid_sample", as in timm: they get the
+        cell that their coordinate names, (0, 0).
 
     Raises:
-        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates; where "matmul" reads nothing
-            back to the host (on CUDA, in graphs) a token with a negative coordinate gets no such error: on CUDA NaN.
+        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid far larger than the
+            number of tokens. On CUDA and in graphs "matmul" reads nothing back to the host and cannot raise for a
+            negative coordinate: the token becomes NaN.
+        RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
     """
-    _check_strategy(strategy)
-    check_mode(mode)
     _check_tensors(x=x, table=table)
-    if table.ndim not in (3, 4) or (table.ndim == 4 and len(table) != 1):
-        raise ValueError(f"table must have shape (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}")
-    check_tokens(x, table.shape[-1])
-    how = Resampling(mode, antialias, align_corners, ar_preserving)
-    if strategy == "grid_sample":
+    _check_table(table)
+    how, form = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    if patch_coord is not None and grid_sizes is None:
         check_coord(patch_coord, x)
-        grid_sample.add_learned(x, table, patch_coord, how, padding_mode=padding_mode, dense_positions=dense_positions)
-    elif strategy == "matmul":
-        forms.add_learned(x, table, patch_coord, how)
+        choose.add_learned(x, table, patch_coord, how, form)
+    elif patch_coord is None and grid_sizes is not None:
+        choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, form)
     else:
-        interpolate_cached.add_learned(x, table, group_grids(patch_coord, x), how)
+        raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     return x
 
 
@@ -86,10 +90,10 @@ def add_factorized_pos_embed_(
     table_x: Tensor,
     patch_coord: Tensor,
     *,
-    strategy: str = "matmul",
+    strategy: Strategy = "matmul",
     ar_preserving: bool = False,
 ) -> Tensor:
-    """Resample a row and a column table to each sample's grid and add their sum to the tokens, in place.
+    """Add a row and a column table, resampled to each sample's grid, to the tokens, in place.
 
     Args:
         x: (B, N, C) tokens, floating point; modified.
@@ -103,52 +107,141 @@ def add_factorized_pos_embed_(
 
     Raises:
         ValueError: unknown strategy, shapes that do not fit, negative coordinates.
+        RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
     """
-    _check_strategy(strategy)
     _check_tensors(x=x, table_y=table_y, table_x=table_x)
     for name, table in (("table_y", table_y), ("table_x", table_x)):
         if table.ndim not in (2, 3) or (table.ndim == 3 and len(table) != 1):
             raise ValueError(f"{name} must have shape (L, C) or (1, L, C); got {tuple(table.shape)}")
-        check_tokens(x, table.shape[-1])
-    if strategy == "grid_sample":
-        check_coord(patch_coord, x)
-        grid_sample.add_factorized(x, table_y, table_x, patch_coord, ar_preserving)
-    elif strategy == "matmul":
-        forms.add_factorized(x, table_y, table_x, patch_coord, Resampling(ar_preserving=ar_preserving))
-    else:
-        interpolate_cached.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
+    if table_y.shape[-1] != table_x.shape[-1]:
+        raise ValueError(
+            f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
+        )
+    how, form = _how(strategy, "bilinear", False, False, ar_preserving)
+    check_coord(patch_coord, x)
+    choose.add_factorized(x, table_y, table_x, patch_coord, how, form)
     return x
+
+
+def resample_pos_embeds(
+    table: Tensor,
+    grid_sizes: Sizes,
+    *,
+    mode: Mode,
+    antialias: bool = True,
+    align_corners: bool = False,
+    ar_preserving: bool = False,
+    length: int | None = None,
+    padding: Literal["zeros", "first"] = "zeros",
+    merge: int = 1,
+    strategy: Strategy = "matmul",
+) -> Tensor:
+    """The position embeddings of a batch of images, packed one after the other or padded to one length.
+
+    Args:
+        table: (H0, W0, C) or (1, H0, W0, C), floating point; differentiable.
+        grid_sizes: (B, 2) sizes (h, w), or (B, 3) as (t, h, w): the h*w cells of an image are repeated t times, for t
+            frames. A tensor or a sequence; on the host nothing is read back from a device.
+        mode: "bilinear" (SigLIP-2) or "bicubic". There is no default: the wrong one gives wrong embeddings silently.
+        antialias, align_corners, ar_preserving: as in :func:`add_pos_embed_`.
+        length: N, to pad each image to N tokens.
+        padding: what the tokens behind an image hold: "zeros", or the "first" cell (transformers' convention; its
+            gradient includes theirs).
+        merge: m, to put the cells in blocks of m x m, block after block (the order of Qwen, Kimi, Ovis and Cosmos).
+        strategy: "matmul" or "interpolate_cached" (the same result), or "grid_sample" (no antialiasing: drifts).
+
+    Returns:
+        (sum of t*h*w, C), or with ``length`` (B, N, C), in the table's dtype; computed in float32 at least.
+
+    Raises:
+        ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
+            divide a size, a ``length`` too small for an image.
+    """
+    _check_tensors(table=table)
+    _check_table(table)
+    how, form = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    if padding not in ("zeros", "first"):
+        raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
+    if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+        raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
+    sizes = sizes_on_host(grid_sizes)
+    groups, counts = group_sizes(sizes, merge=merge, pads=padding == "first", length=length)
+    out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
+    work = torch.promote_types(table.dtype, torch.float32)
+    choose.add_groups(out, (table,), groups, counts, how, form, work)
+    return out if length is None else out.view(len(sizes), length, -1)
 
 
 def resample_pos_embed(
     table: Tensor,
     size: tuple[int, int],
     *,
-    mode: str = "bicubic",
+    mode: Mode = "bicubic",
     antialias: bool = True,
     align_corners: bool = False,
     ar_preserving: bool = False,
 ) -> Tensor:
     """Resample a position table (H0, W0, C) to (h, w, C), in its own floating dtype (float32 at least).
 
-    Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable once in the table.
+    Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2 needs
+    ``mode="bilinear"``.
 
     Raises:
         ValueError: unknown mode, table not 3-D, or a size below 1.
     """
-    check_mode(mode)
+    how, _ = _how("matmul", mode, antialias, align_corners, ar_preserving)
+    _check_tensors(table=table)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     check_size(size)
-    how = Resampling(mode, antialias, align_corners, ar_preserving)
-    return matmul.resample(table, size, how, dtype=torch.promote_types(table.dtype, torch.float32))
+    h, w = int(size[0]), int(size[1])
+    dtype = torch.promote_types(table.dtype, torch.float32)
+    cells = torch.zeros(1, h * w, table.shape[-1], dtype=dtype, device=table.device)
+    choose.add_groups(cells, (table,), [Group(h, w, [0], h * w)], [(h * w, 0)], how, "matmul", dtype)
+    return cells.view(h, w, -1)
 
 
-def _check_strategy(strategy: str) -> None:
+def resize_matrix(
+    n: int,
+    n0: int,
+    mode: str = "bicubic",
+    antialias: bool = True,
+    align_corners: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis. Kept; do not write to it.
+
+    Args:
+        n, n0: the new length and the old one.
+        mode: "bilinear", "bicubic", or "linear" (the 1-D mode of ``F.interpolate``, never antialiased).
+        antialias, align_corners: as in ``F.interpolate``.
+        dtype, device: of the matrix.
+
+    Raises:
+        ValueError: an unknown mode, or a length below 1.
+    """
+    if mode != "linear":
+        check_mode(mode)
+    check_size((n, n0))
+    return _resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
+
+
+def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> tuple[Resampling, str]:
+    """The settings, and the strategy that runs: grid_sample is the matmul strategy with other matrices."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
+    check_mode(mode)
+    if strategy == "grid_sample":
+        return Resampling(mode, False, align_corners, ar_preserving, "grid_sample"), "matmul"
+    return Resampling(mode, antialias, align_corners, ar_preserving), strategy
+
+
+def _check_table(table: Tensor) -> None:
+    if table.ndim not in (3, 4) or (table.ndim == 4 and len(table) != 1):
+        raise ValueError(f"table must have shape (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}")
 
 
 def _check_tensors(**tensors: Tensor) -> None:

@@ -1,14 +1,13 @@
 """Resize matrices against F.interpolate, and the four forms of the weighted sum against each other."""
 
-import einx
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timm_naflex_fast.functional import resample_pos_embed
-from timm_naflex_fast.resampling.matrices import Resampling, axis_matrices, resize_matrix, taps
+from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -85,9 +84,10 @@ def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, al
 
 def cell_weights(h, w, table_size, how):
     """(h*w, H0*W0): the weight of every table cell in every grid cell."""
-    matrices = axis_matrices(h, w, table_size, how, torch.float32, torch.device("cpu"))
-    a_h, a_w = matrices or (torch.eye(h), torch.eye(w))
-    return torch.kron(a_h, a_w)
+    if (h, w) == tuple(table_size) and how.sampler == "interpolate":
+        return torch.eye(h * w)
+    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], how) for axis in (0, 1))
+    return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
 def as_loop(table, sizes, how):
@@ -135,8 +135,10 @@ def test_four_forms_agree(rows, cols, grids, mode, antialias):
             torch.testing.assert_close(got, expected, atol=1e-6 * max(1.0, table.abs().max().item()), rtol=0)
 
 
-def test_the_formula_in_one_line():
-    table, how = torch.randn(7, 5, 3), Resampling("bicubic")
-    a_h, a_w = axis_matrices(4, 9, (7, 5), how, torch.float32, torch.device("cpu"))
-    want = einx.dot("y h, h w c, x w -> y x c", a_h, table, a_w)
-    torch.testing.assert_close(resample_pos_embed(table, (4, 9)), want, atol=2e-6, rtol=0)
+@pytest.mark.parametrize("ar_preserving", [True, False])
+def test_the_reference_is_the_definition(ar_preserving):
+    table, how = torch.randn(7, 5, 3, dtype=torch.float64), Resampling("bicubic", ar_preserving=ar_preserving)
+    want = cell_weights(4, 9, (7, 5), how).double() @ table.flatten(0, 1)
+    torch.testing.assert_close(reference(table, (4, 9), how).flatten(0, 1), want, atol=5e-6, rtol=0)
+    got = resample_pos_embed(table, (4, 9), ar_preserving=ar_preserving)
+    torch.testing.assert_close(got, reference(table, (4, 9), how), atol=1e-12, rtol=0)

@@ -14,6 +14,8 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from timm_naflex_fast.resampling import cache
+
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
 OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its export trace less
@@ -192,6 +194,23 @@ def uses(model) -> str:
     if not torch.allclose(got, want, atol=1e-5):
         return "grid_sample"
     return "exact"
+
+
+def finished_tables() -> int:
+    """How many finished tables are kept."""
+    return cache.usage()[0].get("finished tables", 0)
+
+
+def kept_tensors() -> list[Tensor]:
+    """Every tensor that is kept, contents of parameters too."""
+
+    def tensors(value: Any) -> list[Tensor]:
+        if isinstance(value, Tensor):
+            return [value]
+        parts = value if isinstance(value, tuple) else getattr(value, "contents", ())
+        return [tensor for part in parts for tensor in tensors(part)]
+
+    return tensors(tuple(cache._entries.values()))
 
 
 class Largest(TorchDispatchMode):

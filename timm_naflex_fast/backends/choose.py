@@ -1,49 +1,74 @@
-"""Which form of the matmul strategy serves a NaFlex batch: told from who is tracing, and from where the tensors are.
+"""Which form of a strategy runs: told from who is tracing, and from where the tensors are.
 
-- ``torch.export``: plain tensor operations (``exported``), which run without this package;
-- ``torch.compile``: one ``torch.library`` operator, inside which one of the forms below runs;
-- eager on CUDA: ``matmul_triton``, where Triton can serve: nothing is read on the host;
-- eager elsewhere: ``matmul``, which reads the grids on the host.
+| who calls | what runs |
+| --- | --- |
+| ``torch.export``, ``torch.jit.trace`` | plain tensor operations (``exported``), which run without this package |
+| ``torch.compile`` | one ``torch.library`` operator (``compiled``), inside which one of the forms below runs |
+| eager code on CUDA | Triton's kernels, where they can: nothing is read on the host |
+| other eager code | ``exact``, which reads the grids on the host |
 
-Factorized tables take the plain operations in every graph and on CUDA, ``matmul`` elsewhere.
+Factorized tables take the plain operations in every graph. This is the only file that asks who is tracing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from ..resampling import exact as matmul
-from ..resampling import grid_sample, interpolate
-from ..resampling.grids import check_coord, check_tokens, group_grids, whole_batch
+from ..resampling import cache, exact, interpolate, products
+from ..resampling.grids import (
+    Group,
+    check_coord,
+    check_tokens,
+    group_grids,
+    group_sizes,
+    token_counts,
+    whole_batch,
+    whole_numbers,
+)
 from ..resampling.matrices import Resampling
-from . import exported
-from . import triton as matmul_triton
+from ..resampling.tokens import AddInPlace, Tokens, check_writable, sum_plainly, unusual
+from . import exported, triton
+
+__all__ = ["add_factorized", "add_learned", "calls", "fallbacks", "unusual"]
+
+calls: Counter[tuple[str, str]] = Counter()
+"""How often each (step, who ran it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
+fallbacks: Counter[str] = Counter()
+"""How often a library's own code ran although something else was chosen, by reason."""
 
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""
+Cells = Iterator[tuple[Group, Tensor]]
+
+resize_plan = cache.kept("resize plans")(exact.resize_plan)
+line_sum = cache.kept("line sums")(exact.line_sum)
 
 
 def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strategy: str = "matmul") -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
+
+    Raises:
+        ValueError: shapes that do not fit, or coordinates that name no cell.
+        RuntimeError: ``x`` may not be changed in place.
+    """
     check_tokens(x, table.shape[-1])
-    if not isinstance(where, Tensor):
-        return {"interpolate_cached": interpolate, "matmul": matmul}[strategy].add_learned(
-            x, table, whole_batch(x, where), how
-        )
-    check_coord(where, x)
-    if how.sampler != "interpolate":
-        return grid_sample.add_learned(x, table, where, how, dense_positions=how.sampler == "affine_grid")
-    if strategy == "interpolate_cached":
-        return _add_learned_cached(x, table, where, how)
-    form = learned_form(x, table)
-    if form is matmul:
-        matmul.add_learned(x, table, group_grids(where, x), how)
-    else:
-        form.add_learned(x, table, where, how)
+    if isinstance(where, Tensor):
+        check_coord(where, x)
+        if traced_plainly():
+            return exported.add_learned(x, table, where, how)
+        if torch.compiler.is_compiling() and strategy == "matmul":
+            from . import compiled  # registering operators takes longer than importing all the rest
+
+            return compiled.add_learned(x, table, where, how)
+        if strategy == "matmul" and triton.serves(x, table, how):
+            return triton.add_learned(x, table, where, how)
+    add_eagerly(x, (table,), where, how, strategy)
 
 
 def add_factorized(
@@ -51,75 +76,181 @@ def add_factorized(
 ) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place.
 
-    Of ``how`` only ``ar_preserving`` and ``sampler`` count.
+    Of ``how`` only ``ar_preserving`` and ``sampler`` count. Raises what :func:`add_learned` raises.
     """
     check_tokens(x, table_y.shape[-1])
-    if not isinstance(where, Tensor):
-        return {"interpolate_cached": interpolate, "matmul": matmul}[strategy].add_factorized(
-            x, table_y, table_x, whole_batch(x, where), how.ar_preserving
-        )
-    check_coord(where, x)
-    if how.sampler != "interpolate":
-        return grid_sample.add_factorized(x, table_y, table_x, where, how.ar_preserving)
-    if strategy == "interpolate_cached":
-        return _add_factorized_cached(x, table_y, table_x, where, how.ar_preserving)
-    if torch.compiler.is_compiling() or x.is_cuda:
-        exported.add_factorized(x, table_y, table_x, where, how.ar_preserving)
-    else:
-        matmul.add_factorized(x, table_y, table_x, group_grids(where, x), how.ar_preserving)
+    # timm's flag takes affine positions for factorized tables in every release.
+    sampler = "interpolate" if how.sampler == "interpolate" else "affine_grid"
+    how = Resampling("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
+    if isinstance(where, Tensor):
+        check_coord(where, x)
+        in_graph = torch.compiler.is_compiling() and strategy == "matmul"
+        if traced_plainly() or in_graph or (x.is_cuda and sampler == "interpolate" and strategy == "matmul"):
+            return exported.add_factorized(x, table_y, table_x, where, how)
+    add_eagerly(x, (table_y, table_x), where, how, strategy)
 
 
-def unusual(*tensors: Tensor) -> str | None:
-    """Why our autograd functions cannot take these tensors, so that the library's own code must run; None: they can."""
-    for x in tensors:
-        if type(x) not in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
-            return f"a tensor of the class {type(x).__name__}"
-        if x.device.type == "meta":
-            return "a meta tensor"
-    if not torch.compiler.is_compiling():
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return "a torch.func transform"
-        if torch.autograd.forward_ad._current_level >= 0:
-            return "forward-mode differentiation"
-    return None
+def traced_plainly() -> bool:
+    """Whether a tracer wants PyTorch's own operations: ``torch.export``, ``torch.jit.trace``.
 
-
-calls: Counter[tuple[str, str]] = Counter()
-"""How often each (step, who served it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
-fallbacks: Counter[str] = Counter()
-"""How often a library's own code ran although something else was chosen, by reason."""
-
-
-# Finished tables are looked up by the grids, which cannot be captured: under torch.compile these two are a graph
-# break, as timm's own loops are.
-
-
-@torch.compiler.disable
-def _add_learned_cached(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    interpolate.add_learned(x, table, group_grids(patch_coord, x), how)
-
-
-@torch.compiler.disable
-def _add_factorized_cached(
-    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool
-) -> None:
-    interpolate.add_factorized(x, table_y, table_x, group_grids(patch_coord, x), ar_preserving)
-
-
-def learned_form(x: Tensor, table: Tensor) -> Any:
-    """What has the ``add_learned`` that serves."""
-    if exporting():
-        return exported
-    kernels = matmul_triton.serves(x, table)
-    if torch.compiler.is_compiling():
-        from . import compiled as operator  # registering operators takes longer than importing all the rest
-
-        return operator.triton if kernels else operator.eager
-    return matmul_triton if kernels else matmul
-
-
-def exporting() -> bool:
-    """Whether ``torch.export`` is tracing; where PyTorch is too old to tell, any tracing counts."""
+    Where PyTorch is too old to name the tracer, every compiler counts as ``torch.export``.
+    """
+    if torch.jit.is_tracing():
+        return True
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling()
+
+
+def add_sizes(
+    x: Tensor, table: Tensor, sizes: list[tuple[int, int, int]], how: Resampling, strategy: str = "matmul"
+) -> None:
+    """As :func:`add_learned`, from sizes (t, h, w) on the host in place of coordinates; nothing is read back."""
+    check_tokens(x, table.shape[-1])
+    check_writable(x)
+    groups, counts = group_sizes(sizes, pads=how.sampler != "interpolate", length=x.shape[1])
+    add_groups(x, (table,), groups, counts, how, strategy)
+
+
+@torch.compiler.disable  # the groups are read on the host, which cannot be captured
+def add_eagerly(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str) -> None:
+    """Read the grids, then add the one learned table, or the two lines of a factorized one, into ``x`` in place."""
+    check_writable(x)
+    if isinstance(where, Tensor):
+        pads = how.sampler != "interpolate"
+        groups = group_grids(where, x, pads=pads)
+        if how.sampler == "affine_grid" and groups:
+            size = whole_numbers(where).amax((0, 1)) + 1
+            h, w = size.tolist()
+            how = replace(how, within=how.lengths(h, w))
+    else:
+        groups = whole_batch(x, where)
+    add_groups(x, tables, groups, token_counts(groups, x), how, strategy)
+
+
+def add_groups(
+    x: Tensor,
+    tables: tuple[Tensor, ...],
+    groups: list[Group],
+    counts: list[tuple[int, int]],
+    how: Resampling,
+    strategy: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Add the resampled tables into ``x``, a batch (B, N, C) or packed (T, C), and tell autograd how to go back.
+
+    The groups name samples, of which ``counts`` gives the tokens in the grid and behind; ``dtype`` is that of the sums.
+    """
+    if not groups:
+        return
+    _keep_heap()
+    sources, lead = tables, -3 if len(tables) == 1 else -2
+    tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
+    training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
+    if training:
+        cache.forget(*sources)
+    if training and strategy == "interpolate_cached":
+        return _add_differentiable(x, tables, groups, counts, how)
+    make = _RESAMPLE[strategy, len(tables)] if training else partial(_finished, strategy, sources)
+
+    def add() -> None:
+        tokens = Tokens.of(x.detach(), counts)
+        for group, cells in make(tables, groups, how, x.dtype, dtype):
+            tokens.add(group, cells.to(x.dtype))
+
+    if training:
+        AddInPlace.apply(x, add, partial(_gradients, [t.shape for t in tables], groups, counts, how, dtype), *tables)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        AddInPlace.apply(x, add, None)
+    else:
+        add()
+
+
+# The strategies, each for one learned table and for the two of a factorized one:
+# (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
+_RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
+    ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
+    ("matmul", 2): lambda tables, *rest: exact.resample_lines(tables, *rest, line_sum),
+    ("interpolate_cached", 1): lambda *arguments: interpolate.resample(*arguments[:4]),
+    ("interpolate_cached", 2): lambda *arguments: interpolate.resample(*arguments[:4]),
+}
+
+
+def _finished(
+    strategy: str,
+    sources: tuple[Tensor, ...],
+    tables: tuple[Tensor, ...],
+    groups: list[Group],
+    how: Resampling,
+    token_dtype: torch.dtype,
+    dtype: torch.dtype,
+) -> Cells:
+    """The cells of tables that are not being trained: each grid is resampled once, while the tables stay the same.
+
+    ``sources``: the parameters themselves, of which ``tables`` are views.
+    """
+    make = _RESAMPLE[strategy, len(tables)]
+    # To compare a table costs two reads of each of its cells; to sum for a grid, about eight reads of each grid cell.
+    comparing_pays = strategy != "matmul" or len(tables) == 2
+    if len(tables) == 1:
+        comparing_pays |= tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
+    if not (comparing_pays and cache.unchanged(sources)):
+        return make(tables, groups, how, token_dtype, dtype)
+
+    def build(size: tuple[int, int]) -> Tensor:
+        ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])], how, token_dtype, dtype)
+        return cells.to(token_dtype)
+
+    sizes = [(group.h, group.w) for group in groups]
+    return zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, token_dtype), build))
+
+
+def _gradients(
+    shapes: list[torch.Size],
+    groups: list[Group],
+    counts: list[tuple[int, int]],
+    how: Resampling,
+    dtype: torch.dtype,
+    g: Tensor,
+) -> Iterable[Tensor]:
+    """The gradients of one learned table, or of the two of a factorized one, from that of the tokens."""
+    if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
+        tokens = Tokens.of(g, counts)
+        if len(shapes) == 1:
+            return [products.table_gradient(tokens, shapes[0], groups, how)]
+        return products.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how)
+    with torch.no_grad():
+        tokens = Tokens.of(g.detach(), counts)
+        if len(shapes) == 1:
+            return [exact.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
+        return exact.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how, dtype, line_sum)
+
+
+def _add_differentiable(
+    x: Tensor, tables: tuple[Tensor, ...], groups: list[Group], counts: list[tuple[int, int]], how: Resampling
+) -> None:
+    """Add the cells of the interpolate_cached strategy; PyTorch itself goes on from their gradients to the tables."""
+    cells = [cells for _, cells in interpolate.resample(tables, groups, how, x.dtype)]
+
+    def add() -> None:
+        tokens = Tokens.of(x.detach(), counts)
+        for group, embedding in zip(groups, cells):
+            tokens.add(group, embedding.detach().to(x.dtype))
+
+    def gradients(g: Tensor) -> Iterable[Tensor]:
+        if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
+            return [sum_plainly(Tokens.of(g, counts), group) for group in groups]
+        tokens = Tokens.of(g.detach(), counts)
+        return [tokens.sum(group, torch.promote_types(torch.float32, g.dtype)) for group in groups]
+
+    AddInPlace.apply(x, add, gradients, *cells)
+
+
+@lru_cache(maxsize=1)
+def _keep_heap() -> None:
+    """Make glibc reuse temporaries of a few MB: to free one block of 31 MiB raises its thresholds to that size.
+
+    By default glibc returns them to the kernel at once, and the next call faults them in again page by page, which took
+    longer than the sums (27 ms instead of 11, 64 samples of a 32 x 32 table). No memory is touched here.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")

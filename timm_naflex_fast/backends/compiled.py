@@ -1,8 +1,10 @@
-"""The matmul strategy as ``torch.library`` operators, opaque to compiled graphs, each with its gradient's.
+"""The matmul strategy as ``torch.library`` operators: one graph under ``torch.compile``, and the gradient's operator.
 
-``add_learned`` holds the eager form, many times faster than the plain operations that a graph could look into. It reads
-the grids on the host, so CUDA graphs must leave it out. ``add_learned_triton`` holds the Triton kernels and may stand
-in CUDA graphs. ``torch.export`` gets the plain operations.
+A graph cannot look into the coordinates, and the form that it could look into is many times slower. So the graph holds
+an operator, inside which the eager form runs. There are two pairs of operators:
+
+- ``add_learned`` reads the grids on the host, so CUDA graphs must leave it out;
+- ``add_learned_triton`` launches Triton's kernels and may be part of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -14,45 +16,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling import exact as matmul
-from ..resampling.grids import check_coord, group_grids
 from ..resampling.matrices import Resampling
-from . import triton as matmul_triton
+from . import choose, triton
+
+Settings = tuple[str, bool, bool, bool, str]
+"""The fields of ``Resampling``, as an operator's arguments."""
 
 
 class Operators(NamedTuple):
-    """``add(x, table, patch_coord, *how)`` returns the sum, ``grad(g, table, patch_coord, *how)`` that of the table."""
+    """``add(x, table, patch_coord, *settings)`` returns the sum, ``grad(g, ...)`` the table's gradient."""
 
     add: Any
     grad: Any
 
-    def add_learned(self, x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-        """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
-        In a graph the copy is none: what is written last simply takes the name ``x``.
-        """
-        settings = (how.mode, how.antialias, how.align_corners, how.ar_preserving)
-        x.copy_(self.add(x, table.reshape(table.shape[-3:]), patch_coord, *settings))
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    add = (on_triton if triton.serves(x, table, how) else eager).add
+    settings = (how.mode, how.antialias, how.align_corners, how.ar_preserving, how.sampler)
+    x.copy_(add(x, table.reshape(table.shape[-3:]), patch_coord, *settings))  # the compiler removes this copy
 
 
-def _operator(name: str, captures: bool) -> Any:
-    """``torch.library.custom_op``; unless it ``captures``, kept out of CUDA graphs where PyTorch has a tag for that."""
+def _operator(name: str, in_cuda_graphs: bool) -> Any:
+    """``torch.library.custom_op``, kept out of CUDA graphs if asked and if PyTorch has a tag for that."""
     tagged = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters
-    if tagged and not captures:
+    if tagged and not in_cuda_graphs:
         return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
     return torch.library.custom_op(name, mutates_args=())
 
 
-def _operators(
-    add_name: str,
-    grad_name: str,
+def _register(
+    suffix: str,
     add: Callable[[Tensor, Tensor, Tensor, Resampling], None],
     grad: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
-    captures: bool,
+    in_cuda_graphs: bool,
 ) -> Operators:
-    """Register a form's two operators, from ``add`` (in place) and ``grad`` (of the table)."""
+    """Register two operators, from ``add`` (in place) and ``grad`` (of the table)."""
 
-    @_operator(f"timm_naflex_fast::{add_name}", captures)
+    @_operator(f"timm_naflex_fast::add_learned{suffix}", in_cuda_graphs)
     def add_operator(
         x: Tensor,
         table: Tensor,
@@ -61,12 +62,14 @@ def _operators(
         antialias: bool,
         align_corners: bool,
         ar_preserving: bool,
+        sampler: str,
     ) -> Tensor:
+        choose.calls["pos_embed", "matmul" if sampler == "interpolate" else "grid_sample"] += 1
         out = x.clone(memory_format=torch.contiguous_format)
-        add(out, table.detach(), patch_coord, Resampling(mode, antialias, align_corners, ar_preserving))
+        add(out, table.detach(), patch_coord, Resampling(mode, antialias, align_corners, ar_preserving, sampler))
         return out
 
-    @_operator(f"timm_naflex_fast::{grad_name}", captures)
+    @_operator(f"timm_naflex_fast::learned_grad{suffix}", in_cuda_graphs)
     def grad_operator(
         g: Tensor,
         table: Tensor,
@@ -75,52 +78,45 @@ def _operators(
         antialias: bool,
         align_corners: bool,
         ar_preserving: bool,
+        sampler: str,
     ) -> Tensor:
-        return grad(g, table.detach(), patch_coord, Resampling(mode, antialias, align_corners, ar_preserving))
+        how = Resampling(mode, antialias, align_corners, ar_preserving, sampler)
+        return grad(g, table.detach(), patch_coord, how)
 
     @add_operator.register_fake
-    def _(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> Tensor:
-        check_coord(patch_coord, x)
+    def _(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @grad_operator.register_fake
-    def _(g: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> Tensor:
+    def _(g: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
         return torch.empty_like(table, memory_format=torch.contiguous_format)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, table, patch_coord, *ctx.how = inputs
+        _, table, patch_coord, *ctx.settings = inputs
         ctx.save_for_backward(table, patch_coord)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         table, patch_coord = ctx.saved_tensors
-        grad_table = grad_operator(g, table, patch_coord, *ctx.how) if ctx.needs_input_grad[1] else None
-        return g, grad_table, None, None, None, None, None
+        grad_table = grad_operator(g, table, patch_coord, *ctx.settings) if ctx.needs_input_grad[1] else None
+        return g, grad_table, *[None] * 6
 
     add_operator.register_autograd(backward, setup_context=setup)
     return Operators(add_operator, grad_operator)
 
 
 def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    matmul.add_learned(x, table, group_grids(patch_coord, x), how)
+    choose.add_eagerly(x, (table,), patch_coord, how, "matmul")
 
 
 def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    """The table's values are not looked at."""
+    """The gradient of the table, whose values are not looked at."""
     leaf, out = table.requires_grad_(), torch.zeros_like(g)
     with torch.enable_grad():
         _eager_add(out, leaf, patch_coord, how)
         if not out.requires_grad:  # an empty batch
-            return torch.zeros_like(table)
-        return torch.autograd.grad(out, leaf, g)[0]
+            return torch.zeros_like(table, memory_format=torch.contiguous_format)
+        return torch.autograd.grad(out, leaf, g)[0].contiguous()
 
 
-def _triton_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    if g.numel() == 0:
-        return torch.zeros_like(table, memory_format=torch.contiguous_format)
-    patch_coord = patch_coord.to(g.device)
-    plan = matmul_triton.make_plan(patch_coord, table.shape, how, norms=True)
-    return matmul_triton.table_grad(g, table.shape, patch_coord, plan, how).to(table.dtype)
-
-
-eager = _operators("add_learned", "learned_grad", _eager_add, _eager_grad, captures=False)
-triton = _operators("add_learned_triton", "learned_grad_triton", matmul_triton.add_learned, _triton_grad, captures=True)
+eager = _register("", _eager_add, _eager_grad, in_cuda_graphs=False)
+on_triton = _register("_triton", triton.add_learned, triton.operator_gradient, in_cuda_graphs=True)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..resampling import grid_sample
 from ..resampling.matrices import Resampling
 from .closed_form import axis_weights, tap_weights
 
@@ -58,6 +59,9 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     if x.shape[1] == 0:
         return
     table = table.reshape(table.shape[-3:])
+    if how.sampler != "interpolate":  # padding tokens get an embedding too
+        x.add_(grid_sample.sample(table, patch_coord.to(x.device), how).to(x.dtype))
+        return
     grids = read_grids(patch_coord)
     if few_taps(table, how):
         cells = _by_taps(table, grids, how)
@@ -70,24 +74,26 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     add_in_grid(x, cells.to(x.dtype), grids)
 
 
-def add_factorized(
-    x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, ar_preserving: bool = False
-) -> None:
+def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, how: Resampling) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
     if x.shape[1] == 0:
         return
     grids = read_grids(patch_coord)
-    rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if ar_preserving else (grids.h, grids.w)
-    y = _line(table_y, grids.y, rows, x.dtype)
-    add_in_grid(x, y + _line(table_x, grids.x, cols, x.dtype), grids)
+    rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if how.ar_preserving else (grids.h, grids.w)
+    cells = _line(table_y, grids.y, rows, x.dtype) + _line(table_x, grids.x, cols, x.dtype)
+    if how.sampler == "interpolate":
+        add_in_grid(x, cells, grids)
+    else:  # padding tokens get an embedding too
+        x.add_(cells)
 
 
 def read_grids(patch_coord: Tensor) -> Grids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
     coord = patch_coord.detach().to(torch.int64)
     h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
-    order = torch.arange(coord.shape[1], device=coord.device)
-    return Grids(h, w, coord[..., 0], coord[..., 1], order < h * w)
+    in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w
+    y, x = (coord * in_grid[..., None]).unbind(-1)  # what is padding is not looked at: (0, 0)
+    return Grids(h, w, y, x, in_grid)
 
 
 def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:

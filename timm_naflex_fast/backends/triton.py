@@ -41,8 +41,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling import exact as matmul
-from ..resampling.grids import group_grids
 from ..resampling.matrices import Resampling
 from ..resampling.precision import once_differentiable
 
@@ -60,9 +58,9 @@ class Plan(NamedTuple):
     norms: Tensor
 
 
-def serves(x: Tensor, table: Tensor) -> bool:
+def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device):
+    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler != "interpolate":
         return False
     if x.dtype not in DTYPES or table.dtype not in DTYPES or max(table.shape[-3:-1]) > LONGEST:
         return False
@@ -273,4 +271,15 @@ def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampli
 
 
 def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    matmul.add_learned(x, table, group_grids(patch_coord, x), how)
+    from .choose import add_eagerly
+
+    add_eagerly(x, (table,), patch_coord, how, "matmul")
+
+
+def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """The gradient of the table, whose values are not looked at, in its dtype."""
+    if g.numel() == 0:
+        return torch.zeros_like(table, memory_format=torch.contiguous_format)
+    patch_coord = patch_coord.to(g.device)
+    plan = make_plan(patch_coord, table.shape, how, norms=True)
+    return table_grad(g, table.shape, patch_coord, plan, how).to(table.dtype)

@@ -8,11 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from ..patching.install import status
-from ..resampling.bags import steps
-from ..resampling.cache import cache
-from ..resampling.frozen import kernels
-from ..resampling.matrices import resize_matrix
-from ..resampling.patch_kernels import axis_inverse, factors
+from ..resampling import cache
 
 PACKAGES = ("torch", "torchvision", "timm", "triton")
 
@@ -23,15 +19,7 @@ def about() -> str:
 
     lines = [f"{'timm_naflex_fast':<17} {__version__}", *(f"{name:<17} {_version(name)}" for name in PACKAGES)]
     lines += [f"{'python':<17} {platform.python_version()}, {platform.platform()}", f"{'CUDA':<17} {_cuda()}", ""]
-    for name, kept in (("finished tables", cache), ("patch kernels", kernels)):
-        lines.append(f"{name:<17} {len(kept)} kept, {kept.nbytes / 2**20:.1f} of {kept.max_bytes / 2**20:.0f} MiB")
-    for name, cached in (
-        ("resize matrices", resize_matrix),
-        ("sums of rows", steps),
-        ("pseudo-inverses", axis_inverse),
-        ("kernel factors", factors),
-    ):
-        lines.append(f"{name:<17} {cached.cache_info().currsize} of {cached.cache_info().maxsize} kept")
+    lines.append(f"{'caches':<17} {cache.report()}")
     return "\n".join([str(status()), "", *lines])
 
 

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..resampling.bags import steps
-from ..resampling.cache import cache, held_over_fork
-from ..resampling.frozen import kernels
+from ..resampling.cache import clear_all, hold_over_fork
 from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
 from .compatible import check_arguments, check_reads, installed_timm
 from .modes import STOCK, Flags, parse_flags
@@ -29,7 +27,7 @@ from .timm_kernels import OPTIONAL, PATCH_EMBED, RENAMED, resample_patch_embed
 MODULE = "timm.layers.patch_embed"
 
 _lock = threading.RLock()
-held_over_fork(_lock)  # after the caches' locks: those are taken while this one is held
+hold_over_fork(_lock)  # after the caches' locks: those are taken while this one is held
 _installed: dict[tuple[Any, str], Callable[..., Any]] = {}  # what of ours is set on which class or module of timm's
 
 
@@ -206,9 +204,7 @@ def disable(model: nn.Module | None = None) -> None:
     with _lock:
         if model is None:
             forget_all()
-            cache.clear()
-            kernels.clear()
-            steps.cache_clear()
+            clear_all()
         else:
             modules = _targets(model)
             choose(modules, [None if global_flags().is_stock else STOCK] * len(modules))

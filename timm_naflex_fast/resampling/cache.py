@@ -1,144 +1,221 @@
-"""Finished tables, kept while the tables they were made from hold the same bits."""
+"""What is kept between calls: plans, matrices, finished tables. One memory bound for all of it, oldest use out first.
+
+``kept`` wraps a function whose result depends on its arguments alone. ``finished`` keeps tables that were made from a
+library's parameters, for as long as the parameters hold the same bits.
+
+The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``, or what :func:`set_limit` was given.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from contextlib import ExitStack
+from functools import wraps
+from itertools import count
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+Result = TypeVar("Result")
+
+_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB", 512)) * 2**20
+_lock = threading.RLock()
+_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to what is kept, oldest use first
+_nbytes = 0
+_generations = count()
 
 
-@dataclass
-class _Entry:
-    """Finished tables of one set of source tables, and the sources' contents when they were made."""
-
-    contents: tuple[Tensor, ...]
-    watch: tuple[weakref.ref[Tensor], ...] = ()
-    tables: set[Hashable] = field(default_factory=set)
+def hold_over_fork(lock: Any) -> None:
+    """Hold ``lock`` around ``fork()``; otherwise another thread's lock stays locked in the child for ever."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
-class TableCache:
-    """Finished tables, least recently used out first, at most ``max_bytes`` with the copies of their sources.
+hold_over_fork(_lock)
 
-    A source's contents are compared bit by bit on each use: its version counter and address do not move when
-    somebody writes to ``.data``.
+
+def kept(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments. Do not write to them."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(function)
+        def call(*args: Hashable) -> Result:
+            key = (kind, *args)
+            found = _look_up(key)
+            if found is None:
+                with plainly():
+                    found = (function(*args),)  # a tuple, so that None can be kept
+                _keep(key, found)
+            return found[0]
+
+        return call
+
+    return decorate
+
+
+def finished(
+    sources: tuple[Tensor, ...],
+    sizes: list[tuple[int, int]],
+    how: Hashable,
+    build: Callable[[tuple[int, int]], Tensor],
+) -> Iterator[Tensor]:
+    """The table for each size in turn: a kept one, or ``build(size)`` where ``sources`` hold other bits than before.
+
+    The contents of the sources are compared bit by bit on each call. Their version counters and addresses do not
+    change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it.
     """
-
-    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
-        self.max_bytes = max_bytes
-        self._lock = threading.RLock()
-        self._entries: dict[tuple[int, ...], _Entry] = {}
-        self._tables: OrderedDict[tuple[tuple[int, ...], Hashable], Tensor] = OrderedDict()
-        self._met: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[weakref.ref[Tensor], ...]]] = {}
-        self.nbytes = 0  # of finished tables and the copies of their sources
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._tables.clear()
-            self._met.clear()
-            self.nbytes = 0
-
-    def settled(self, sources: tuple[Tensor, ...]) -> bool:
-        """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
-
-        Worth asking before ``fetch``: finished tables that never serve twice would only cost memory.
-        """
-        key = tuple(id(source) for source in sources)
-        versions = tuple(0 if source.is_inference() else source._version for source in sources)
-        with self._lock:
-            met = self._met.get(key)
-            if met is None:
-                self._met[key] = versions, tuple(weakref.ref(s, partial(self._forget, key)) for s in sources)
-            elif met[0] != versions:
-                self._met[key] = versions, met[1]
-                self._drop(key)
-        return met is not None and met[0] == versions
-
-    def forget(self, sources: tuple[Tensor, ...]) -> None:
-        """Drop what is kept of these sources, which are about to change."""
-        if self._met or self._entries:
-            key = tuple(id(source) for source in sources)
-            with self._lock:
-                self._met.pop(key, None)
-                self._drop(key)
-
-    def fetch(
-        self,
-        sources: tuple[Tensor, ...],
-        sizes: list[tuple[int, int]],
-        kind: Hashable,
-        build: Callable[[tuple[int, int]], Tensor],
-    ) -> Iterator[Tensor]:
-        """The finished table of each size in turn, built by ``build(size)`` where none of these contents is kept."""
-        key = tuple(id(source) for source in sources)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None or not all(map(_same_bits, entry.contents, sources)):
-                self._drop(key)
-                entry = self._add(key, sources)
-        for size in sizes:
-            name = (size, kind)
-            with self._lock:
-                table = self._tables.get((key, name)) if self._entries.get(key) is entry else None
-                if table is None:
-                    # Outside inference mode: what is kept here must serve a training step later.
-                    with torch.inference_mode(False), torch.no_grad():
-                        table = build(size).contiguous()
-                    if self._entries.get(key) is entry:  # else another thread met other contents meanwhile
-                        self._tables[key, name] = table
-                        entry.tables.add(name)
-                        self.nbytes += table.nbytes
-                        self._shrink()
-                else:
-                    self._tables.move_to_end((key, name))
-            yield table
-
-    def _add(self, key: tuple[int, ...], sources: tuple[Tensor, ...]) -> _Entry:
-        with torch.inference_mode(False), torch.no_grad():
-            entry = self._entries[key] = _Entry(tuple(source.detach().clone() for source in sources))
-        entry.watch = tuple(weakref.ref(source, partial(self._forget, key)) for source in sources)
-        self.nbytes += sum(t.nbytes for t in entry.contents)
-        return entry
-
-    def _forget(self, key: tuple[int, ...], _: object) -> None:
-        with self._lock:
-            self._met.pop(key, None)
-            self._drop(key)
-
-    def _drop(self, key: tuple[int, ...]) -> None:
-        with self._lock:
-            entry = self._entries.pop(key, None)
-            if entry is not None:
-                self.nbytes -= sum(t.nbytes for t in entry.contents)
-                for name in entry.tables:
-                    self.nbytes -= self._tables.pop((key, name)).nbytes
-
-    def _shrink(self) -> None:
-        while self.nbytes > self.max_bytes and self._tables:
-            (key, name), table = self._tables.popitem(last=False)
-            self.nbytes -= table.nbytes
-            entry = self._entries[key]
-            entry.tables.discard(name)
-            if not entry.tables:
-                self._drop(key)
+    with _lock:
+        source = _look_up(_source_key(sources))
+        if source is None or not all(map(_same_bits, source.contents, sources)):
+            _drop(_source_key(sources))
+            source = _Source(sources)
+            _keep(_source_key(sources), source)
+    for size in sizes:
+        key = ("finished tables", source.generation, size, how)
+        table = _look_up(key)
+        if table is None:
+            with plainly():
+                table = build(size).contiguous()
+            source.finished.add(key)
+            _keep(key, table)
+        _look_up(_source_key(sources))  # used as recently as its table
+        yield table
 
 
-def _same_bits(kept: Tensor, now: Tensor) -> bool:
-    if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
+def unchanged(sources: tuple[Tensor, ...]) -> bool:
+    """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
+
+    Ask it before :func:`finished`: a finished table that nobody uses again would only cost memory.
+    """
+    key = ("versions", *map(id, sources))
+    versions = tuple(0 if source.is_inference() else source._version for source in sources)
+    before = _look_up(key)
+    if before != versions:
+        _keep(key, versions)
+        if before is not None:
+            _drop(_source_key(sources))
+    return before == versions
+
+
+def forget(*sources: Tensor) -> None:
+    """Drop what is kept of these sources: they are about to change."""
+    _drop(("versions", *map(id, sources)))
+    _drop(_source_key(sources))
+
+
+def clear_all() -> None:
+    """Drop everything."""
+    global _nbytes
+    with _lock:
+        _entries.clear()
+        _nbytes = 0
+
+
+def set_limit(nbytes: int) -> None:
+    """Keep at most so many bytes, all kinds together."""
+    global _limit
+    with _lock:
+        _limit = nbytes
+        _shrink()
+
+
+def usage() -> tuple[dict[str, int], int, int]:
+    """How many entries of each kind are kept, the bytes of all together, and the bound in bytes."""
+    with _lock:
+        counts: dict[str, int] = {}
+        for kind, *_ in _entries:
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts, _nbytes, _limit
+
+
+def report() -> str:
+    """One line: what is kept at present, and the bound."""
+    counts, nbytes, limit = usage()
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()) if kind not in ("versions", "sources"))
+    return f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB kept" + (f": {kinds}" if kinds else "")
+
+
+def plainly() -> ExitStack:
+    """Build what is kept in this context: no inference mode, gradient, autocast, default device or dispatch mode.
+
+    A kept inference tensor could not be used in training later, and a fake one, of a tracer, never.
+    """
+    stack = ExitStack()
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.device("cpu"))  # not the caller's default device
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+class _Source:
+    """The contents of some parameters, and the finished tables that were made from them."""
+
+    def __init__(self, sources: tuple[Tensor, ...]) -> None:
+        with plainly():
+            self.contents = tuple(source.detach().clone() for source in sources)
+        self.generation = next(_generations)
+        self.finished: set[tuple[Any, ...]] = set()
+
+
+def _source_key(sources: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    return ("sources", *map(id, sources))
+
+
+def _look_up(key: tuple[Any, ...]) -> Any:
+    with _lock:
+        value = _entries.get(key)
+        if value is not None:
+            _entries.move_to_end(key)
+        return value
+
+
+def _keep(key: tuple[Any, ...], value: Any) -> None:
+    global _nbytes
+    with _lock:
+        _drop(key)
+        _entries[key] = value
+        _nbytes += _bytes_of(value)
+        _shrink()
+
+
+def _drop(key: tuple[Any, ...]) -> None:
+    global _nbytes
+    with _lock:
+        value = _entries.pop(key, None)
+        _nbytes -= _bytes_of(value)
+        if isinstance(value, _Source):
+            for table in value.finished:
+                _drop(table)
+
+
+def _shrink() -> None:
+    while _nbytes > _limit and _entries:
+        _drop(next(iter(_entries)))
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes + 256
+    if isinstance(value, _Source):
+        return _bytes_of(value.contents)
+    if isinstance(value, tuple):
+        return 128 + sum(map(_bytes_of, value))
+    return 64 if value is not None else 0
+
+
+def _same_bits(kept_: Tensor, now: Tensor) -> bool:
+    if kept_.shape != now.shape or kept_.dtype != now.dtype or kept_.device != now.device:
         return False
-    return torch.equal(*_as_integers(kept, now.detach()))
+    return torch.equal(*_as_integers(kept_, now.detach()))
 
 
 def _as_integers(*tensors: Tensor) -> list[Tensor]:
@@ -148,13 +225,3 @@ def _as_integers(*tensors: Tensor) -> list[Tensor]:
         return [t.view(-1).view(torch.int64) for t in tensors]
     as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     return [t.view(as_int) for t in tensors]
-
-
-def held_over_fork(lock: Any) -> None:
-    """Let no thread but the forking one hold ``lock`` while the process forks: its child could never take it."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
-
-cache = TableCache()
-held_over_fork(cache._lock)

@@ -1,273 +1,244 @@
-"""Exact separable resampling: ``x[b] += A_h . P . A_w^T``, and its adjoint.
+"""The matmul strategy: ``embedding(h, w) = A_h . P . A_w^T`` and its adjoint, as sums of few rows.
 
-Only the non-zeros of the matrices are read, as weighted sums of rows (bags.py). Forward: the table is summed along y
-once per distinct height, then along x once per grid, or along both at once. Backward: the gradient of ``x`` passes
-through untouched; that of the table, ``sum_b A_h^T . g_b . A_w``, first sums the samples that share a grid, then the
-grids that share a height. Work is linear in tokens and nothing the size of ``x`` is made.
+A resize matrix is a narrow band: a cell of the grid reads 2 to about 8 cells of the table on each axis, and the rest of
+the matrix is zero. So no product of matrices runs here. Each product is a *sparse sum*: every row of the result adds up
+the few source rows that it reads, each times its weight. ``torch.embedding_bag`` does that in float32; neither
+autocast nor TF32 can round it.
+
+Forward, for each distinct height h and each grid (h, w) of that height::
+
+    strip = A_h . P           (h, W0, C)      once for each height
+    cells = strip . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
+
+Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
+
+    cells = sum of g over the samples of a grid
+    strip = sum of (cells . A_w) over the grids of a height
+    grad  = sum of (A_h^T . strip) over the heights
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import scattered
-from .bags import AtOnce, AxisByAxis, steps
-from .cache import cache
-from .grids import Group, add_cells, grid_tokens
-from .matrices import Resampling, resize_matrix
-from .precision import no_autocast, once_differentiable, product_dtype
+from .grids import Group
+from .matrices import Resampling, axis_matrix, taps
+from .tokens import Tokens
 
 
-def add_learned(
-    x: Tensor, table: Tensor, groups: list[Group], how: Resampling, *, dtype: torch.dtype = torch.float32
-) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid in ``dtype``, into ``x`` (B, N, C) in place.
+class SparseSum(NamedTuple):
+    """Row k of the result is the sum of ``source[reads[i]] * weights[i]`` for i from ``offsets[k]`` to the next offset.
 
-    A table that is not being trained is resampled once per grid while it stays the same.
+    ``rows``: where few rows of the result are not zero, only these are computed, and this names them.
     """
-    groups = scattered.add_learned(x, table, groups, how)
-    if not groups:
-        return
-    if torch.is_grad_enabled() and table.requires_grad:
-        cache.forget((table,))
-        _AddLearned.apply(x, table, groups, how, dtype)
-    elif torch.is_grad_enabled() and x.requires_grad:
-        _AddFrozen.apply(x, table, groups, how, dtype)
-    else:
-        _add_frozen(x, table, groups, how, dtype)
+
+    reads: Tensor
+    offsets: Tensor
+    weights: Tensor
+    rows: Tensor | None = None
+
+    def __call__(self, source: Tensor) -> Tensor:
+        """The sums (rows, C) of a source (R, C)."""
+        weights = self.weights.to(source.dtype)
+        return torch.embedding_bag(source, self.reads, self.offsets, False, 0, False, weights)[0]
+
+    def to(self, device: torch.device | None) -> SparseSum:
+        """The same sum on another device."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return SparseSum(self.reads.to(device), self.offsets.to(device), self.weights.to(device), rows)
 
 
-def add_factorized(
-    x: Tensor,
-    table_y: Tensor,
-    table_x: Tensor,
-    groups: list[Group],
-    ar_preserving: bool = False,
-    *,
+Plan = tuple[SparseSum, ...]
+"""The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
+
+
+def resize_plan(
+    h: int,
+    w: int,
+    table_size: tuple[int, int],
+    how: Resampling,
+    adjoint: bool = False,
     dtype: torch.dtype = torch.float32,
-) -> None:
-    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
-    groups = scattered.add_factorized(x, table_y, table_x, groups, ar_preserving)
-    if groups:
-        _AddFactorized.apply(x, table_y, table_x, groups, Resampling(ar_preserving=ar_preserving), dtype)
+    device: torch.device | None = None,
+) -> Plan:
+    """The plan for a table (H0, W0) and a grid (h, w); for ``adjoint`` that of the transposed map, grid to table."""
+    h0, w0 = table_size
+    if how.sampler == "interpolate" and (h, w) == (h0, w0):
+        return ()  # timm adds the table itself
+    a_h, a_w = axis_matrix(0, h, w, h0, how, dtype), axis_matrix(1, h, w, w0, how, dtype)
+    together = both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), (h, w), w0)
+    # (index, weights) of each axis; "every" leaves the other axis alone: row i reads row i.
+    y, x = (taps(a.t() if adjoint else a) for a in (a_h, a_w))
+    every_row = torch.arange(h)[:, None], torch.ones(h, 1, dtype=dtype)
+    every_column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    if together:
+        plan: Plan = (_few_rows(_sparse_sum(y, x, w if adjoint else w0)),)
+    else:
+        along_y = _sparse_sum(y, every_column, 1)  # its rows are whole lines, so there is one column
+        along_x = _sparse_sum(every_row, x, w if adjoint else w0)
+        plan = (along_x, along_y) if adjoint else (along_y, along_x)
+    return tuple(sums.to(device) for sums in plan)
 
 
-def resample(table: Tensor, size: tuple[int, int], how: Resampling, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The table (H0, W0, C) resampled to (h, w, C), differentiable in the table."""
-    h, w = size
-    cells = torch.zeros(1, h * w, table.shape[-1], dtype=dtype, device=table.device)
-    add_learned(cells, table, [Group(h, w, [0], h * w)], how, dtype=dtype)
-    return cells.view(h, w, -1)
+def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: int) -> bool:
+    """Whether to sum over both axes in one step instead of one axis after the other.
 
-
-class _AddLearned(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
-        _add_resampled(x, table, groups, how, dtype)
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, table, ctx.groups, ctx.how, ctx.dtype = inputs
-        ctx.table_shape, ctx.table_dtype = table.shape, table.dtype
-        ctx.mark_dirty(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        grad_table = None
-        if ctx.needs_input_grad[1]:
-            with torch.no_grad():
-                grad_table = _learned_grad(g, ctx.table_shape[-3:], ctx.groups, ctx.how, ctx.dtype)
-            grad_table = once_differentiable(grad_table.view(ctx.table_shape).to(ctx.table_dtype), g)
-        return g, grad_table, None, None, None
-
-
-class _AddFrozen(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> Tensor:
-        _add_frozen(x, table, groups, how, dtype)
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_dirty(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0], None, None, None, None
-
-
-class _AddFactorized(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        x: Tensor, table_y: Tensor, table_x: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
-    ) -> Tensor:
-        with no_autocast(x.device):
-            sides: dict[tuple[str, int], Tensor] = {}
-            tokens = grid_tokens(x, groups)
-            for group in groups:
-                rows, cols = how.lengths(group.h, group.w)
-                for key, table in ((("y", rows), table_y), (("x", cols), table_x)):
-                    if key not in sides:
-                        sides[key] = _resample_line(table.reshape(table.shape[-2:]), key[1], dtype).to(x.dtype)
-                pe = sides["y", rows][: group.h, None] + sides["x", cols][None, : group.w]
-                add_cells(tokens, group, pe.flatten(0, 1))
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, table_y, table_x, ctx.groups, ctx.how, ctx.dtype = inputs
-        ctx.tables = [(table.shape, table.dtype) for table in (table_y, table_x)]
-        ctx.mark_dirty(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        if not any(ctx.needs_input_grad[1:3]):
-            return g, None, None, None, None, None
-        with torch.no_grad(), no_autocast(g.device):
-            lengths = (ctx.tables[0][0][-2], ctx.tables[1][0][-2])
-            lines = _factorized_grad(g, lengths, ctx.groups, ctx.how, ctx.dtype)
-        grad_y, grad_x = (once_differentiable(line.view(s).to(d), g) for line, (s, d) in zip(lines, ctx.tables))
-        return g, grad_y, grad_x, None, None, None
-
-
-@lru_cache(maxsize=1)
-def _keep_heap() -> None:
-    """Make glibc reuse temporaries of a few MB: freeing one block of 31 MiB raises its thresholds to that size.
-
-    By default it returns them to the kernel at once, and the next call faults them in again page by page, which took
-    longer than the sums (27 ms instead of 11, 64 samples of a 32 x 32 table). No memory is touched here.
+    ``reads_y`` and ``reads_x`` count the non-zeros of A_h and A_w. Together, each cell reads the product of its taps.
+    One after the other, the strip of h*W0 cells is written and read in between. Writing a cell costs as much as reading
+    four, and one more call as much as reading 400 (measured on 2 CPU cores, C=768). So bilinear tables are summed
+    together and bicubic ones mostly are not. Never together with more than 16 taps: one long float32 sum rounds more
+    than timm's two short ones.
     """
-    torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
+    h, w = grid
+    if reads_y * reads_x > 16 * h * w:
+        return False
+    return reads_y * reads_x <= reads_y * w0 + h * reads_x + 4 * h * w0 + 400
 
 
-def _add_resampled(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> None:
-    _keep_heap()
-    tokens = grid_tokens(x, groups)
-    for group, cells in _resample_groups(table, groups, how, dtype):
-        add_cells(tokens, group, cells.to(x.dtype))
-
-
-def _add_frozen(x: Tensor, table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype) -> None:
-    # To compare a table costs two reads of each cell; to resample one, about eight of each grid cell.
-    worth_comparing = table.shape[-3] * table.shape[-2] <= 4 * sum(group.h * group.w for group in groups)
-    if not (worth_comparing and cache.settled((table,))):
-        return _add_resampled(x, table, groups, how, dtype)
-
-    def build(size: tuple[int, int]) -> Tensor:
-        ((_, cells),) = _resample_groups(table, [Group(*size, [], size[0] * size[1])], how, dtype)
-        return cells.to(x.dtype)
-
-    tokens, sizes = grid_tokens(x, groups), [(group.h, group.w) for group in groups]
-    for group, cells in zip(groups, cache.fetch((table,), sizes, ("matmul", how, dtype, x.dtype), build)):
-        add_cells(tokens, group, cells)
-
-
-def _resample_groups(
-    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
+def resample(
+    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype, plan: Callable[..., Plan] = resize_plan
 ) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with its resampled table, flat: (h*w, C), in ``dtype``; as it is where timm adds it as it is."""
-    rows, cols, channels = table.shape[-3:]
-    own = table.detach().reshape(rows * cols, channels)
-    lines = own.to(dtype).view(rows, cols * channels)
-    for h, same_height in _by_height(groups, how):
-        strip = None  # the table contracted with A_h, (h*W0, C), shared by the grids of this height
+    """Each group of samples with its cells: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
+
+    If the sizes match, the cells are the table itself, not converted.
+    """
+    size, channels = (table.shape[0], table.shape[1]), table.shape[2]
+    own = table.detach().reshape(-1, channels).contiguous()
+    cells = own.to(dtype)
+    rows = cells.view(size[0], -1)  # a row of the table is one long row (W0*C) for the sum along y
+    for same_height in _by_height(groups, how):
+        strip = None
         for group in same_height:
-            way = steps(h, group.w, (rows, cols), how, False, dtype, table.device)
-            if way is None:
+            sums = plan(group.h, group.w, size, how, False, dtype, table.device)
+            if not sums:
                 yield group, own
-            elif isinstance(way, AtOnce):
-                yield group, way.cells.of(lines.view(-1, channels))
+            elif len(sums) == 1:
+                yield group, sums[0](cells)
             else:
-                if strip is None:
-                    strip = way.y.of(lines).view(-1, channels)
-                yield group, way.x.of(strip)
+                strip = sums[0](rows).view(-1, channels) if strip is None else strip
+                yield group, sums[1](strip)
 
 
-def _learned_grad(
-    g: Tensor, table_shape: torch.Size, groups: list[Group], how: Resampling, dtype: torch.dtype
+def table_gradient(
+    tokens: Tokens,
+    table_shape: torch.Size,
+    groups: list[Group],
+    how: Resampling,
+    dtype: torch.dtype,
+    plan: Callable[..., Plan] = resize_plan,
 ) -> Tensor:
-    rows, cols, channels = table_shape
-    work = torch.promote_types(dtype, g.dtype)  # a float64 gradient of a table added as it is stays float64
-    grad = torch.zeros(rows, cols * channels, dtype=work, device=g.device)
-    flat, tokens = grad.view(-1, channels), grid_tokens(g, groups)
-    for h, same_height in _by_height([group for group in groups if group.samples], how):
-        strip = last = None
+    """The adjoint of :func:`resample` and the add: the gradient (H0, W0, C) of the table from that of the tokens."""
+    h0, w0, channels = table_shape
+    dtype, device = torch.promote_types(dtype, tokens.in_grid[0].dtype), tokens.in_grid[0].device
+    grad = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
+    for same_height in _by_height(groups, how):
+        strip, along_y = None, None
         for group in same_height:
-            cells = _sum_cells(tokens, group, work)
-            way = steps(h, group.w, (rows, cols), how, True, dtype, g.device)
-            if way is None:
-                flat += cells
-            elif isinstance(way, AxisByAxis):
-                part, last = way.x.of(cells), way.y
+            cells = tokens.sum(group, dtype)
+            sums = plan(group.h, group.w, (h0, w0), how, True, dtype, device)
+            if len(sums) == 2:
+                part, along_y = sums[0](cells), sums[1]
                 strip = part if strip is None else strip.add_(part)
-            elif way.touched is None:
-                flat += way.cells.of(cells)
+            elif not sums:
+                grad += cells
+            elif sums[0].rows is None:
+                grad += sums[0](cells)
             else:
-                flat.index_add_(0, way.touched, way.cells.of(cells))
-        if strip is not None and last is not None:
-            grad += last.of(strip.view(h, cols * channels))
+                grad.index_add_(0, sums[0].rows, sums[0](cells))
+        if strip is not None and along_y is not None:
+            grad += along_y(strip.view(-1, w0 * channels)).view(-1, channels)
     return grad.view(table_shape)
 
 
-def _resample_line(table: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """The 1-D table (N0, C) resized to (n, C) in ``dtype``; as it is when n == N0."""
-    if n == table.shape[0]:
-        return table
-    wide = product_dtype(dtype)
-    matrix = resize_matrix(n, table.shape[0], "linear", False, False, dtype, table.device)
-    return (matrix.to(wide) @ table.to(dtype).to(wide)).to(dtype)
+def line_sum(
+    axis: int,
+    h: int,
+    w: int,
+    n0: int,
+    how: Resampling,
+    adjoint: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> SparseSum | None:
+    """The sparse sum that resizes a 1-D table of N0 cells along an axis of the grid (h, w); None where sizes match."""
+    if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:
+        return None
+    matrix = axis_matrix(axis, h, w, n0, how, dtype)
+    column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    return _sparse_sum(taps(matrix.t() if adjoint else matrix), column, 1).to(device)
 
 
-def _factorized_grad(
-    g: Tensor, lengths: tuple[int, int], groups: list[Group], how: Resampling, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the two tables: sums over a grid's other axis, gathered per resized length, then A^T."""
-    channels, work = g.shape[-1], torch.promote_types(dtype, g.dtype)
-    sides: dict[tuple[int, int], Tensor] = {}
-    tokens = grid_tokens(g, groups)
-    for group in (group for group in groups if group.samples):
-        cells = _sum_cells(tokens, group, work).view(group.h, group.w, channels)
-        for axis, (n, side) in enumerate(zip(how.lengths(group.h, group.w), (cells.sum(1), cells.sum(0)))):
-            total = sides.setdefault((axis, n), torch.zeros(n, channels, dtype=work, device=g.device))
-            total[: len(side)] += side
-    wide = product_dtype(work)
-    grads = tuple(torch.zeros(n0, channels, dtype=wide, device=g.device) for n0 in lengths)
-    for (axis, n), total in sides.items():
-        if n == lengths[axis]:
-            grads[axis].add_(total)
-        else:
-            matrix = resize_matrix(n, lengths[axis], "linear", False, False, dtype, g.device)
-            grads[axis].add_(matrix.to(wide).t() @ total.to(wide))
-    return grads[0], grads[1]
+def resample_lines(
+    tables: tuple[Tensor, Tensor],
+    groups: list[Group],
+    how: Resampling,
+    token_dtype: torch.dtype,
+    dtype: torch.dtype = torch.float32,
+    plan: Callable[..., SparseSum | None] = line_sum,
+) -> Iterator[tuple[Group, Tensor]]:
+    """Each group with its cells of a factorized table: ``y + x`` of two 1-D tables, resized, cast to the tokens' dtype.
+
+    timm casts both before it adds them, and so do we.
+    """
+    for group in groups:
+        lines = []
+        for axis, table in enumerate(tables):
+            sums = plan(axis, group.h, group.w, len(table), how, False, dtype, table.device)
+            line = table.detach() if sums is None else sums(table.detach().to(dtype).contiguous())
+            lines.append(line[: (group.h, group.w)[axis]].to(token_dtype))
+        yield group, (lines[0][:, None] + lines[1][None]).flatten(0, 1)
 
 
-def _by_height(groups: list[Group], how: Resampling) -> Iterator[tuple[int, list[Group]]]:
-    """The groups that share a resized height and its crop h, together."""
+def line_gradients(
+    tokens: Tokens,
+    lengths: tuple[int, int],
+    groups: list[Group],
+    how: Resampling,
+    dtype: torch.dtype = torch.float32,
+    plan: Callable[..., SparseSum | None] = line_sum,
+) -> tuple[Tensor, ...]:
+    """The adjoint of :func:`resample_lines` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
+    first = tokens.in_grid[0]
+    dtype = torch.promote_types(dtype, first.dtype)
+    grads = tuple(torch.zeros(n0, first.shape[-1], dtype=dtype, device=first.device) for n0 in lengths)
+    for group in groups:
+        cells = tokens.sum(group, dtype).view(group.h, group.w, -1)
+        for axis, grad in enumerate(grads):
+            line = cells.sum(1 - axis)  # a row of y is read by all columns, and the other way round
+            sums = plan(axis, group.h, group.w, len(grad), how, True, dtype, first.device)
+            if sums is None:
+                grad[: len(line)] += line
+            else:
+                grad += sums(line)
+    return grads
+
+
+def _by_height(groups: list[Group], how: Resampling) -> list[list[Group]]:
+    """The groups whose grids have the same A_h: the same height, resized to the same length."""
     heights: dict[tuple[int, int], list[Group]] = {}
     for group in groups:
         heights.setdefault((how.lengths(group.h, group.w)[0], group.h), []).append(group)
-    for (_, h), same_height in heights.items():
-        yield h, same_height
+    return list(heights.values())
 
 
-def _sum_cells(tokens: Sequence[Tensor], group: Group, dtype: torch.dtype) -> Tensor:
-    """The gradient (h*w, C) of a group's resampled table: that of its samples' ``tokens`` summed, in ``dtype``."""
-    first, *rest = (tokens[sample] for sample in group.samples)
-    total = torch.add(first.to(dtype), rest[0]) if rest else first.to(dtype)
-    for other in rest[1:]:
-        total += other
-    if group.cells is None and group.tokens == group.h * group.w:
-        return total.contiguous()
-    cells = total.new_zeros(group.h * group.w, total.shape[-1])
-    if group.cells is None:
-        cells[: group.tokens] = total
-        return cells
-    return cells.index_add_(0, group.cells, total)
+def _sparse_sum(y: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], source_width: int) -> SparseSum:
+    """One sum for each pair of rows, of ``y`` and of ``x``: the products of their taps, on row-major cells."""
+    index = (y[0][:, None, :, None] * source_width + x[0][None, :, None, :]).flatten(2).flatten(0, 1)
+    weights = (y[1][:, None, :, None] * x[1][None, :, None, :]).flatten(2).flatten(0, 1)
+    read = weights != 0
+    counts = read.sum(1)
+    offsets = counts.cumsum(0) - counts
+    return SparseSum(index[read].to(torch.int32), offsets.to(torch.int32), weights[read])
+
+
+def _few_rows(sums: SparseSum) -> SparseSum:
+    """Without the empty sums, if they are more than half: a small grid reads few cells of a large table."""
+    ends = torch.cat((sums.offsets[1:], sums.offsets.new_tensor([len(sums.reads)])))
+    rows = (ends > sums.offsets).nonzero()[:, 0]
+    if 2 * len(rows) > len(sums.offsets):
+        return sums
+    return SparseSum(sums.reads, sums.offsets[rows], sums.weights, rows)

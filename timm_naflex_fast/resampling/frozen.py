@@ -7,11 +7,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from .cache import TableCache, held_over_fork
+from .cache import finished
 from .patch_kernels import is_traced
-
-kernels = TableCache(max_bytes=128 * 2**20)
-held_over_fork(kernels._lock)
 
 
 def is_frozen(weight: Tensor) -> bool:
@@ -29,7 +26,7 @@ def frozen_kernel(
 
     The bits themselves are compared, at one read of the weight and its copy: version counter and address miss writes
     through ``.data``, NumPy or another process, and a checksum would miss some of all kinds. ``how`` names whatever
-    else the result depends on. Least recently used kernels are dropped beyond 128 MiB, and all of a weight's with it.
+    else the result depends on.
     """
-    (kernel,) = kernels.fetch((weight,), [size], how, lambda size: resample(weight, size))
+    (kernel,) = finished((weight,), [size], ("patch kernel", how), lambda size: resample(weight, size))
     return kernel

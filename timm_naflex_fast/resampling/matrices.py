@@ -1,35 +1,38 @@
-"""One-dimensional resize matrices and taps, read off ``torch.nn.functional.interpolate`` itself.
+"""One-dimensional resize matrices, read off PyTorch's own resampling.
 
-Resampling a table is linear and separable, ``pe(h, w) = A_h . P . A_w^T``. Resizing an identity basis returns the
-columns of ``A_n``, and so PyTorch's own weights in PyTorch's own rounding: the cubic kernel of Keys (1981, "Cubic
-convolution interpolation for digital image processing") with coefficient -0.5 when antialiased (taps outside the
-table dropped, the rest renormalised) and -0.75 otherwise (taps clamped to the border), or the triangle.
+Resampling a table P (H0, W0, C) to a grid (h, w) is linear and separable::
+
+    embedding(h, w) = A_h . P . A_w^T        A_n: the (n, N0) matrix that resizes one axis from N0 cells to n
+
+To resize a unit vector is to read a column of ``A_n``. So we resize all of them, an identity matrix, and get PyTorch's
+own weights with PyTorch's own rounding. The weights are a triangle, or the cubic kernel of Keys (1981, "Cubic
+convolution interpolation for digital image processing") with coefficient -0.5 where antialiased (taps outside the
+table are dropped, the rest renormalised) and -0.75 elsewhere (taps outside are moved to the border).
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 SEPARABLE_MODES = ("bilinear", "bicubic")
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How timm resamples a learned (H0, W0, C) table, by its own attribute names without ``pos_embed_``.
+    """How a library resamples its position table.
 
     Args:
-        mode: ``"bilinear"`` or ``"bicubic"``.
+        mode: ``"bilinear"`` or ``"bicubic"`` for a table (H0, W0, C), ``"linear"`` for a pair of 1-D tables.
         antialias: widen the filter when the table is made smaller.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
-        sampler: ``"interpolate"``, or ``"grid_sample"`` or ``"affine_grid"`` for the positions of timm's flag.
+        sampler: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without antialiasing, at the
+            positions of timm's flag: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of older timm.
+        within: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
     """
 
     mode: str = "bicubic"
@@ -37,39 +40,31 @@ class Resampling:
     align_corners: bool = False
     ar_preserving: bool = False
     sampler: str = "interpolate"
+    within: tuple[int, int] = (0, 0)
 
     def lengths(self, h: int, w: int) -> tuple[int, int]:
-        """The size the table is resized to for an (h, w) grid, before the crop."""
+        """The size to which the table is resized for a grid (h, w), before the crop."""
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
 
-def check_size(size: tuple[int, int]) -> None:
-    """Raise ValueError unless ``size`` is (h, w), two integers of at least 1."""
-    if isinstance(size, int) or len(size) != 2 or any(isinstance(n, (float, str)) for n in size) or min(size) < 1:
-        got = size if isinstance(size, (int, str)) else tuple(size)
-        raise ValueError(f"size must be (h, w), both integers of at least 1; got {got!r}")
+def reference(table: Tensor, size: tuple[int, int], how: Resampling) -> Tensor:
+    """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product. The tests compare with it."""
+    import einx
+
+    matrices = (axis_matrix(axis, *size, table.shape[axis], how, table.dtype) for axis in (0, 1))
+    return einx.dot("h h0, w w0, h0 w0 c -> h w c", *matrices, table)
 
 
-def check_mode(mode: str) -> None:
-    """Raise ValueError for a table mode that is not separable."""
-    if mode not in SEPARABLE_MODES:
-        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, SEPARABLE_MODES))}")
+def axis_matrix(axis: int, h: int, w: int, n0: int, how: Resampling, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
+    n = how.lengths(h, w)[axis]
+    if how.sampler == "interpolate":
+        matrix = resize_matrix(n, n0, how.mode, how.antialias, how.align_corners, dtype)
+    else:
+        matrix = sample_matrix(n, n0, how, how.within[axis]).to(dtype)
+    return matrix[: (h, w)[axis]]  # with ar_preserving the first rows; otherwise all
 
 
-def constants(device: torch.device | str) -> ExitStack:
-    """The context in which tensors to be kept are made: ordinary ones, whatever the caller runs under.
-
-    An inference tensor kept could not be used in training later, and a fake one (of a tracer) never.
-    """
-    stack = ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    stack.enter_context(torch.autocast(torch.device(device).type, enabled=False))
-    return stack
-
-
-@lru_cache(maxsize=2048)
 def resize_matrix(
     n: int,
     n0: int,
@@ -79,42 +74,50 @@ def resize_matrix(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
+    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal``.
 
-    ``mode="linear"`` is ``F.interpolate``'s 1-D mode (never antialiased). Cached; treat the result as read-only.
+    ``mode="linear"`` is the 1-D mode of ``F.interpolate``, which has no antialiasing.
     """
-    with constants(device):
-        return traceable_resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
-
-
-def traceable_resize_matrix(
-    n: int, n0: int, mode: str, antialias: bool, align_corners: bool, dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
-    """As :func:`resize_matrix`, by PyTorch's operations alone, for tracers that cannot look into a cache."""
     basis = torch.eye(n0, dtype=dtype, device=device)
     if mode == "linear":
         return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
-    check_mode(mode)
-    # Width 4, not 1: an (N, 1, H, 1) tensor passes for channels-last and F.interpolate(antialias=True) then
-    # returns wrong numbers (seen in torch 2.15).
-    basis = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
-    resized = F.interpolate(basis, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
+    # Each unit vector becomes an image of 4 equal columns, and one column is kept. Not an image of 1 column: PyTorch
+    # takes an (N, 1, H, 1) tensor for a channels-last one and then returns wrong numbers (torch 2.4 to 2.15).
+    images = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
+    resized = F.interpolate(images, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
     return resized[:, 0, :, 0].t().contiguous()
 
 
-def axis_matrices(
-    h: int, w: int, table_size: tuple[int, int], how: Resampling, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """``(A_h, A_w)`` of shapes (h, H0) and (w, W0), or None where timm adds the table as it is."""
-    if (h, w) == tuple(table_size):
-        return None
-    rows, cols = how.lengths(h, w)
-    rest = (how.mode, how.antialias, how.align_corners, dtype, device)
-    return resize_matrix(rows, table_size[0], *rest)[:h], resize_matrix(cols, table_size[1], *rest)[:w]
+def sample_matrix(n: int, n0: int, how: Resampling, within: int = 0) -> Tensor:
+    """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
+    # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
+    y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within, how)
+    image = torch.eye(n0, device="cpu").view(1, n0, n0, 1)
+    where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
+    mode = "bilinear" if how.mode == "linear" else how.mode
+    sampled = F.grid_sample(image, where, mode=mode, padding_mode="border", align_corners=how.align_corners)
+    return sampled[0, :, :, 0].t().contiguous()
+
+
+def cell_positions(n: int, align_corners: bool) -> Tensor:
+    """Where the n cells of an axis lie in [-1, 1], in the order of timm's float32 operations."""
+    cell = torch.arange(n, dtype=torch.float32, device="cpu")
+    return 2.0 * cell / max(n - 1, 1) - 1.0 if align_corners else (2.0 * cell + 1.0) / n - 1.0
+
+
+def affine_positions(n: int, within: int, how: Resampling) -> Tensor:
+    """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
+    zoom = torch.tensor(within, device="cpu") / torch.tensor(n, device="cpu")
+    theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], device="cpu")
+    theta[0, 1, 1], theta[0, 1, 2] = zoom, zoom - 1
+    return F.affine_grid(theta, [1, 1, within, 2], align_corners=how.align_corners)[0, :n, 0, 1]
 
 
 def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The band of ``matrix`` (n, n0): indices and weights, both (n, K), K the widest row's count of non-zeros."""
+    """The non-zeros of each row of ``matrix`` (n, n0): columns and weights, both (n, K), K those of the fullest row.
+
+    A row with fewer has its other entries filled up with zeros of the matrix.
+    """
     nonzero = matrix != 0
     count = max(int(nonzero.sum(1).max()), 1)
     index = nonzero.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values

@@ -18,13 +18,14 @@ of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .matrices import check_mode, check_size, constants, traceable_resize_matrix
+from .cache import kept
+from .grids import check_mode, check_size
+from .matrices import resize_matrix
 from .precision import no_autocast, product_dtype
 
 Size = tuple[int, int]
@@ -42,11 +43,10 @@ def pseudo_inverse(matrix: Tensor) -> Tensor:
     return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
 
 
-@lru_cache(maxsize=1024)
+@kept("pseudo-inverses")
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool) -> Tensor:
     """pinv(A_n) (n0, n), float64 on the CPU, of the matrix that resizes a line of n0 to n."""
-    with constants("cpu"):
-        return pseudo_inverse(traceable_resize_matrix(n, n0, mode, antialias, False, torch.float64, "cpu"))
+    return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, "cpu"))
 
 
 class Factors(NamedTuple):
@@ -71,7 +71,7 @@ class Factors(NamedTuple):
         return Factors(*(None if factor is None else factor.to(dtype) for factor in self))
 
 
-@lru_cache(maxsize=256)
+@kept("kernel factors")
 def factors(
     old: Size, new: Size, mode: str, antialias: bool, inner: int, even: bool, dtype: torch.dtype, device: torch.device
 ) -> Factors:
@@ -79,16 +79,15 @@ def factors(
 
     ``even``: the rows to be multiplied are even in number, so that narrow ones may be taken in pairs.
     """
-    with constants(device):
-        left, right = (None if n == n0 else axis_inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
-        if left is not None:
-            left = left.t().to(device, dtype).contiguous()
-        if right is not None:
-            right = _with_inner(right, inner)
-            if even and min(right.shape) <= NARROW:
-                right = torch.kron(torch.eye(2, dtype=right.dtype, device="cpu"), right)
-            right = right.to(device, dtype).contiguous()
-        return Factors(left, right, *(None if side is None else side.t().contiguous() for side in (left, right)))
+    left, right = (None if n == n0 else axis_inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
+    if left is not None:
+        left = left.t().to(device, dtype).contiguous()
+    if right is not None:
+        right = _with_inner(right, inner)
+        if even and min(right.shape) <= NARROW:
+            right = torch.kron(torch.eye(2, dtype=right.dtype, device="cpu"), right)
+        right = right.to(device, dtype).contiguous()
+    return Factors(left, right, *(None if side is None else side.t().contiguous() for side in (left, right)))
 
 
 def traceable_factors(
@@ -99,9 +98,7 @@ def traceable_factors(
     (Constants by ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
     """
     left, right = (
-        None
-        if n == n0
-        else pseudo_inverse(traceable_resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
+        None if n == n0 else pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
         for n, n0 in zip(new, old)
     )
     return Factors(

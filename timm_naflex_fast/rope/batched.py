@@ -5,13 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..resampling.grids import bad_coordinate, too_many, whole_numbers
+from ..resampling.grids import bad_coordinate, whole_numbers
 from .grids import read_grids
 from .mixed import MixedTables, mixed_closed, mixed_gathered
 from .settings import Rope
 from .tables import closed, gathered
 
 FEW_TOKENS = 1024
+
+
+def too_many(cells: int, tokens: int) -> bool:
+    """Whether to compute all ``cells`` of a grid could take memory beyond all proportion to its ``tokens``."""
+    return cells > max(16 * tokens, 4096)
 
 
 def batched_rope(

@@ -1,0 +1,97 @@
+"""One cache for everything: bounded in bytes, oldest use out first, free of weak references, safe to fork."""
+
+import pytest
+import torch
+from oracles import finished_tables, kept_tensors
+
+from timm_naflex_fast import disable
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embed, resample_pos_embeds, resize_matrix
+from timm_naflex_fast.resampling import cache
+
+
+@pytest.fixture(autouse=True)
+def own_limit():
+    cache.clear_all()
+    before = cache.usage()[2]
+    yield
+    cache.set_limit(before)
+    cache.clear_all()
+
+
+def nbytes():
+    return cache.usage()[1]
+
+
+def test_all_kinds_together_stay_below_the_limit():
+    cache.set_limit(2 * 2**20)
+    table = torch.randn(32, 32, 16)
+    for n in range(1, 40):
+        for _ in range(3):
+            resample_pos_embeds(table, [(n, 41 - n), (2 * n, 3)], mode="bicubic")
+        resize_matrix(100 + n, 77)
+        assert 0 < nbytes() <= 2 * 2**20
+    held = sum(t.nbytes for t in kept_tensors())
+    assert 2**20 < held <= nbytes()  # the count is that of the memory really held
+
+
+def test_the_plans_of_many_large_grids_are_bounded():
+    cache.set_limit(8 * 2**20)
+    for n in range(100, 130):
+        resample_pos_embed(torch.randn(16, 16, 1), (n, 16000 // n))
+    assert nbytes() <= 8 * 2**20
+
+
+def test_oldest_use_out_first():
+    made = []
+    table = torch.zeros(10)
+
+    def build(size):
+        made.append(size)
+        return torch.zeros(1000)
+
+    cache.set_limit(3 * 4400 + 1000)
+    for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
+        list(cache.finished((table,), [size], "kind", build))
+    assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    list(cache.finished((table,), [(1, 1)], "kind", build))  # used since (2, 2), so still here
+    list(cache.finished((table,), [(2, 2)], "kind", build))  # the oldest use, so dropped
+    assert made[4:] == [(2, 2)]
+
+
+def test_what_is_too_large_to_keep_is_returned_all_the_same():
+    cache.set_limit(100)
+    (table,) = cache.finished((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))
+    assert len(table) == 1000 and nbytes() == 0
+
+
+def test_a_table_at_the_same_address_with_other_contents():
+    for value in (1.0, 2.0, 3.0):
+        table = torch.full((6, 5, 4), value)
+        for _ in range(3):
+            out = resample_pos_embeds(table, [(3, 4)], mode="bilinear")
+        assert torch.allclose(out, torch.tensor(value))
+        del table
+
+
+def test_parameters_can_be_swapped_after_a_cached_call():
+    layer = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(6, 5, 4), requires_grad=False)])
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    for _ in range(3):
+        add_pos_embed_(torch.zeros(1, 12, 4), layer[0], coord)
+    assert finished_tables() == 1
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    out = add_pos_embed_(torch.zeros(1, 12, 4), layer[0], coord)
+    torch.testing.assert_close(out[0], resample_pos_embed(layer[0].float(), (3, 4)).flatten(0, 1))
+
+
+def test_disable_frees_everything_and_the_report_says_so():
+    table = torch.randn(6, 5, 4)
+    for _ in range(3):
+        resample_pos_embeds(table, [(3, 4)], mode="bicubic")
+    assert nbytes() > 0 and "1 finished tables" in cache.report() and "of 512 MiB" in cache.report()
+    disable()
+    assert nbytes() == 0 and not kept_tensors()
