@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 from test_exact import BASE
 
-from timm_naflex_fast.backends import exported as matmul_traceable
+from timm_naflex_fast.backends import exported
 from timm_naflex_fast.resampling.matrices import Resampling
 
 
 def ours(case, embeds, x, coord):
     if case.kind == "learned":
-        matmul_traceable.add_learned(x, embeds.pos_embed, coord, Resampling(**case.how))
+        exported.add_learned(x, embeds.pos_embed, coord, Resampling(**case.how))
     else:
-        matmul_traceable.add_factorized(x, *tables(embeds), coord, case.ar_preserving)
+        exported.add_factorized(x, *tables(embeds), coord, Resampling("linear", ar_preserving=case.ar_preserving))
     return x
 
 
@@ -90,7 +90,7 @@ def test_large_table_without_antialias_is_gathered(mode, side, monkeypatch):
     case = Case((side, 128), 3, mode, False, True, True, [(16, 48), (31, 30), (side, 128)][:2], 930, torch.float32, 7)
     embeds, coord = case.embeds(), case.coord()
     want, _, want_gp = run(stock, case, embeds, coord)
-    monkeypatch.setattr(matmul_traceable, "_by_blocks", None)
+    monkeypatch.setattr(exported, "_by_blocks", None)
     got, _, got_gp = run(ours, case, embeds, coord)
     torch.testing.assert_close(got, want, atol=2e-6 * 5, rtol=0)
     assert relative(got_gp[0], want_gp[0]) <= 1e-5

@@ -10,8 +10,7 @@ from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import compiled as operator
-from timm_naflex_fast.backends import exported as matmul_traceable
+from timm_naflex_fast.backends import compiled, exported
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling.matrices import Resampling
 
@@ -80,7 +79,7 @@ def test_the_plain_operations_compile_with_their_backward():
 
     def add(table):
         x = torch.zeros(3, coord.shape[1], 8)
-        matmul_traceable.add_learned(x, table, coord, how)
+        exported.add_learned(x, table, coord, how)
         return x
 
     want, got = add(table), torch.compile(add, fullgraph=True)(table)
@@ -99,16 +98,14 @@ def test_autocast_in_a_graph():
     assert relative(got, want) <= 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_operator_passes_opcheck(kind):
-    if kind == "factorized":
-        pytest.skip("factorized tables need no operator: their plain operations are cheap")
-    how = ("bicubic", True, False, False)
+@pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])
+def test_operator_passes_opcheck(sampler):
+    how = ("bicubic", sampler == "interpolate", False, False, sampler)
     x = torch.randn(2, 12, 4, requires_grad=True)
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])
-    torch.library.opcheck(operator.eager.add, (x, table, coord, *how))
-    torch.library.opcheck(operator.eager.grad, (x.detach(), table.detach(), coord, *how))
+    torch.library.opcheck(compiled.eager.add, (x, table, coord, *how))
+    torch.library.opcheck(compiled.eager.grad, (x.detach(), table.detach(), coord, *how))
 
 
 def test_operator_gradients_and_untouched_padding():
@@ -117,8 +114,8 @@ def test_operator_gradients_and_untouched_padding():
     coord[0] = coord[0].flip(0).roll(12, 0)
     x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
     want, got = x.clone(), x.clone()
-    matmul_traceable.add_learned(want, table, coord, how)
-    operator.eager.add_learned(got, table, coord, how)
+    exported.add_learned(want, table, coord, how)
+    compiled.add_learned(got, table, coord, how)
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert torch.signbit(got[2, 4:]).all()
     grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
