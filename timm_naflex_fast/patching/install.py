@@ -73,10 +73,14 @@ def _owners(home: str, name: str) -> list[Any]:
         own = getattr(module, class_name)
         same = [c for c in nn.Module.__subclasses__() if (c.__module__, c.__qualname__) == (module_name, class_name)]
         return [own, *(c for c in same if c is not own)]
-    top = module_name.partition(".")[0]
-    loaded = [m for key, m in list(sys.modules.items()) if key == top or key.startswith(f"{top}.")]
-    holders = [m for m in loaded if isinstance(m, ModuleType) and _is_of(m.__dict__.get(name), module)]
+    holders = [m for m in _modules(module_name.partition(".")[0]) if _is_of(m.__dict__.get(name), module)]
     return [module, *(m for m in holders if m is not module)]
+
+
+def _modules(package: str) -> list[ModuleType]:
+    """What of a package has been imported."""
+    loaded = [m for key, m in list(sys.modules.items()) if key == package or key.startswith(f"{package}.")]
+    return [m for m in loaded if isinstance(m, ModuleType)]
 
 
 def _is_of(function: Any, module: Any) -> bool:
@@ -121,12 +125,11 @@ def _uninstall_if_unused() -> None:
     ours = {replacement.ours for library in _in_use() for replacement in library.table.values()}
     for library in _in_use():
         for (home, name), replacement in library.table.items():
-            if not home.endswith(":"):
-                continue
-            module = importlib.import_module(home[:-1])
-            for other in list(sys.modules.values()):  # modules that were imported meanwhile have ours
-                if isinstance(other, ModuleType) and other.__dict__.get(name) is replacement.ours:
-                    originals.setdefault((other, name), original(module, name))
+            if home.endswith(":"):  # modules that imported the function meanwhile have ours
+                module = importlib.import_module(home[:-1])
+                holders = [m for m in _modules(library.name) if m.__dict__.get(name) is replacement.ours]
+                for holder in holders:
+                    originals.setdefault((holder, name), original(module, name))
     for (owner, name), theirs in list(originals.items()):
         function = owner.__dict__.get(name)
         if function in ours:
