@@ -1,5 +1,7 @@
 """The contract with timm: what is refused, in words, and that nothing is patched then."""
 
+import importlib
+
 import pytest
 import timm
 from oracles import is_pristine
@@ -9,8 +11,16 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import compatible as contract
+from timm_naflex_fast.patching.timm import LIBRARY
 
-KNOWN = contract.installed_timm() == contract.NEWEST_KNOWN_TIMM
+
+def _method(home, name):
+    module, _, cls = home.partition(":")
+    return getattr(importlib.import_module(module), cls or name).__dict__.get(name)
+
+
+PRISTINE_METHODS = {key: _method(*key) for key in LIBRARY.table}
+KNOWN = contract.version_of(LIBRARY) == LIBRARY.newest
 newest = pytest.mark.skipif(not KNOWN, reason="the contract for unknown releases is that of the newest known timm")
 
 
@@ -37,11 +47,12 @@ def test_a_newer_timm_that_is_the_same_is_patched(newer):
 
 
 @newest
-def test_every_replaced_method_has_its_contract(monkeypatch):
-    checked = []
-    monkeypatch.setattr("timm_naflex_fast.patching.install.check_reads", lambda methods: checked.extend(methods))
+def test_every_replaced_method_has_its_contract(newer, monkeypatch):
+    real, checked = contract.reads, set()
+    monkeypatch.setattr(contract, "reads", lambda function: checked.add(function) or real(function))
     enable()
-    assert {f"{cls.__name__}.{name}" for cls, name in checked} == set(contract.READS)
+    methods = {PRISTINE_METHODS[key] for key, ours in LIBRARY.table.items() if not key[0].endswith(":")}
+    assert len(methods) == len(LIBRARY.table) - 1 and methods <= checked
 
 
 @newest

@@ -14,14 +14,13 @@ from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import choice
-from timm_naflex_fast.patching import timm as replacements
-from timm_naflex_fast.patching import timm_kernels as kernel_replacements
+from timm_naflex_fast.patching import library, modes
+from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.modes import STOCK, Flags
 
 
 def own(model):
-    return choice.own_flags(model.embeds)
+    return modes.own_flags(model.embeds)
 
 
 def test_importing_changes_nothing():
@@ -175,14 +174,14 @@ def test_threads_never_see_half_a_patch():
     [
         (
             dict(mode="fast"),
-            "mode='fast' is not a strategy; valid: 'stock', 'interpolate_cached', 'grid_sample', 'matmul'",
+            "'fast' is not valid for mode; valid: 'stock', 'interpolate_cached', 'grid_sample', 'matmul'",
         ),
-        (dict(mode=3), "mode=3 is not"),
-        (dict(mode=None), "mode=None is not"),
-        (dict(pos_embed="nope"), "pos_embed='nope'"),
-        (dict(patch_embed="grid_sample"), "patch_embed='grid_sample' is not a strategy; valid: 'stock', 'matmul'"),
-        (dict(rope="nope"), "rope='nope' is not a strategy; valid: 'stock', 'batched'"),
-        (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
+        (dict(mode=3), "3 is not valid for mode"),
+        (dict(mode=None), "None is not valid for mode"),
+        (dict(pos_embed="nope"), "'nope' is not valid for pos_embed"),
+        (dict(patch_embed="grid_sample"), "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'"),
+        (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
+        (dict(model=nn.Linear(2, 2)), "Linear contains no timm's NaFlexEmbeds"),
         (dict(model="naflexvit"), "must be a torch.nn.Module"),
     ],
 )
@@ -197,7 +196,7 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
 
 
 def test_disable_of_a_model_without_embeds():
-    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
+    with pytest.raises(ValueError, match="contains no timm's NaFlexEmbeds"):
         disable(nn.Linear(2, 2))
 
 
@@ -223,11 +222,15 @@ def test_timm_with_another_signature(monkeypatch):
 
 
 def test_replacements_take_timms_arguments():
-    pairs = [(NaFlexEmbeds, replacements.POS_EMBED), (PatchEmbedInterpolator, kernel_replacements.PATCH_EMBED)]
-    pairs += [(NaFlexVit, replacements.ROPE)] * hasattr(NaFlexVitCfg, "rope_type")
-    for cls, function in ((cls, function) for cls, functions in pairs for function in functions):
-        theirs = inspect.signature(PRISTINE[cls][function.__name__]).parameters
-        assert list(theirs) == list(inspect.signature(function).parameters)
+    classes = {cls.__name__: cls for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
+    checked = 0
+    for (home, name), replacement in patching_timm.LIBRARY.table.items():
+        cls = classes.get(home.partition(":")[2])
+        if cls is not None and name in PRISTINE[cls]:
+            theirs = inspect.signature(PRISTINE[cls][name]).parameters
+            assert list(theirs) == list(inspect.signature(replacement.ours).parameters)
+            checked += 1
+    assert checked >= 9 + hasattr(NaFlexVitCfg, "rope_type")
 
 
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
@@ -251,7 +254,7 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
 
 def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
     model = small_vit(pos_embed_interp_mode="nearest")
-    replacements.warned.clear()
+    library.warned.clear()
     enable()
     for strategy in ("matmul", "grid_sample"):
         enable(strategy)

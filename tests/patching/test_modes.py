@@ -7,11 +7,11 @@ import timm
 from oracles import is_pristine, small_vit, uses
 
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import choice
+from timm_naflex_fast.patching import modes
 
 
 def own(model):
-    return choice.own_flags(model.embeds)
+    return modes.own_flags(model.embeds)
 
 
 def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
@@ -35,7 +35,7 @@ def test_a_pickled_model_needs_nothing_of_ours():
     enable("matmul", model=model)
     assert b"timm_naflex_fast" not in pickle.dumps(model)
     disable()
-    assert choice.ATTRIBUTE not in model.embeds.__dict__
+    assert modes.ATTRIBUTE not in model.embeds.__dict__
 
 
 def test_a_collected_model_leaves_nothing():
@@ -51,11 +51,11 @@ def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
     model = small_vit()
     enable("grid_sample", model=model)
     data = pickle.dumps(model)
-    assert choice.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
+    assert modes.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
     unused = pickle.loads(data)
-    monkeypatch.setattr(choice, "_token", "another process")
-    assert choice.own_flags(pickle.loads(data).embeds) is None
+    monkeypatch.setattr(modes.models, "token", "another process")
+    assert modes.own_flags(pickle.loads(data).embeds) is None
     monkeypatch.undo()
     disable()
     enable("matmul")
-    assert choice.own_flags(unused.embeds) is None
+    assert modes.own_flags(unused.embeds) is None

@@ -1,4 +1,4 @@
-"""What timm's replaced methods must be: their arguments, and, in a timm newer than any known, what they read.
+"""Whether an installed library is one that we know: its version, the arguments of its methods, and what they read.
 
 A method that reads another attribute of its module than it used to has gained or lost a setting, and a method that
 nobody calls any more has been superseded. Replacing either would change results without a word, so it is refused.
@@ -7,111 +7,86 @@ nobody calls any more has been superseded. Replacing either would change results
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-OLDEST_TIMM = (1, 0, 16)
-NEWEST_KNOWN_TIMM = (1, 0, 31)
+from .library import Library, Replacement
 
-Methods = Mapping[Any, Mapping[str, Callable[..., Any]]]
-"""Our functions by timm's names, for each class (or module) of timm's."""
-
-_LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
-_FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
-# What timm 1.0.31 reads of ``self`` in each method that is replaced, ...
-READS: dict[str, str] = {
-    "NaFlexEmbeds._apply_learned_naflex_pos_embed": f"{_LEARNED} pos_embed_antialias",
-    "NaFlexEmbeds._apply_learned_naflex_pos_embed_grid_sample": _LEARNED,
-    "NaFlexEmbeds._apply_learned_pos_embed": f"{_LEARNED} pos_embed_antialias",
-    "NaFlexEmbeds._apply_factorized_naflex_pos_embed": _FACTORIZED,
-    "NaFlexEmbeds._apply_factorized_naflex_pos_embed_grid_sample": _FACTORIZED,
-    "NaFlexEmbeds._apply_factorized_pos_embed": _FACTORIZED,
-    "NaFlexVit._generate_rope_naflex": "num_prefix_tokens rope rope_is_mixed",
-    "PatchEmbedInterpolator.resample_linear_weight": "base_patch_size channels_last in_chans resampler",
-    "PatchEmbedInterpolator.resample_conv_weight": "base_patch_size resampler",
-    "PatchEmbedInterpolator.forward": "base_patch_size resample_conv_weight resample_linear_weight",
-    "PatchEmbedInterpolator.prewarm": "resampler",
-    "PatchEmbedResamplerFixedOrigSize.forward": "_get_or_create_pinv_matrix orig_size",
-    "PatchEmbedResamplerFixedOrigSize.prewarm": "_cache_device_anchor _get_or_create_pinv_matrix orig_size",
-}
-_AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
-# ... and in the methods of its rotary modules whose results ``_generate_rope_naflex`` hands on.
-ROPE_READS: dict[str, str] = {
-    "RotaryEmbeddingCat.get_embed": "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed training",
-    "RotaryEmbeddingCat.get_batch_embeds": "_build_embed_cat _use_cached_embed aug_active bands get_embed grid_type "
-    "ref_feat_shape training",
-    "RotaryEmbeddingDinoV3._create_embed": f"{_AUGMENTED} _get_pos_embed_from_coords grid_indexing grid_offset "
-    "normalize_coords",
-    "RotaryEmbeddingDinoV3._get_pos_embed_from_coords": "dim periods rotate_half",
-    "RotaryEmbeddingDinoV3.get_batch_embeds": "get_embed",
-    "RotaryEmbeddingMRope.get_embed": f"{_AUGMENTED} axis grid_indexing inv_freq",
-    "RotaryEmbeddingMixed.get_embed": f"{_AUGMENTED} freqs grid_indexing t_x t_y",
-    "RotaryEmbeddingMixed.get_batch_embeds": "aug_active freqs get_embed grid_indexing training",
-}
+Found = tuple[Any, str, Replacement]
+"""A class (or module) of the library, the name of its method (or function), and our entry for it."""
 
 
-def installed_timm() -> tuple[int, ...]:
-    """The first three numbers of timm's version.
+def version_of(library: Library) -> tuple[int, ...]:
+    """The first three numbers of the installed release's version.
 
     Raises:
-        RuntimeError: older than 1.0.16.
+        RuntimeError: it is older than the oldest that we know.
     """
-    import timm
-
-    found = tuple(int(n) for n in re.findall(r"\d+", timm.__version__)[:3])
-    if found < OLDEST_TIMM:
-        oldest = ".".join(map(str, OLDEST_TIMM))
-        raise RuntimeError(f"timm_naflex_fast needs timm >= {oldest}; installed is {timm.__version__}")
+    installed = importlib.import_module(library.name).__version__
+    found = tuple(int(n) for n in re.findall(r"\d+", installed)[:3])
+    if found < library.oldest:
+        needed = ".".join(map(str, library.oldest))
+        raise RuntimeError(f"timm_naflex_fast needs {library.name} >= {needed}; installed is {installed}")
     return found
 
 
-def check_arguments(methods: Methods, optional: Iterable[str] = ()) -> None:
-    """Raise RuntimeError unless timm has every method, with our arguments: names, order, kinds and defaults.
+def check(library: Library, found: Iterable[Found]) -> None:
+    """Check what we are about to replace.
 
-    Those in ``optional`` may be missing.
+    Raises:
+        RuntimeError: a method is missing or takes other arguments (names, order, kinds, defaults) than ours, or, in a
+            release newer than any that we know, one reads other attributes or is not called any more; names all.
     """
     wrong = []
-    for owner, functions in methods.items():
-        for name, function in functions.items():
-            method = owner.__dict__.get(name)
-            if method is None:
-                wrong += [] if name in optional else [f"{owner.__name__}.{name} is missing"]
-            elif _arguments(method) != _arguments(function):
-                wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-    _refuse(wrong)
+    found = list(found)
+    for owner, name, replacement in found:
+        method = owner.__dict__.get(name)
+        if method is None:
+            wrong += [] if replacement.optional else [f"{owner.__name__}.{name} is missing"]
+        elif _arguments(method) != _arguments(replacement.ours):
+            wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
+    if not wrong and version_of(library) > library.newest:
+        wrong = _changed(library, found)
+    if wrong:
+        refuse(library, "; ".join(wrong))
 
 
-def check_reads(methods: Iterable[tuple[Any, str]]) -> None:
-    """Raise RuntimeError unless timm's (class, method name) pairs read of ``self`` what they are known to.
+def refuse(library: Library, wrong: str) -> None:
+    """Raise the RuntimeError for a release that is not supported."""
+    installed = importlib.import_module(library.name).__version__
+    oldest, newest = (".".join(map(str, version)) for version in (library.oldest, library.newest))
+    raise RuntimeError(
+        f"{library.name} {installed} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
+        f"ones as long as what it replaces is the same): {wrong}. Nothing was changed"
+    )
 
-    Only a timm newer than ``NEWEST_KNOWN_TIMM`` is looked at. The rotary modules are, if ``NaFlexVit`` is among them.
-    """
-    if installed_timm() <= NEWEST_KNOWN_TIMM:
-        return
-    methods = [(owner, name) for owner, name in methods if f"{owner.__name__}.{name}" in READS]
-    wrong = [change for owner, name in methods for change in _changes(owner, name, READS)]
-    for owner, name in methods:
+
+def _changed(library: Library, found: Iterable[Found]) -> list[str]:
+    wrong = []
+    for owner, name, replacement in found:
+        if replacement.reads is None or name not in owner.__dict__:
+            continue
+        wrong += _changes(owner, name, replacement.reads)
         if name.startswith("_") and name not in reads(owner):
             wrong.append(f"{owner.__name__} does not call {name} any more")
-    if any(owner.__name__ == "NaFlexVit" for owner, _ in methods):
-        from timm.layers import pos_embed_sincos
-
-        for key in ROPE_READS:
-            cls, name = key.split(".")
-            if hasattr(pos_embed_sincos, cls):  # another class than these is left to timm's own code
-                wrong += _changes(getattr(pos_embed_sincos, cls), name, ROPE_READS)
-    _refuse(wrong)
+    for (home, name), known in library.reads.items():
+        module, _, cls = home.partition(":")
+        owner = getattr(importlib.import_module(module), cls, None)
+        if owner is not None:  # our table leaves a class that is missing to the library's own code
+            wrong += _changes(owner, name, known)
+    return wrong
 
 
 def reads(function: Any) -> frozenset[str]:
     """The attributes of ``self`` that a function, or any method of a class, reads, by ``getattr`` too.
 
     Raises:
-        OSError: its source is not to be had.
+        OSError: there is no source.
     """
     found = set()
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
@@ -125,12 +100,12 @@ def reads(function: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _changes(owner: Any, name: str, known: dict[str, str]) -> list[str]:
+def _changes(owner: Any, name: str, known: str) -> list[str]:
     key = f"{owner.__name__}.{name}"
     if name not in owner.__dict__:
         return [f"{key} is missing"]
     try:
-        now, before = reads(owner.__dict__[name]), frozenset(known[key].split())
+        now, before = reads(owner.__dict__[name]), frozenset(known.split())
     except OSError:
         return [f"{key} cannot be checked without its source"]
     return [
@@ -143,14 +118,3 @@ def _changes(owner: Any, name: str, known: dict[str, str]) -> list[str]:
 @lru_cache(maxsize=128)
 def _arguments(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
-
-
-def _refuse(wrong: list[str]) -> None:
-    if wrong:
-        import timm
-
-        oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TIMM, NEWEST_KNOWN_TIMM))
-        raise RuntimeError(
-            f"timm {timm.__version__} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
-            f"ones as long as what it replaces is the same): {'; '.join(wrong)}. Nothing was changed"
-        )

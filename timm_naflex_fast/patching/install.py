@@ -1,15 +1,17 @@
-"""The only file that touches timm's classes: what is replaced, and how it is put back.
+"""Puts our functions on a library's classes and takes them off again. No other file sets attributes of a library.
 
-The replacements are put in place before a choice takes effect and removed after it ended, so that a forward pass in
-another thread meets either choice and never a mixture.
+Our functions are in place before a choice takes effect and are removed after it has ended, so that a forward pass in
+another thread meets either choice and never a mixture. Every step may be interrupted (Ctrl-C): what we replace is
+entered in ``originals`` before, so whatever is replaced can be put back.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -17,98 +19,149 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..resampling.cache import clear_all, hold_over_fork
-from .choice import choose, choose_globally, forget_all, global_flags, models_flags, own_flags
-from .compatible import check_arguments, check_reads, installed_timm
-from .modes import STOCK, Flags, parse_flags
-from .timm import POS_EMBED, ROPE, originals
-from .timm_kernels import OPTIONAL, PATCH_EMBED, RENAMED, resample_patch_embed
+from ..backends import choose
+from ..resampling import cache
+from .compatible import Found, check, refuse, version_of
+from .library import Library, original, originals
+from .modes import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
 
-MODULE = "timm.layers.patch_embed"
+__all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
+
+LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with a table ``LIBRARY``
 
 _lock = threading.RLock()
-hold_over_fork(_lock)  # after the caches' locks: those are taken while this one is held
-_installed: dict[tuple[Any, str], Callable[..., Any]] = {}  # what of ours is set on which class or module of timm's
+cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
 
-def _timm_classes() -> dict[type, dict[str, Callable[..., Any]]]:
-    """timm's classes, NaFlexEmbeds first, and our methods by timm's names, after checking that timm's are the same.
-
-    NaFlexVit is left out of a timm whose NaFlexVit has no rotary embeddings yet (1.0.16).
+def _library(name: str) -> Library:
+    """A library's table.
 
     Raises:
-        RuntimeError: timm is too old, or a method is missing or takes other arguments; names what.
+        RuntimeError: the library is not installed, too old, or lacks a class that we know.
     """
-    import timm
+    file = f"{__package__}.{name}"
+    if file not in sys.modules:
+        try:
+            installed = importlib.import_module(name)
+        except ImportError as error:
+            raise RuntimeError(f"{name} cannot be imported: {error}") from error
+        try:
+            importlib.import_module(file)
+        except (ImportError, AttributeError) as error:
+            what = f"{name} {installed.__version__} does not have what timm_naflex_fast replaces: {error}"
+            raise RuntimeError(what) from error
+    library = sys.modules[file].LIBRARY
+    version_of(library)
+    return library
 
-    installed_timm()
+
+def _in_use() -> list[Library]:
+    """The tables of the libraries that were enabled, or looked at, in this process."""
+    files = [sys.modules.get(f"{__package__}.{name}") for name in LIBRARIES]
+    return [file.LIBRARY for file in files if file is not None]
+
+
+def _owners(home: str, name: str) -> list[Any]:
+    """Where a library keeps what "module:Class" or "module:" names: its own first, then others that are in use.
+
+    ``importlib.reload`` leaves the class of before in use, in models and in modules that imported it; a function is
+    also an attribute of the modules that imported it by name.
+    """
+    module_name, _, class_name = home.partition(":")
+    module = importlib.import_module(module_name)
+    if class_name:
+        own = getattr(module, class_name)
+        same = [c for c in nn.Module.__subclasses__() if (c.__module__, c.__qualname__) == (module_name, class_name)]
+        return [own, *(c for c in same if c is not own)]
+    holders = [m for m in _modules(module_name.partition(".")[0]) if _is_of(m.__dict__.get(name), module)]
+    return [module, *(m for m in holders if m is not module)]
+
+
+def _modules(package: str) -> list[ModuleType]:
+    """What of a package has been imported."""
+    loaded = [m for key, m in list(sys.modules.items()) if key == package or key.startswith(f"{package}.")]
+    return [m for m in loaded if isinstance(m, ModuleType)]
+
+
+def _is_of(function: Any, module: Any) -> bool:
+    """Whether a function was defined in a module; after a reload too, which keeps the module's namespace."""
+    return getattr(function, "__globals__", None) is getattr(module, "__dict__", module)
+
+
+def _found(library: Library) -> list[Found]:
+    """Everything in the library that our table replaces, whether or not it is replaced at present.
+
+    Raises:
+        RuntimeError: the library lacks a class or module.
+    """
     try:
-        from timm.layers import patch_embed
-        from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
-
-        classes: dict[type, dict[str, Callable[..., Any]]] = {NaFlexEmbeds: {f.__name__: f for f in POS_EMBED}}
-        classes |= {getattr(patch_embed, name): dict(methods) for name, methods in RENAMED.items()}
-        classes[patch_embed.PatchEmbedInterpolator] |= {f.__name__: f for f in PATCH_EMBED}
-        if hasattr(NaFlexVitCfg, "rope_type"):
-            classes[NaFlexVit] = {f.__name__: f for f in ROPE}
-        check_arguments({**classes, patch_embed: {"resample_patch_embed": resample_patch_embed}}, OPTIONAL)
+        return [
+            (owner, name, replacement)
+            for (home, name), replacement in library.table.items()
+            for owner in _owners(home, name)
+        ]
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"timm {timm.__version__} does not have what timm_naflex_fast replaces: {error}") from error
-    return {cls: {name: f for name, f in methods.items() if name in cls.__dict__} for cls, methods in classes.items()}
+        refuse(library, str(error))
+        raise
 
 
-def _holders(function: Callable[..., Any]) -> list[ModuleType]:
-    """timm's modules whose ``resample_patch_embed`` is ``function``: its own, and those that imported it by name."""
-    modules = [module for name, module in list(sys.modules.items()) if name == "timm" or name.startswith("timm.")]
-    return [m for m in modules if isinstance(m, ModuleType) and m.__dict__.get("resample_patch_embed") is function]
-
-
-def _install() -> None:
-    methods = [(cls, name, f) for cls, functions in _timm_classes().items() for name, f in functions.items()]
-    # What is marked installed without being ours is another plugin's wrapper around ours: it still reaches us.
-    todo: list[tuple[Any, str, Callable[..., Any]]]
-    todo = [(c, n, f) for c, n, f in methods if (c, n) not in _installed or c.__dict__[n] is originals[f.__name__]]
-    check_reads((cls, name) for cls, name, _ in todo)
-    for cls, name, function in todo:
-        originals[function.__name__] = cls.__dict__[name]
-    name, home = "resample_patch_embed", sys.modules[MODULE]
-    if (home, name) not in _installed:
-        originals[name] = home.__dict__[name]
-    todo += [(module, name, resample_patch_embed) for module in _holders(originals[name])]
-    for owner, attribute, function in todo:
-        setattr(owner, attribute, function)
-        _installed[owner, attribute] = function
+def _install(library: Library) -> None:
+    todo = []
+    for owner, name, replacement in _found(library):
+        function, known = owner.__dict__.get(name), originals.get((owner, name))
+        # What is known to be replaced and is not ours is another plugin's wrapper around ours: it still reaches us.
+        if function is not replacement.ours and (known is None or function is known or _is_of(function, owner)):
+            todo.append((owner, name, replacement))
+    check(library, todo)
+    for owner, name, replacement in todo:
+        if name in owner.__dict__:
+            originals[owner, name] = owner.__dict__[name]
+            setattr(owner, name, replacement.ours)
 
 
 def _uninstall_if_unused() -> None:
-    if not all(flags.is_stock for flags in (global_flags(), *models_flags())):
+    if not all(flags.is_stock for flags in (*(library.flags for library in _in_use()), *models_flags())):
         return
-    for module in _holders(resample_patch_embed):  # modules that were imported meanwhile have ours
-        _installed[module, "resample_patch_embed"] = resample_patch_embed
-    for (owner, name), function in list(_installed.items()):
-        if owner.__dict__.get(name) is function:  # else another plugin sits on top of us: leave it alone
-            setattr(owner, name, originals[function.__name__])
-            del _installed[owner, name]
+    ours = {replacement.ours for library in _in_use() for replacement in library.table.values()}
+    for library in _in_use():
+        for (home, name), replacement in library.table.items():
+            if home.endswith(":"):  # modules that imported the function meanwhile have ours
+                module = importlib.import_module(home[:-1])
+                holders = [m for m in _modules(library.name) if m.__dict__.get(name) is replacement.ours]
+                for holder in holders:
+                    originals.setdefault((holder, name), original(module, name))
+    for (owner, name), theirs in list(originals.items()):
+        function = owner.__dict__.get(name)
+        if function in ours:
+            setattr(owner, name, theirs)
+        if function in ours or function is theirs or _is_of(function, owner):
+            del originals[owner, name]  # else another plugin has wrapped ours: its wrapper still calls us
 
 
-def _targets(model: nn.Module) -> list[nn.Module]:
-    """The modules in ``model`` whose methods are replaced.
+def _targets(model: nn.Module, names: Iterable[str] | None) -> tuple[list[nn.Module], list[Library]]:
+    """The modules in ``model`` whose methods are replaced, and their libraries.
 
     Raises:
-        ValueError: not a module, or no NaFlexEmbeds inside.
+        ValueError: not a module, or nothing of any library inside.
     """
-    classes = tuple(_timm_classes())
+    # A library that nobody has imported has made no model.
+    libraries = [_library(name) for name in names or [n for n in LIBRARIES if n in sys.modules] or ["timm"]]
+    roots = " or ".join(f"{library.name}'s {library.root}" for library in libraries)
     if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module that contains {roots}; got {type(model).__name__}")
+    modules, inside = [], []
+    for library in libraries:
+        owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
+        found = [module for module in model.modules() if isinstance(module, owners)]
+        if any(cls.__name__ in library.root.split(", ") for module in found for cls in type(module).__mro__):
+            modules += found
+            inside.append(library)
+    if not inside:
         raise ValueError(
-            f"model must be a torch.nn.Module that contains timm's NaFlexEmbeds; got {type(model).__name__}"
+            f"{type(model).__name__} contains no {roots}; valid is any module that does, "
+            f"such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
         )
-    found = [module for module in model.modules() if isinstance(module, classes)]
-    if not any(isinstance(module, classes[0]) for module in found):
-        raise ValueError(
-            f"{type(model).__name__} contains no timm NaFlexEmbeds; valid is any module that does, "
-            "such as timm.create_model('naflexvit_base_patch16_gap') or a wrapper around one"
-        )
-    return found
+    return modules, inside
 
 
 class Handle:
@@ -117,29 +170,30 @@ class Handle:
     Nested handles are left in the reverse order of their making, as ``with`` does.
     """
 
-    def __init__(self, flags: Flags, previous: Flags, modules: list[nn.Module], previous_own: list[Flags | None]):
+    def __init__(self, flags: Flags, modules: list[nn.Module], libraries: list[Library]) -> None:
         self.flags = flags
-        self._previous = previous
-        self._modules = [weakref.ref(module) for module in modules]
-        self._previous_own = previous_own
+        self._modules = [(weakref.ref(module), own_flags(module)) for module in modules]
+        self._libraries = [] if modules else [(library, library.flags) for library in libraries]
+        self._needs = libraries
+        self._counts = dict(choose.calls), dict(choose.fallbacks)
         self._done = False
 
     def restore(self) -> None:
-        """Put back what was there before; a second call does nothing."""
+        """Put back what was there before, the counts of ``status()`` too; a second call does nothing."""
         with _lock:
             if self._done:
                 return
-            self._done = True
-            if not self._modules:
-                if not self._previous.is_stock:
-                    _install()
-                choose_globally(self._previous)
-            else:
-                alive = [(ref(), own) for ref, own in zip(self._modules, self._previous_own)]
-                if any(own is not None and not own.is_stock for _, own in alive):
-                    _install()
-                choose([m for m, _ in alive if m is not None], [own for m, own in alive if m is not None])
+            alive = [(module, own) for ref, own in self._modules if (module := ref()) is not None]
+            before = [own for _, own in alive if own is not None] + [flags for _, flags in self._libraries]
+            if not all(flags.is_stock for flags in before):
+                for library in self._needs:
+                    _install(library)
+            for library, flags in self._libraries:
+                library.flags = flags
+            choose_for([module for module, _ in alive], [own for _, own in alive])
+            _count_from(*self._counts)
             _uninstall_if_unused()
+            self._done = True  # last: an interrupted restore can be repeated
 
     def __enter__(self) -> Handle:
         return self
@@ -152,62 +206,92 @@ class Handle:
         return f"<timm_naflex_fast {self.flags} for {scope}{', restored' if self._done else ''}>"
 
 
+def _count_from(calls: dict[Any, int], fallbacks: dict[str, int]) -> None:
+    choose.calls.clear()
+    choose.calls.update(calls)
+    choose.fallbacks.clear()
+    choose.fallbacks.update(fallbacks)
+
+
 def enable(
-    mode: str = "matmul",
+    mode: Mode = "matmul",
     *,
     model: nn.Module | None = None,
     pos_embed: str | None = None,
     patch_embed: str | None = None,
     rope: str | None = None,
+    library: str | tuple[str, ...] | None = None,
 ) -> Handle:
-    """Replace timm's resampling, for every NaFlexVit (made before or after) or for one.
+    """Replace a library's resampling, for every model (made before or after) or for one. ``status()`` counts anew.
 
     Args:
-        mode: "matmul" (exact and fast), "interpolate_cached" (bit-identical), "grid_sample" (drifts), or "stock"
-            (timm's own code: exempts a ``model``). "-" works like "_"; "matmul-resample" is "matmul".
-        model: replace in this module only (anything that contains NaFlexEmbeds); beats the global choice.
+        mode: "matmul" (exact and fast), "interpolate_cached" (bit-identical), "grid_sample" (drifts; timm only), or
+            "stock" (the library's own code: exempts a ``model``). "-" works like "_"; "matmul-resample" is "matmul".
+        model: replace in this module only (anything that contains timm's NaFlexEmbeds or transformers'
+            Siglip2VisionEmbeddings); beats the choice for every model.
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
-        patch_embed: overrides ``mode`` for the patch kernels: "matmul" or "stock".
-        rope: overrides ``mode`` for the rotary tables: "batched" or "stock".
+        patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
+        rope: overrides ``mode`` for timm's rotary tables: "batched" or "stock".
+        library: "timm" (default), "transformers", or a tuple of both. With ``model`` it is found out.
 
     Returns:
         A handle; leaving it as a context manager restores what was there before.
 
     Raises:
-        ValueError: an unknown name, or a model without NaFlexEmbeds; nothing is changed.
-        RuntimeError: a timm that is too old or whose methods differ; nothing is changed.
+        ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
+        RuntimeError: a library that is missing, too old, or whose methods differ; nothing is changed.
     """
     if isinstance(mode, nn.Module):
         raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
     flags = parse_flags(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
+    names = None if library is None else _library_names(library)
     with _lock:
-        modules = [] if model is None else _targets(model)
-        handle = Handle(flags, global_flags(), modules, [own_flags(module) for module in modules])
-        if not flags.is_stock:
-            _install()
-        if model is None:
-            choose_globally(flags)
+        modules: list[nn.Module] = []
+        if model is not None:
+            modules, libraries = _targets(model, names)
         else:
-            choose(modules, [flags] * len(modules))
+            libraries = [_library(name) for name in names or ["timm"]]
+        for known in libraries:
+            check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", flags.pos_embed, known.modes)
+        handle = Handle(flags, modules, libraries)
+        if not flags.is_stock:
+            for known in libraries:
+                _install(known)
+        if model is None:
+            for known in libraries:
+                known.flags = flags
+        else:
+            choose_for(modules, [flags] * len(modules))
+        _count_from({}, {})
         _uninstall_if_unused()
     return handle
 
 
-def disable(model: nn.Module | None = None) -> None:
-    """Put timm back exactly as it was, every model's own choice included; or make one ``model`` timm's own again.
+def _library_names(library: str | tuple[str, ...]) -> list[str]:
+    names: Iterable[object] = library if isinstance(library, tuple | list) and library else (library,)
+    return [check_name("library", name, LIBRARIES) for name in names]
 
-    While a global choice holds, disabling a model exempts it until ``disable()``; otherwise it drops the model's own.
+
+def disable(model: nn.Module | None = None) -> None:
+    """Put every library back exactly as it was, and end every model's own choice; or make one ``model`` stock again.
+
+    Kept tables and kernels are freed, and the counts of ``status()`` start anew. While a choice for every model holds,
+    disabling a model exempts it until ``disable()``; otherwise its own choice is dropped.
 
     Raises:
-        ValueError: ``model`` contains no NaFlexEmbeds.
+        ValueError: ``model`` contains nothing that is replaced.
     """
     with _lock:
         if model is None:
-            forget_all()
-            clear_all()
+            for library in _in_use():
+                library.flags = STOCK
+            forget_models()
+            cache.clear_all()
+            _count_from({}, {})
         else:
-            modules = _targets(model)
-            choose(modules, [None if global_flags().is_stock else STOCK] * len(modules))
+            modules, libraries = _targets(model, None)
+            exempt = not all(library.flags.is_stock for library in libraries)
+            choose_for(modules, [STOCK if exempt else None] * len(modules))
         _uninstall_if_unused()
 
 
@@ -215,8 +299,10 @@ def disable(model: nn.Module | None = None) -> None:
 class Status:
     """What is replaced by what. Prints as a table.
 
-    ``flags`` is the global choice, ``models`` each model's own, ``replaced`` maps timm's methods to the strategy
-    that stands in for them globally (empty when timm is as it was).
+    ``flags`` is the choice for every model, ``models`` each model's own, ``replaced`` maps the libraries' methods to
+    what computes them for every model (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts
+    who computed which step, ``fallbacks`` why a library's own code ran although something else was chosen.
+    A graph of ``torch.compile`` counts when it is traced.
     """
 
     flags: Flags
@@ -224,36 +310,48 @@ class Status:
     replaced: dict[str, str]
     timm: str
     torch: str
+    calls: dict[tuple[str, str], int]
+    fallbacks: dict[str, int]
 
     def __str__(self) -> str:
-        rows = [("timm method", "every model"), *self.replaced.items()]
-        if not self.replaced:
-            rows.append(("(all)", "stock"))
-        width = max(len(name) for name, _ in rows)
-        rows.insert(1, ("-" * width, "-" * max(len(strategy) for _, strategy in rows)))
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
-        lines += [f"{name:<{width}}  {strategy}" for name, strategy in rows]
-        lines += [f"a model of its own: {', '.join(f'{k}={v}' for k, v in f.as_dict().items())}" for f in self.models]
+        if not self.replaced:
+            nothing = "nothing is patched in this process (every model is stock); enable() or naflex-fast run does it"
+            return "\n".join([*lines, nothing])
+        lines += _table([("method", "every model"), *self.replaced.items()])
+        lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in f.as_dict().items())}" for f in self.models]
+        ran = [(f"{step}: {who}", str(n)) for (step, who), n in sorted(self.calls.items())]
+        ran = ran or [("(nothing yet)", "0")]
+        lines += ["", *_table([("what ran since enable()", "calls"), *ran])]
+        lines += [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
         return "\n".join(lines)
 
 
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
+    rows = [rows[0], ("-" * left, "-" * right), *rows[1:]]
+    return [f"{name:<{left}}  {value}" for name, value in rows]
+
+
 def status() -> Status:
-    """What is replaced by what at present, with timm's and torch's versions."""
+    """What is replaced by what at present, who has computed what since, with timm's and torch's versions."""
     import timm
 
-    def rows() -> Iterator[tuple[str, str]]:
-        for (owner, name), function in sorted(_installed.items(), key=lambda item: (item[0][0].__name__, item[0][1])):
-            if owner.__dict__.get(name) is not function or (owner.__name__ != MODULE and isinstance(owner, ModuleType)):
-                continue
-            strategy = flags.pos_embed if function in POS_EMBED else flags.patch_embed
-            if function in ROPE:
-                strategy = flags.rope
-            elif strategy in ("matmul", "interpolate_cached") and name.endswith("_grid_sample"):
-                strategy = "stock"
-            elif strategy == "grid_sample" and "naflex" not in name:
-                strategy = "stock"
-            yield f"{owner.__name__}.{name}", strategy
-
     with _lock:
-        flags = global_flags()
-        return Status(flags, tuple(models_flags()), dict(rows()), timm.__version__, torch.__version__)
+        replaced, flags = {}, STOCK
+        for library in _in_use():
+            flags = library.flags if flags.is_stock else flags
+            for (home, name), replacement in sorted(library.table.items()):
+                owner: Any = _owners(home, name)[0]
+                if owner.__dict__.get(name) is replacement.ours:
+                    who = replacement.who.get(getattr(library.flags, replacement.step), "stock")
+                    replaced[f"{owner.__name__}.{name}"] = who
+        return Status(
+            flags,
+            tuple(models_flags()),
+            replaced,
+            timm.__version__,
+            torch.__version__,
+            dict(choose.calls),
+            dict(choose.fallbacks),
+        )

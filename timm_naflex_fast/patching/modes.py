@@ -1,73 +1,176 @@
-"""Strategy flags: their names, aliases, defaults, and the errors for names that do not exist."""
+"""The modes, and whose choice holds: a model's own, else the one for every model. Nothing here knows a library.
+
+A model's choice is an attribute of its modules, so it goes along with ``deepcopy`` and EMA copies; it is no part of
+``state_dict``.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast
+from uuid import uuid4
 
-POS_EMBED = ("stock", "interpolate_cached", "grid_sample", "matmul")
+import torch
+from torch import nn
+
+Mode = Literal[
+    "stock", "interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "grid-sample", "matmul-resample"
+]
+MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
+POS_EMBED = MODES  # until nothing imports the old name
 PATCH_EMBED = ("stock", "matmul")
 ROPE = ("stock", "batched")
-MODES = POS_EMBED
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
+ATTRIBUTE = "_naflex_fast_choice"
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Which strategy stands in for each of timm's resampling steps; ``"stock"`` is timm's own code."""
+    """What computes each resampling step; ``"stock"`` is the library's own code."""
 
-    pos_embed: str = "stock"
+    pos_embed: Mode = "stock"
     patch_embed: str = "stock"
     rope: str = "stock"
 
     @property
     def is_stock(self) -> bool:
-        """Whether every step is timm's own."""
+        """Whether the library's own code computes every step."""
         return self == STOCK
 
     def as_dict(self) -> dict[str, str]:
-        """The strategy of each step, by flag name."""
+        """The flags by name."""
         return asdict(self)
 
 
 STOCK = Flags()
 
 
-def _name(flag: str, value: object, valid: tuple[str, ...]) -> str:
+def check_name(flag: str, value: object, valid: Sequence[str]) -> str:
+    """The name that ``value`` spells; ValueError with the valid ones if there is none."""
     if isinstance(value, str):
         name = value.replace("-", "_")
         name = ALIASES.get(name, name)
         if name in valid:
             return name
-    raise ValueError(f"{flag}={value!r} is not a strategy; valid: {', '.join(map(repr, valid))}")
+    raise ValueError(f"{value!r} is not valid for {flag}; valid: {', '.join(map(repr, valid))}")
 
 
 def parse_flags(
     mode: str = "matmul", *, pos_embed: str | None = None, patch_embed: str | None = None, rope: str | None = None
 ) -> Flags:
-    """Flags for ``mode``, each overridden by its own argument when given.
+    """Flags for ``mode``; an argument that is given overrides its flag.
 
-    ``mode`` names the position-embedding strategy and brings the exact fast form of everything else;
-    ``mode="stock"`` is timm's own code throughout.
+    ``mode`` is the strategy of the position embeddings, with the exact fast form of everything else;
+    ``mode="stock"`` is the library's own code throughout.
 
     Raises:
-        ValueError: a name that is not a strategy, with the valid ones.
+        ValueError: an unknown name, with the valid ones.
     """
-    mode = _name("mode", mode, POS_EMBED)
+    mode = check_name("mode", mode, MODES)
+    stock = mode == "stock"
     return Flags(
-        pos_embed=mode if pos_embed is None else _name("pos_embed", pos_embed, POS_EMBED),
-        patch_embed=("stock" if mode == "stock" else "matmul")
-        if patch_embed is None
-        else _name("patch_embed", patch_embed, PATCH_EMBED),
-        rope=("stock" if mode == "stock" else "batched") if rope is None else _name("rope", rope, ROPE),
+        cast(Mode, check_name("pos_embed", mode if pos_embed is None else pos_embed, MODES)),
+        check_name(
+            "patch_embed", ("stock" if stock else "matmul") if patch_embed is None else patch_embed, PATCH_EMBED
+        ),
+        check_name("rope", ("stock" if stock else "batched") if rope is None else rope, ROPE),
     )
 
 
-def default_mode() -> str:
-    """The mode where a command was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
+def default_mode() -> Mode:
+    """The mode of a command that was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
 
     Raises:
-        ValueError: the variable names no strategy; with the valid ones.
+        ValueError: the variable holds an unknown name; with the valid ones.
     """
-    return _name(MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "matmul", POS_EMBED)
+    return cast(Mode, check_name(MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "matmul", MODES))
+
+
+class ModelChoice:
+    """The flags of one model, shared by its modules; None after the choice has ended.
+
+    It pickles as a plain dict, which a process without this package can read. The dict counts only in the process that
+    wrote it, until ``forget_models``: a choice from a file would otherwise take effect long after, unseen.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        self.flags: Flags | None = flags
+        models.choices.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelChoice | None:
+        return None if self.flags is None else ModelChoice(self.flags)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return dict, ({} if self.flags is None else dict(self.flags.as_dict(), token=models.token),)
+
+
+@dataclass
+class Models:
+    """The models that have a choice of their own."""
+
+    choices: weakref.WeakSet[ModelChoice] = field(default_factory=weakref.WeakSet)
+    modules: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # copies are missing here
+    token: str = field(default_factory=lambda: uuid4().hex)  # marks pickled choices; another one in every process
+
+
+models = Models()
+
+
+def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
+    """The flag of one step that holds for a module: its own, else that of ``everywhere``. May be traced.
+
+    Under ``torch.compile`` it reads through ``hasattr``: the compiler checks before each call whether the answer is
+    still the same. It does not check whether a key is missing in ``__dict__``. Nothing is written while tracing.
+    """
+    own: Any = None
+    if module is not None:
+        if not torch.compiler.is_compiling():
+            flags = own_flags(module)
+            return getattr(everywhere if flags is None else flags, step)
+        if hasattr(module, ATTRIBUTE):
+            own = getattr(module, ATTRIBUTE)
+    if isinstance(own, dict):  # unpickled, and compiled before it ran
+        if own.get("token") == models.token:
+            return own[step]
+    elif own is not None and own.flags is not None:
+        return getattr(own.flags, step)
+    return getattr(everywhere, step)
+
+
+def own_flags(module: nn.Module) -> Flags | None:
+    """A module's own choice, None if it has none. Not for traced code: an unpickled choice is replaced by ours."""
+    choice = module.__dict__.get(ATTRIBUTE)
+    if isinstance(choice, dict):
+        flags = dict(choice)
+        mine = flags.pop("token", None) == models.token
+        choice = module.__dict__[ATTRIBUTE] = ModelChoice(Flags(**flags)) if mine else None
+    return choice.flags if choice is not None else None
+
+
+def choose_for(modules: list[nn.Module], flags: list[Flags | None]) -> None:
+    """Give each module its own choice; None takes it away."""
+    made: dict[Flags, ModelChoice] = {}
+    for module, own in zip(modules, flags):
+        if own is None:
+            module.__dict__.pop(ATTRIBUTE, None)
+        else:
+            models.modules.add(module)  # first: whatever has a choice can be found
+            module.__dict__[ATTRIBUTE] = made[own] = made.get(own) or ModelChoice(own)
+
+
+def forget_models() -> None:
+    """End every model's own choice, those of copies and of pickled models too."""
+    models.token = uuid4().hex
+    modules = list(models.modules)  # once: a weak set may shrink between two looks
+    choose_for(modules, [None] * len(modules))
+    for choice in list(models.choices):  # those of copies, which nobody told us of
+        choice.flags = None
+
+
+def models_flags() -> list[Flags]:
+    """The choices of models at present, one per model (and copy)."""
+    return [choice.flags for choice in list(models.choices) if choice.flags is not None]

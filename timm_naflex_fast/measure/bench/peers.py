@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...patching.install import original
 from ...patching.modes import POS_EMBED
-from ...patching.timm import POS_EMBED as METHODS
-from ...patching.timm import originals
 from .race import BASELINE, FLOOR
 
 Add = Callable[[Tensor], Tensor]
@@ -75,8 +74,7 @@ def _timms_own(name: str) -> Callable[..., Any]:
     """timm's method as it came, whether or not it is replaced at present."""
     from timm.models.naflexvit import NaFlexEmbeds
 
-    method = NaFlexEmbeds.__dict__[name]
-    return originals[name] if method in METHODS else method
+    return original(NaFlexEmbeds, name)
 
 
 def issue_2514(x: Tensor, table: Tensor, coord: Tensor, mode: str) -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...patching.choice import own_flags
 from ...patching.install import enable
+from ...patching.modes import own_flags
 from . import peers
 from .race import FLOOR, Contender, Race
 from .workloads import WORKLOADS, Workload, coordinates

@@ -1,0 +1,96 @@
+"""What a library's file hands over, one table, and the two functions that its replacements call.
+
+``runs`` decides who computes a step: ours, as chosen, or the library's own code. ``original`` finds that code.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..backends import choose
+from .modes import STOCK, Flags, chosen
+
+
+class Replacement(NamedTuple):
+    """One entry of a library's table: what takes the place of a method."""
+
+    step: str  # the flag that it obeys
+    ours: Callable[..., Any]
+    who: Mapping[str, str]  # who computes the step, by that flag; the library's own code under every other flag
+    reads: str | None = None  # what the newest known release reads of ``self`` there; None: not looked at
+    optional: bool = False  # known releases may lack it
+
+
+@dataclass(eq=False)
+class Library:
+    """A library whose methods we replace."""
+
+    name: str
+    oldest: tuple[int, ...]
+    newest: tuple[int, ...]  # of the releases that we know
+    root: str  # the class that every model which we speed up contains
+    example: str  # such a model, in the words of an error
+    modes: tuple[str, ...]
+    table: Mapping[tuple[str, str], Replacement]  # by ("module:Class", method) or ("module:", function)
+    reads: Mapping[tuple[str, str], str] = field(default_factory=dict)  # of methods that we copy but do not replace
+    flags: Flags = STOCK  # the choice for every model that has none of its own
+
+
+originals: dict[tuple[Any, str], Callable[..., Any]] = {}
+"""The libraries' own functions by (class or module, name): entered before ours is set, deleted after it is removed."""
+
+warned: set[str] = set()
+
+
+def original(owner: Any, name: str) -> Callable[..., Any]:
+    """The library's own method of a class (or function of a module), whether or not ours is in its place."""
+    for place in getattr(owner, "__mro__", (owner,)):
+        function = originals.get((place, name))
+        if function is not None:
+            return function
+    return getattr(owner, name)
+
+
+def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tensors: Tensor, unless: str | None) -> str:
+    """Who computes a step on these tensors, by the library's table; "stock" is the library's own code. Counted.
+
+    Args:
+        library: whose table has the entry ``key``.
+        module: whose own choice holds; None: the choice for every model.
+        key: the entry's key.
+        tensors: those that the step computes with.
+        unless: why the library's own code must run, whatever is chosen; None: nothing speaks against ours.
+    """
+    who, reason = decide(library, module, key, *tensors, unless=unless)
+    count(library.name, library.table[key].step, who, reason)
+    return who
+
+
+def decide(
+    library: Library, module: nn.Module | None, key: tuple[str, str], *tensors: Tensor, unless: str | None
+) -> tuple[str, str | None]:
+    """Who computes a step, as :func:`runs` tells, and why not what was chosen; not counted."""
+    replacement = library.table[key]
+    who = replacement.who.get(chosen(module, replacement.step, library.flags), "stock")
+    if who == "stock":
+        return "stock", None
+    reason = unless or choose.unusual(*tensors)
+    return (who, None) if reason is None else ("stock", reason)
+
+
+# The compiler calls this once, when it traces: a graph counts as one call. Traced itself, it would guard on the counts.
+@torch.compiler.assume_constant_result
+def count(library: str, step: str, who: str, reason: str | None = None) -> None:
+    """Count one call for ``status()``, and warn the first time that the library's own code runs for this reason."""
+    choose.calls[step, who] += 1
+    if reason is not None:
+        choose.fallbacks[reason] += 1
+        if reason not in warned:
+            warned.add(reason)
+            warnings.warn(f"timm_naflex_fast: {reason} stays with {library}'s own code", stacklevel=5)
