@@ -10,7 +10,8 @@ from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import compiled, exported
+from timm_naflex_fast.backends import compiled as operators
+from timm_naflex_fast.backends import exported as plain
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling.matrices import Resampling
 
@@ -79,7 +80,7 @@ def test_the_plain_operations_compile_with_their_backward():
 
     def add(table):
         x = torch.zeros(3, coord.shape[1], 8)
-        exported.add_learned(x, table, coord, how)
+        plain.add_learned(x, table, coord, how)
         return x
 
     want, got = add(table), torch.compile(add, fullgraph=True)(table)
@@ -104,8 +105,8 @@ def test_operator_passes_opcheck(sampler):
     x = torch.randn(2, 12, 4, requires_grad=True)
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])
-    torch.library.opcheck(compiled.eager.add, (x, table, coord, *how))
-    torch.library.opcheck(compiled.eager.grad, (x.detach(), table.detach(), coord, *how))
+    torch.library.opcheck(operators.eager.add, (x, table, coord, *how))
+    torch.library.opcheck(operators.eager.grad, (x.detach(), table.detach(), coord, *how))
 
 
 def test_operator_gradients_and_untouched_padding():
@@ -114,8 +115,8 @@ def test_operator_gradients_and_untouched_padding():
     coord[0] = coord[0].flip(0).roll(12, 0)
     x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
     want, got = x.clone(), x.clone()
-    exported.add_learned(want, table, coord, how)
-    compiled.add_learned(got, table, coord, how)
+    plain.add_learned(want, table, coord, how)
+    operators.add_learned(got, table, coord, how)
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert torch.signbit(got[2, 4:]).all()
     grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
