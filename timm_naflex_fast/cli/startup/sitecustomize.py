@@ -1,4 +1,4 @@
-"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's own sitecustomize comes next."""
+"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's sitecustomize comes next."""
 
 import os
 import sys
