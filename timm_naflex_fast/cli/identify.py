@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.safetensors",
         help="tensors: table (H0, W0, C), sizes (h, w) or (B, 2), result (sum of h*w, C)",
     )
-    parser.add_argument("--mode", choices=("bilinear", "bicubic"), default="bilinear", help="the reference's (bilinear)")
+    parser.add_argument(
+        "--mode", choices=("bilinear", "bicubic"), default="bilinear", help="the reference's (bilinear)"
+    )
     parser.add_argument("--no-antialias", action="store_true", help="the reference has no antialiasing")
     parser.add_argument("--align-corners", action="store_true", help="the reference aligns corners")
     parser.add_argument("--ar-preserving", action="store_true", help="the reference resizes to a square and cuts it")

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..patching.modes import MODE_VARIABLE, MODES, PATCH_EMBED, ROPE, default_mode, parse_flags
-
 if TYPE_CHECKING:
     import argparse
 
@@ -29,6 +27,8 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
+    from ..patching.modes import MODE_VARIABLE, MODES, PATCH_EMBED, ROPE
+
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
     for flag, valid in (("--pos-embed", MODES), ("--patch-embed", PATCH_EMBED), ("--rope", ROPE)):
         parser.add_argument(flag, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
+    from ..patching.modes import default_mode, parse_flags
+
     flags = parse_flags(
         options.mode or default_mode(),
         pos_embed=options.pos_embed,
@@ -96,10 +98,14 @@ def _report(process: int) -> None:
 def _outcome() -> str:
     if TRIGGER not in sys.modules:
         return "this process did not import timm; processes that it started are patched if they did"
+    from ..backends.choose import calls, fallbacks
     from ..patching.install import status
 
     now = status()
     what = ", ".join(f"{flag}={strategy}" for flag, strategy in now.flags.as_dict().items())
     if not now.replaced:
-        return f"timm {now.timm} is not patched at the end ({what})"
-    return f"{what}; timm {now.timm}, {len(now.replaced)} functions replaced"
+        return f"{what}: nothing is replaced in timm {now.timm}"
+    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(calls.items()))
+    back = "".join(f"; the library's own code ran {n} times because of {why}" for why, n in fallbacks.items())
+    functions = f"timm {now.timm}, {len(now.replaced)} functions replaced"
+    return f"{what}; {functions}; in this process ran {ran or 'none of them'}{back}"
