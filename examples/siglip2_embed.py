@@ -1,7 +1,7 @@
 """Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as timm would.
 
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
-uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --weights model.safetensors    # offline
+uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --checkpoint model.safetensors    # offline
 
 The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON, ``paths`` (N, relative
 to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and why). An interrupted run continues where it
@@ -184,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
-    model, weights = load_model(options.model, options.weights, random_weights=options.random_weights)
+    model, weights = load_model(options.model, options.checkpoint, random_weights=options.random_weights)
     model.reset_classifier(0)
     sha256 = fingerprint(model)
     dtype = DTYPES[options.dtype]
@@ -228,7 +228,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("images", metavar="DIR", help="folder of images, searched recursively")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
     parser.add_argument("--model", default=MODEL, help="a timm NaFlexVit (%(default)s)")
-    parser.add_argument("--weights", metavar="FILE", help="local weights (default: timm's pretrained ones)")
+    parser.add_argument("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
+    parser.add_argument("--weights", dest="checkpoint", action=OldName, metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
     parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     parser.add_argument("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
@@ -237,6 +238,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
     parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")
     return cli.run("siglip2_embed.py", run, parser.parse_args(argv))
+
+
+class OldName(argparse.Action):
+    """Take ``--weights`` for ``--checkpoint``, with a warning; to be removed after the next release."""
+
+    def __call__(self, parser: Any, options: Any, value: Any, name: str | None = None) -> None:
+        print(
+            f"{parser.prog}: {name} is now called --checkpoint; the old name goes with the next release",
+            file=sys.stderr,
+        )
+        options.checkpoint = value
 
 
 def positive(text: str) -> int:

@@ -1,7 +1,24 @@
 """Fast and exact resampling of the embeddings of timm's NaFlex vision transformers."""
 
-from . import functional
-from .patching.install import Handle, disable, enable, status
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import functional
+    from .patching.install import Handle, disable, enable, status
 
 __version__ = "0.1.0"
 __all__ = ["Handle", "disable", "enable", "functional", "status"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when a public name is first used: ``naflex-fast --help`` answers without it."""
+    if name == "functional":
+        return import_module(".functional", __name__)
+    if name in __all__:
+        return getattr(import_module(".patching.install", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

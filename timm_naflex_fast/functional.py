@@ -14,12 +14,14 @@ from torch import Tensor
 from .backends import choose
 from .resampling import cache, matrices
 from .resampling.grids import Group, check_coord, check_mode, check_size, group_sizes, sizes_on_host
+from .resampling.identify import identify_resampling
 from .resampling.matrices import Resampling
 from .resampling.patch_kernels import resample_patch_kernel
 
 __all__ = [
     "add_factorized_pos_embed_",
     "add_pos_embed_",
+    "identify_resampling",
     "resample_patch_kernel",
     "resample_pos_embed",
     "resample_pos_embeds",

@@ -1,11 +1,11 @@
-"""``naflex-fast run``: a script runs as Python itself would run it, with timm patched."""
+"""``naflex-fast run``: Python itself runs the script, and timm is patched in all of the script's processes."""
 
 import os
-import pickle
 import re
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,39 +16,15 @@ from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 
 TRAINING = str(Path(train_with_timms_loader.__file__))
+RUN = ["-m", "timm_naflex_fast", "run"]
+NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it started are patched if they did\n"
 
 
-@pytest.fixture
-def undone(monkeypatch):
-    """What running a script changes in a process, put back afterwards."""
-    for name in ("argv", "excepthook"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    prepare = launcher.multiprocessing.spawn.get_preparation_data
-    monkeypatch.setattr(launcher.multiprocessing.spawn, "get_preparation_data", prepare)
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-
-
-@pytest.fixture
-def run(undone, tmp_path):
-    def run(source, *arguments, before=()):
-        script = tmp_path / "script.py"
-        script.write_text(source)
-        return main(["run", *before, str(script), *arguments])
-
-    return run
-
-
-def command(*arguments, launch=("-m", "timm_naflex_fast", "run"), **options):
-    root = str(Path(launcher.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+def start(*arguments, launch=RUN, env=(), **options):
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
     return subprocess.Popen(
         [sys.executable, *launch, *map(str, arguments)],
-        env=environment,
+        env=environment | {"OMP_NUM_THREADS": "1", **dict(env)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -56,144 +32,206 @@ def command(*arguments, launch=("-m", "timm_naflex_fast", "run"), **options):
     )
 
 
-def test_a_script_is_main(run, tmp_path, capfd):
-    source = """
+def run(*arguments, given=None, **options):
+    process = start(*arguments, stdin=subprocess.PIPE, **options)
+    out, err = process.communicate(given, timeout=300)
+    return process.returncode, out, err
+
+
+SCRIPT = """
 import pickle, sys
 count: int = 0
 class Here: pass
-print(sys.argv[1:], sys.path[0], __name__, __file__, __spec__, __package__)
+print(sys.argv, sys.path, sys.flags.optimize, sys.warnoptions)
+print(__name__, __file__ if "__file__" in globals() else None, __spec__ and __spec__.name, __package__)
 print(sys.modules["__main__"].__dict__ is globals(), type(pickle.loads(pickle.dumps(Here()))) is Here)
 print(isinstance(__builtins__, type(sys)), __annotations__)
+sys.exit(7)
 """
-    assert run(source, "--mode", "mine", "--", "-h") == 0
-    out, err = capfd.readouterr()
-    assert out.splitlines() == [
-        f"['--mode', 'mine', '--', '-h'] {tmp_path} __main__ {tmp_path / 'script.py'} None None",
-        "True True",
-        "True {'count': <class 'int'>}",
-    ]
-    assert status().flags.pos_embed == "matmul"
-    assert re.fullmatch(
-        r"naflex-fast: pos_embed=matmul, patch_embed=matmul, rope=batched; timm \S+, \d+ functions of NaFlexEmbeds.*\n",
-        err,
-    )
 
 
-def test_modes_flags_and_the_environment(run, monkeypatch, capfd):
-    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
-    assert run("", before=["--rope", "stock"]) == 0
-    assert status().flags.as_dict() == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
-    assert run("", before=["--mode", "grid-sample"]) == 0
-    assert status().flags.pos_embed == "grid_sample"
-    monkeypatch.setenv("RANK", "1")
-    capfd.readouterr()
-    assert run("") == 0 and capfd.readouterr().err == ""
-
-
-def test_what_is_wrong_is_one_line_and_changes_nothing(run, monkeypatch, capfd):
-    assert run("", before=["--mode", "fast"]) == 2
-    assert main(["run", "no_such_script.py"]) == 2
-    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
-    assert run("") == 2
-    lines = capfd.readouterr().err.splitlines()
-    assert "mode='fast' is not a strategy; valid: 'stock'" in lines[0] and len(lines) == 3
-    assert "cannot read the script 'no_such_script.py': No such file or directory" in lines[1]
-    assert "TIMM_NAFLEX_FAST_MODE='fast' is not a strategy" in lines[2]
-    assert status().flags.is_stock
-
-
-def test_the_scripts_exit_status_is_its_own(run):
-    with pytest.raises(SystemExit) as end:
-        run("import sys; sys.exit(7)")
-    assert end.value.code == 7
-    with pytest.raises(SystemExit) as end:
-        run("raise SystemExit('for a reason')")
-    assert end.value.code == "for a reason"
-
-
-@pytest.mark.parametrize("error", ["ValueError('mine')", "OSError('mine')", "KeyboardInterrupt"])
-def test_an_error_shows_the_scripts_frames_alone(run, error, tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what))
-    with pytest.raises((ValueError, OSError, KeyboardInterrupt)):
-        run(f"def f(): raise {error}\nf()")
-    ((_, raised, frames),) = shown
-    names = []
-    while frames:
-        names.append(frames.tb_frame.f_code.co_filename)
-        frames = frames.tb_next
-    assert names == [str(tmp_path / "script.py")] * 2
-    sys.excepthook(type(raised), raised, None)  # what Python calls when the error arrives at the top
-    assert len(shown) == 1
-
-
-def test_a_module_by_name(undone, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("kind", ["file", "folder", "zip", "stdin", "module"])
+def test_a_script_runs_as_python_runs_it(kind, tmp_path):
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "tool.py").write_text("import sys; print(__name__, __spec__.name, sys.argv, sys.path[0])")
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "-m", "package.tool", "-m", "x"]) == 0
-    argv = [str(tmp_path / "package" / "tool.py"), "-m", "x"]
-    assert capfd.readouterr().out == f"__main__ package.tool {argv} {tmp_path}\n"
+    for name in ("script.py", "__main__.py", "package/__init__.py", "package/tool.py"):
+        (tmp_path / name).write_text(SCRIPT if name != "package/__init__.py" else "")
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", SCRIPT)
+    what = {
+        "file": ["script.py"],
+        "folder": ["."],
+        "zip": ["app.zip"],
+        "stdin": ["-"],
+        "module": ["-m", "package.tool"],
+    }
+    command = [*what[kind], "--", "-h", "--mode", "mine", "--"]
+    python = ["-O", "-W", "error::FutureWarning"]
+    given = SCRIPT if kind == "stdin" else None
+    theirs = run(*command, launch=python, cwd=tmp_path, given=given)
+    ours = run("--rope", "stock", *command, launch=[*python, *RUN], cwd=tmp_path, given=given)
+    assert theirs[0] == 7 and theirs[1].count("\n") == 4
+    assert ours == (7, theirs[1], NOT_IMPORTED)
 
 
-def test_patching_waits_for_the_import(undone, tmp_path, monkeypatch):
-    (tmp_path / "late_module.py").write_text("value = 1")
-    monkeypatch.syspath_prepend(tmp_path)
-    seen = []
-    sys.meta_path.insert(0, launcher.AfterImport("late_module", lambda: seen.append(sys.modules["late_module"].value)))
-    assert seen == []
-    import late_module
-
-    assert seen == [late_module.value] and not any(isinstance(f, launcher.AfterImport) for f in sys.meta_path)
-    assert "exec_module" not in vars(late_module.__loader__)
+def test_an_error_ends_as_in_python(tmp_path):
+    (tmp_path / "fails.py").write_text("def f(): raise ValueError('mine')\nf()")
+    theirs, ours = (run("fails.py", launch=launch, cwd=tmp_path) for launch in ([], RUN))
+    assert ours == (1, "", theirs[2] + NOT_IMPORTED)
+    status_, _, err = run("no_such_script.py", cwd=tmp_path)
+    assert status_ == 2 and "can't open file" in err and "no_such_script.py" in err
 
 
-def test_spawned_processes_are_told(undone, capfd):
-    launcher.patch_on_import(launcher.parse_flags("interpolate_cached"), launcher.Said())
-    capfd.readouterr()
-    data = launcher.multiprocessing.spawn.get_preparation_data("child")
-    told = pickle.dumps(data["timm_naflex_fast"])
-    launcher.enable("stock")
-    assert status().flags.is_stock
-    pickle.loads(told)
-    assert status().flags.pos_embed == "interpolate_cached" and capfd.readouterr().err == ""
-
-
-LIGHT = """
-import signal, sys
+CHILDREN = """
+import json, os, subprocess, sys
 from multiprocessing import get_context
-def child(queue):
-    queue.put([type(finder).__name__ for finder in sys.meta_path][:1])
+
+LOOK = "import json, os, sys; print(type(sys.meta_path[0]).__name__, json.loads(os.environ['TIMM_NAFLEX_FAST_RUN']))"
+
+def look(_=None):
+    flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
+    return type(sys.meta_path[0]).__name__, flags["flags"]["pos_embed"], flags["first"], "torch" in sys.modules
+
 if __name__ == "__main__":
-    queue = get_context("spawn").Queue()
-    process = get_context("spawn").Process(target=child, args=(queue,))
-    process.start()
-    print(queue.get(), "timm" in sys.modules, flush=True)
-    process.join()
-    signal.sigwait([signal.SIGUSR1]) if len(sys.argv) > 1 else 1 / 0
+    print(look())
+    for method in ("spawn", "forkserver", "fork"):
+        with get_context(method).Pool(1) as pool:
+            print(pool.apply(look))
+    from joblib import Parallel, delayed
+    print(Parallel(n_jobs=2)(delayed(look)() for _ in range(2))[0])
+    code = "import children; print(children.look())"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    print(subprocess.run([sys.executable, "-c", "import user_setup"], stderr=subprocess.PIPE).stderr == b"")
+    import sitecustomize
+    print(sitecustomize.mine, os.environ["FROM_SITE"])
+"""
+
+
+def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "user_setup.py").touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import os\nmine = 'chained'\nos.environ['FROM_SITE'] = 'yes'")
+    env = {"PYTHONPATH": str(tmp_path / "site")}
+    code, out, err = run("--mode", "grid-sample", "children.py", cwd=tmp_path, env=env)
+    lines = out.splitlines()
+    assert lines == ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"], err
+    assert code == 0 and err == NOT_IMPORTED
+    (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
+    assert "missing_module" in run("children.py", cwd=tmp_path, env=env)[2]
+
+
+PATCHED = """
+import os, sys
+assert "torch" not in sys.modules
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+threads = torch.get_num_threads()
+from timm.models.naflexvit import NaFlexEmbeds
+
+def module(_=None):
+    return NaFlexEmbeds._apply_learned_naflex_pos_embed.__module__, threads
+
+if __name__ == "__main__":
+    from joblib import Parallel, delayed
+    from multiprocessing import get_context
+    seen = [module(), Parallel(n_jobs=2)(delayed(module)() for _ in range(2))[1]]
+    with get_context("spawn").Pool(1) as pool:
+        seen.append(pool.apply(module))
+    print(seen)
 """
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_spawned_processes(tmp_path):
-    script = tmp_path / "light.py"
-    script.write_text(LIGHT)
-    process = command(script, "wait")
-    assert process.stdout.readline() == "['AfterImport'] False\n"
+def test_timm_is_patched_in_every_process(tmp_path):
+    (tmp_path / "script.py").write_text(PATCHED)
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert code == 0 and eval(out) == [("timm_naflex_fast.patching.timm", 2)] * 3, err
+    line = r"naflex-fast: pos_embed=matmul, patch_embed=matmul, rope=batched; timm \S+, \d+ functions replaced.*\n"
+    assert re.fullmatch(line, err)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """What ``run`` would start: (command, environment)."""
+    calls = []
+    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
+    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    return calls
+
+
+def prepare(environment, monkeypatch):
+    """Do what ``sitecustomize`` does, in this process, where timm is imported already; the functions for the end."""
+    at_exit = []
+    monkeypatch.setenv(launcher.VARIABLE, environment[launcher.VARIABLE])
+    monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
+    launcher.prepare_process()
+    return at_exit
+
+
+def test_modes_and_flags(executed, monkeypatch, capfd):
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
+    main(["run", "--rope", "stock", "script.py"])
+    monkeypatch.setenv("RANK", "1")
+    main(["run", "--mode", "grid-sample", "script.py"])
+    (_, first), (command, second) = executed
+    assert command[-1] == "script.py"
+    assert prepare(second, monkeypatch) == [] and status().flags.pos_embed == "grid_sample"
+    monkeypatch.setenv("RANK", "0")
+    ((report, process),) = prepare(first, monkeypatch)
+    assert status().flags.as_dict() == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
+    assert prepare({launcher.VARIABLE: os.environ[launcher.VARIABLE]}, monkeypatch) == []  # a child says nothing
+    report(process + 1)  # nor does a fork
+    report(process)
+    assert re.fullmatch(
+        r"naflex-fast: pos_embed=interpolate_cached, .*rope=stock; timm .* replaced.*\n", capfd.readouterr().err
+    )
+
+
+def test_what_is_wrong_is_one_line_and_starts_nothing(executed, monkeypatch, capfd):
+    assert main(["run", "--mode", "fast", "script.py"]) == 2
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
+    assert main(["run", "script.py"]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "mode='fast' is not" in lines[0] and "'stock'" in lines[0] and len(lines) == 2
+    assert "TIMM_NAFLEX_FAST_MODE='fast' is not" in lines[1]
+    assert not executed and status().flags.is_stock
+
+
+def test_a_python_that_ignores_the_environment_is_refused():
+    code, _, err = run("-", launch=["-I", *RUN])
+    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
+
+
+WAITS = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test was started with
+print("here", flush=True)
+time.sleep(100)
+"""
+
+
+def test_ctrl_c_ends_the_script_by_its_signal(tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS)
+    process = start("waits.py", cwd=tmp_path)
+    assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
-    assert err.endswith("KeyboardInterrupt\n") or "timm was not imported" in err
-    assert "launcher.py" not in err and "light.py" in err
+    assert process.returncode == -signal.SIGINT and err.endswith(f"KeyboardInterrupt\n{NOT_IMPORTED}")
+
+
+def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
+    monkeypatch.delenv(launcher.VARIABLE, raising=False)
+    launcher.prepare_process()
+    assert status().flags.is_stock
 
 
 @pytest.mark.slow
 def test_training_with_timms_loader_on_two_processes():
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m timm_naflex_fast run".split()
-    out, err = command("--mode", "matmul", TRAINING, "--mode", "fork", "--workers", "1", launch=launch).communicate()
+    code, out, err = run("--mode", "matmul", TRAINING, "--mode", "fork", "--workers", "1", launch=launch)
     ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
-    assert [line.split()[:3] for line in ranks] == [
+    assert code == 0 and [line.split()[:3] for line in ranks] == [
         ["rank", "0:", "timm_naflex_fast.patching.timm"],
         ["rank", "1:", "timm_naflex_fast.patching.timm"],
     ], err

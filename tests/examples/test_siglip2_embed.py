@@ -44,7 +44,7 @@ def weights(tmp_path_factory):
 
 
 def arguments(photos, out, weights, *more):
-    fixed = ["--model", tiny_siglip.NAME, "--weights", weights, "--max-seq-len", 36, "--batch-size", 2]
+    fixed = ["--model", tiny_siglip.NAME, "--checkpoint", weights, "--max-seq-len", 36, "--batch-size", 2]
     return [str(part) for part in (photos, "--out", out, *fixed, "--device", "cpu", *more)]
 
 
@@ -198,3 +198,7 @@ def test_bad_weights(photos, tmp_path, capsys):
     missing = tmp_path / "none.safetensors"
     assert siglip2_embed.main(arguments(photos, tmp_path / "out.safetensors", missing)) == 2
     assert "no checkpoint at" in capsys.readouterr().err
+    old = [str(photos), "--out", str(tmp_path / "out"), "--weights", str(missing)]
+    assert siglip2_embed.main(old) == 2
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "--weights is now called --checkpoint" in warning and str(missing) in error

@@ -1,26 +1,42 @@
-"""What ``naflex-fast info`` prints: everything that a report of a problem should say."""
+"""``naflex-fast info``: everything that a report of a problem should say."""
 
 from __future__ import annotations
 
+import argparse
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
+PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
 
-from ..patching.install import status
-from ..resampling import cache
 
-PACKAGES = ("torch", "torchvision", "timm", "triton")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``info`` has no options."""
+
+
+def info(options: argparse.Namespace) -> int:
+    """Print versions, CUDA, what is patched, and the caches."""
+    print(about())
+    return 0
 
 
 def about() -> str:
-    """Versions, what is replaced by what, CUDA and Triton, and the caches: what they hold and may hold at most."""
-    from .. import __version__
+    """What ``info`` prints. The versions come from the packages' metadata; timm is not imported for them."""
+    from ..resampling import cache
 
-    lines = [f"{'timm_naflex_fast':<17} {__version__}", *(f"{name:<17} {_version(name)}" for name in PACKAGES)]
-    lines += [f"{'python':<17} {platform.python_version()}, {platform.platform()}", f"{'CUDA':<17} {_cuda()}", ""]
-    lines.append(f"{'caches':<17} {cache.report()}")
-    return "\n".join([str(status()), "", *lines])
+    rows = [(name, _version(name)) for name in PACKAGES]
+    rows += [("python", f"{platform.python_version()}, {platform.platform()}"), ("CUDA", _cuda())]
+    rows += [("caches", cache.report())]
+    return "\n".join([_patched(), "", *(f"{name:<17} {value}" for name, value in rows)])
+
+
+def _patched() -> str:
+    if "timm.models.naflexvit" in sys.modules:
+        from ..patching.install import status
+
+        if (now := status()).replaced:
+            return str(now)
+    return "nothing is patched in this process; timm_naflex_fast.enable() or naflex-fast run SCRIPT does it"
 
 
 def _version(name: str) -> str:
@@ -31,6 +47,8 @@ def _version(name: str) -> str:
 
 
 def _cuda() -> str:
+    import torch
+
     if not torch.cuda.is_available():
         return f"not available (torch was built for {torch.version.cuda or 'no CUDA'})"
     return f"{torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

@@ -1,195 +1,111 @@
-"""``naflex-fast run``: a script runs as ``__main__``, as Python itself would run it, with timm patched.
+"""``naflex-fast run``: Python runs a script, and timm is patched as soon as the script imports it.
 
-timm is patched the moment the script imports it, not before: what a script sets before its imports (environment
-variables, warning filters) counts as it does without us. Processes that ``multiprocessing`` spawns are patched too.
+``run`` only starts Python again, with two environment variables. Every Python process inherits them: ``PYTHONPATH``
+begins with the folder ``startup``, whose ``sitecustomize`` Python imports as it starts, and ``TIMM_NAFLEX_FAST_RUN``
+says what to patch. So the script, processes that ``multiprocessing`` spawns, joblib's workers and subprocesses are all
+prepared in the same way; forked processes inherit what their parent has.
 """
 
 from __future__ import annotations
 
-import argparse
-import builtins
-import importlib.machinery
-import importlib.util
-import multiprocessing.spawn
+import atexit
+import json
 import os
-import runpy
+import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from types import ModuleType
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..patching.install import enable, status
-from ..patching.modes import MODE_VARIABLE, PATCH_EMBED, POS_EMBED, ROPE, Flags, default_mode, parse_flags
+if TYPE_CHECKING:
+    import argparse
 
-TRIGGER = "timm.models.naflexvit"  # the last of timm's modules that is replaced in
+VARIABLE = "TIMM_NAFLEX_FAST_RUN"
+TRIGGER = "timm.models.naflexvit"  # the last of timm's modules in which something is replaced
+STARTUP = str(Path(__file__).with_name("startup"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``naflex-fast run``; whatever follows the script's name is the script's."""
-    modes = ", ".join(POS_EMBED)
-    parser.add_argument("--mode", metavar="NAME", help=f"{modes} (default: {MODE_VARIABLE}, else matmul)")
-    for flag, valid in (("--pos-embed", POS_EMBED), ("--patch-embed", PATCH_EMBED), ("--rope", ROPE)):
+    """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
+    from ..patching.modes import MODE_VARIABLE, MODES, PATCH_EMBED, ROPE
+
+    parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
+    for flag, valid in (("--pos-embed", MODES), ("--patch-embed", PATCH_EMBED), ("--rope", ROPE)):
         parser.add_argument(flag, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as for python -m")
-    parser.add_argument("script", metavar="SCRIPT", help="runs unchanged")
-    rest = parser.add_argument("script_arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own")
-    rest.required = False  # before Python 3.12, an error for a missing SCRIPT would ask for ARGS too
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        nargs="A...",
+        help="what python runs (a file, a folder, a zip, or -), then its words",
+    )
 
 
-def launch(options: argparse.Namespace) -> int:
-    """Patch timm and run ``options.script``; what it raises, ``SystemExit`` too, leaves here as from Python itself.
+def run(options: argparse.Namespace) -> int:
+    """Start Python on the script, in place of this process where the system can do that.
 
-    Returns 0, or 2 after one line on stderr where the options are wrong or there is no such script.
-    """
-    try:
-        mode = options.mode or default_mode()
-        flags = parse_flags(mode, pos_embed=options.pos_embed, patch_embed=options.patch_embed, rope=options.rope)
-        start = module_runner(options.script) if options.module else script_runner(options.script)
-    except (ValueError, OSError) as error:
-        unreadable = (
-            f"cannot read the script {options.script!r}: {error.strerror}" if isinstance(error, OSError) else error
-        )
-        print(f"naflex-fast run: {unreadable}", file=sys.stderr)
-        return 2
-    said = Said()
-    patch_on_import(flags, said)
-    sys.argv = [options.script, *options.script_arguments]
-    try:
-        start()
-    except SystemExit:
-        raise
-    except BaseException as error:
-        # Shown here without our own frames, then passed on: Python ends as it does after it (by SIGINT on Ctrl-C).
-        frames = error.__traceback__
-        while frames and frames.tb_frame.f_code.co_filename == __file__:
-            frames = frames.tb_next
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        sys.excepthook = lambda *_: None
-        raise
-    finally:
-        said.nothing()
-    return 0
-
-
-def script_runner(path: str) -> Callable[[], None]:
-    """What runs the file ``path`` as Python runs a script: a new ``__main__``, its folder first on ``sys.path``.
+    Returns the script's exit status on Windows; elsewhere this function does not return.
 
     Raises:
-        OSError: no such file, or not to be read.
+        ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
-    with open(path, "rb") as file:
-        source = file.read()
-    full = os.path.abspath(path)
+    from ..patching.modes import default_mode, parse_flags
 
-    def start() -> None:
-        main = ModuleType("__main__")
-        loader = importlib.machinery.SourceFileLoader("__main__", full)
-        vars(main).update(__file__=full, __loader__=loader, __builtins__=builtins, __cached__=None)
-        _first_on_path(os.path.dirname(os.path.realpath(path)))
-        sys.modules["__main__"] = main
-        exec(compile(source, full, "exec", dont_inherit=True), vars(main))
-
-    return start
-
-
-def module_runner(name: str) -> Callable[[], None]:
-    """What runs the module ``name`` as ``python -m`` does; the error for one that does not exist is ``runpy``'s."""
-
-    def start() -> None:
-        _first_on_path(os.getcwd())
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-    return start
+    flags = parse_flags(
+        options.mode or default_mode(),
+        pos_embed=options.pos_embed,
+        patch_embed=options.patch_embed,
+        rope=options.rope,
+    )
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
+    order = json.dumps({"flags": flags.as_dict(), "first": True})
+    path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
+    own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X as given to this process
+    command = [sys.executable, *own, *["-m"] * options.module, *options.script]
+    if sys.platform == "win32":
+        return subprocess.call(command, env=environment)
+    sys.stdout.flush()
+    os.execve(sys.executable, command, environment)
 
 
-class Said:
-    """The one line on stderr, of the first process of a job (torchrun's rank 0): what is replaced, or that nothing is.
+def prepare_process() -> None:
+    """Patch timm in this process as soon as it is imported; the script's first process reports at its end."""
+    import wrapt
 
-    Pickles as one that has said it already.
-    """
-
-    def __init__(self, quiet: bool | None = None) -> None:
-        self.done = os.environ.get("RANK", "0") != "0" if quiet is None else quiet
-
-    def replaced(self, flags: Flags) -> None:
-        """Say what stands in for timm's code."""
-        now = status()
-        names = sorted({name.rsplit(".", 1)[0].rsplit(".", 1)[-1] for name in now.replaced})
-        what = ", ".join(f"{flag}={strategy}" for flag, strategy in flags.as_dict().items())
-        where = f"{len(now.replaced)} functions of {', '.join(names)} replaced" if now.replaced else "nothing replaced"
-        self._say(f"{what}; timm {now.timm}, {where}")
-
-    def nothing(self) -> None:
-        """Say, unless something was said, that the script never imported timm."""
-        self._say("timm was not imported, so nothing was replaced")
-
-    def _say(self, line: str) -> None:
-        if not self.done:
-            print(f"naflex-fast: {line}", file=sys.stderr, flush=True)
-        self.done = True
-
-    def __reduce__(self) -> tuple[type, tuple[bool]]:
-        return Said, (True,)
+    order = json.loads(os.environ.get(VARIABLE) or "null")
+    if order is None:  # somebody removed the variable but kept the folder
+        return
+    if order["first"]:
+        os.environ[VARIABLE] = json.dumps({**order, "first": False})  # for the processes that this one starts
+        if os.environ.get("RANK", "0") == "0":  # torchrun starts one first process per rank
+            atexit.register(_report, os.getpid())
+    wrapt.register_post_import_hook(partial(_patch, order["flags"]), TRIGGER)
 
 
-@dataclass(frozen=True)
-class InChild:
-    """Travels to a spawned process among what ``multiprocessing`` prepares it with; patches as it is unpickled."""
+def _patch(flags: dict[str, str], module: Any) -> None:
+    from ..patching.install import enable
 
-    flags: Flags
-    said: Said
-
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[Flags, Said]]:
-        return patch_on_import, (self.flags, self.said)
+    enable(flags["pos_embed"], patch_embed=flags["patch_embed"], rope=flags["rope"])
 
 
-def patch_on_import(flags: Flags, said: Said) -> None:
-    """``enable`` as soon as timm is imported, in this process and those that it spawns."""
-
-    def patch() -> None:
-        enable(flags.pos_embed, patch_embed=flags.patch_embed, rope=flags.rope)
-        said.replaced(flags)
-
-    prepare = multiprocessing.spawn.get_preparation_data
-
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**prepare(name), "timm_naflex_fast": InChild(flags, said)}
-
-    multiprocessing.spawn.get_preparation_data = get_preparation_data
-    if TRIGGER in sys.modules:
-        patch()
-    else:
-        sys.meta_path.insert(0, AfterImport(TRIGGER, patch))
+def _report(process: int) -> None:
+    if os.getpid() == process:  # not a fork that ends as this process does
+        print(f"naflex-fast: {_outcome()}", file=sys.stderr, flush=True)
 
 
-class AfterImport(MetaPathFinder):
-    """Finds nothing of its own; calls ``then()`` once after the module ``name`` was executed."""
+def _outcome() -> str:
+    if TRIGGER not in sys.modules:
+        return "this process did not import timm; processes that it started are patched if they did"
+    from ..backends.choose import calls, fallbacks
+    from ..patching.install import status
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name, self.then = name, then
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The others' spec of the module, its loader told to call ``then``."""
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # the instance's, which hides the class's
-            execute(module)
-            self.then()
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _first_on_path(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+    now = status()
+    what = ", ".join(f"{flag}={strategy}" for flag, strategy in now.flags.as_dict().items())
+    if not now.replaced:
+        return f"{what}: nothing is replaced in timm {now.timm}"
+    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(calls.items()))
+    back = "".join(f"; the library's own code ran {n} times because of {why}" for why, n in fallbacks.items())
+    functions = f"timm {now.timm}, {len(now.replaced)} functions replaced"
+    return f"{what}; {functions}; in this process ran {ran or 'none of them'}{back}"
