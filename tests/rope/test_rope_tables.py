@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import timm.layers.pos_embed_sincos as timms
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PRISTINE, Largest, relative, row_major
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
@@ -105,7 +105,6 @@ def ropes(draw, kind):
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
-@settings(max_examples=40)
 @given(data=st.data())
 def test_equals_timm(kind, in_graph, data):
     rope, coord = data.draw(ropes(kind)), data.draw(batches())
@@ -153,7 +152,6 @@ def test_low_precision_periods_stay_with_timm():
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@settings(max_examples=15)
 @given(data=st.data())
 def test_reordered_tokens_take_the_cell_their_coordinate_names(kind, data):
     rope, coord = data.draw(ropes(kind)), data.draw(batches())
@@ -215,7 +213,6 @@ def frequency_grad(rope, tables, weights):
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
-@settings(max_examples=20)
 @given(data=st.data())
 def test_gradients_of_mixed_frequencies(in_graph, data):
     rope, coord = data.draw(ropes("mixed")), data.draw(batches())
