@@ -1,3 +1,4 @@
+import os
 import sys
 
 import numpy as np
@@ -9,8 +10,20 @@ from PIL import Image
 
 import timm_naflex_fast
 
-settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``.
+for profile, examples in (("project", 25), ("fuzz", 1000)):
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
 settings.load_profile("project")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):

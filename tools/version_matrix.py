@@ -1,8 +1,8 @@
-"""Run the tests on every supported timm, and the newest timm on the oldest torch; keep what passed, failed or was left.
+"""Run the tests on every supported timm, torch and Python, and timm's own tests under every mode; keep the counts.
 
-uv run tools/version_matrix.py                          # everything, into results/versions/matrix.json
-uv run tools/version_matrix.py --timm 1.0.16 1.0.22     # these again, the other rows stay; status 1 if a test failed
-uv run tools/version_matrix.py --timm-tests DIR         # timm's own tests in a checkout of it, under every mode
+uv run tools/version_matrix.py                             # every pairing, into results/versions/matrix.json
+uv run tools/version_matrix.py --pairing 1.0.16 1.0.22     # these again, the other rows stay; status 1 if a test failed
+uv run tools/version_matrix.py --timm-tests 1.0.31         # the tests in that release's sdist, into timm_tests.json
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
@@ -23,20 +24,27 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "versions"
-NEWEST = "newest"
-OLDEST_TORCH = ["torch==2.4.1", "torchvision==0.19.1"]
-# What uv lays over the project's own environment, which has the newest of everything.
+# What `uv run` adds to the project's own environment, which has the newest of everything.
 PAIRINGS: dict[str, list[str]] = {
-    **{v: [f"timm=={v}"] for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")},
-    NEWEST: [],
-    "oldest-torch": ["timm", *OLDEST_TORCH],
+    **{v: ["--with", f"timm=={v}"] for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")},
+    "newest": [],
+    "torch-2.4": ["--with", "torch==2.4.1", "--with", "torchvision==0.19.1"],
+    "torch-2.11": ["--with", "torch==2.11.0", "--with", "torchvision==0.26.0", "--with", "triton==3.6.0"],
+    "python-3.10": ["--isolated", "--python", "3.10"],
+    "python-3.13": ["--isolated", "--python", "3.13"],
 }
 LAYERS = {"operation": ("resampling", "rope"), "patch": ("patching",), "model": ("models",)}  # folders of tests
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
-TIMM_TESTS = "tests/test_layers.py tests/test_layers_pos_embed.py tests/test_models.py tests/test_naflex_dataset.py"
-# Not the test that downloads weights, and of the models none larger than base: they are the same code.
-LARGER = "giant or huge or large or so400m or so150m"
-ABOUT_NAFLEX = f"(naflex or PatchEmbed or resampl) and not (load_pretrained or {LARGER})"
+TIMM_TESTS = [f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")]
+# Of the tests of models only those about NaFlex, without downloads and without models larger than base.
+ABOUT_NAFLEX = "not test_models or (naflexvit and not (load_pretrained or giant or huge or large or so400m or so150m))"
+LOOKS_INTO_TIMMS_CACHE = (
+    "expects entries in timm's private cache of pseudo-inverses, which our patch kernels do not fill"
+)
+MAY_FAIL = {  # no other test of timm may fail where it passes unpatched
+    "test_patch_embed_interpolator_reuses_nonpersistent_cache": LOOKS_INTO_TIMMS_CACHE,
+    "test_patch_embed_interpolator_apply_accepts_recurse": LOOKS_INTO_TIMMS_CACHE,
+}
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch')}}))"
@@ -44,9 +52,8 @@ ABOUT = (
 
 
 def uv(extra: list[str], *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in the project's environment with ``extra`` requirements laid over it."""
-    over = [part for requirement in extra for part in ("--with", requirement)]
-    return subprocess.run(["uv", "run", *over, *command], text=True, **{"cwd": ROOT} | options)
+    """Run a command by ``uv run`` with the options ``extra``, in the project's folder if not told otherwise."""
+    return subprocess.run(["uv", "run", *extra, *command], text=True, **{"cwd": ROOT} | options)
 
 
 def pytest(extra: list[str], arguments: list[str], **options: Any) -> tuple[dict[str, Any], list[str]]:
@@ -80,18 +87,34 @@ def run_pairing(extra: list[str], layers: list[str]) -> dict[str, Any]:
     return {**about, "layers": results}
 
 
-def run_timms_tests(checkout: Path, modes: list[str]) -> dict[str, Any]:
-    """timm's own tests about NaFlex, from a checkout or unpacked sdist of the installed release, under each mode."""
-    about = json.loads(uv([], "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
+def run_timms_tests(release: str, modes: list[str]) -> dict[str, Any]:
+    """timm's own tests about NaFlex, from the sdist of that release, under each mode."""
+    extra = ["--with", f"timm=={release}"]
+    about = json.loads(uv(extra, "python", "-c", ABOUT, check=True, stdout=subprocess.PIPE).stdout)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:  # beside the checkout's own timm the installed one would be hidden
-        for name in ("tests", "pyproject.toml"):
-            source = checkout / name
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, Path(folder) / name)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"timm=={release}")
+        uv(["--with", "pip"], "python", "-m", *source, "--dest", str(folder), check=True)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+            archive.extractall(folder, filter="data")
+        # Beside the sdist's own timm folder the installed timm would be hidden, so the tests move away from it.
+        shutil.move(folder / f"timm-{release}" / "tests", folder / "tests")
+        shutil.move(folder / f"timm-{release}" / "pyproject.toml", folder)
         for mode in modes:
-            how = ["-q", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode", mode, "-k", ABOUT_NAFLEX]
-            environment = os.environ | {"UV_PROJECT": str(ROOT)}
-            counts, failed = pytest([], [*how, *TIMM_TESTS.split()], cwd=folder, env=environment)
+            how = [
+                "-q",
+                "-n",
+                "auto",
+                "-p",
+                "timm_naflex_fast.pytest_plugin",
+                "--naflex-mode",
+                mode,
+                "-k",
+                ABOUT_NAFLEX,
+            ]
+            environment = os.environ | {"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1"}
+            counts, failed = pytest(extra, [*how, *TIMM_TESTS], cwd=folder, env=environment)
             found[mode] = {**about, **made(), **counts, "failures": failed}
     return found
 
@@ -141,33 +164,39 @@ def render_timms_tests() -> str:
     modes = json.loads((RESULTS / "timm_tests.json").read_text())
     lines = [f"| timm {next(iter(modes.values()))['timm']}'s own tests about NaFlex | result |", "| --- | --- |"]
     lines += [f"| `{mode}` | {words(counts)} |" for mode, counts in modes.items()]
-    return "\n".join([*lines, "", about_line(modes.values(), " --timm-tests DIR")])
+    return "\n".join([*lines, "", about_line(modes.values(), f" --timm-tests {next(iter(modes.values()))['timm']}")])
 
 
 def main() -> int:
     """Run what the options name; returns 1 if a test failed (of timm's own: one that passes unpatched)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--timm", nargs="+", choices=PAIRINGS, default=list(PAIRINGS), help="which pairings (all)")
+    parser.add_argument("--pairing", nargs="+", choices=PAIRINGS, default=list(PAIRINGS), help="which pairings (all)")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="which layers (all)")
-    parser.add_argument("--timm-tests", type=Path, metavar="DIR", help="run timm's tests in there instead")
+    parser.add_argument("--timm-tests", metavar="RELEASE", help="run the tests of timm's sdist instead")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="with --timm-tests: which (all)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (results/versions/)")
     options = parser.parse_args()
     if options.timm_tests:
         out = options.out or RESULTS / "timm_tests.json"
         keep(out, run_timms_tests(options.timm_tests, options.modes), MODES)
-        modes = json.loads(out.read_text())
-        known = set(modes.get("stock", {"failures": []})["failures"])
-        broken = {mode: sorted(set(counts["failures"]) - known) for mode, counts in modes.items()}
-        print(json.dumps({"fail with us alone": broken}, indent=2))
-        return int(any(broken.values()))
+        rows = json.loads(out.read_text())
+        known = set(rows.get("stock", {"failures": []})["failures"])
+        broken = {mode: sorted(set(row["failures"]) - known) for mode, row in rows.items()}
+        unexpected = {
+            mode: [name for name in names if name.rsplit(".", 1)[1].split("[")[0] not in MAY_FAIL]
+            for mode, names in broken.items()
+        }
+        print(json.dumps({"fail with us alone": broken, "and may not": unexpected}, indent=2))
+        for mode, row in rows.items():
+            print(f"timm {row['timm']}'s own tests, {mode}: {words(row)}")
+        return int(any(unexpected.values()))
     status = 0
-    for name in options.timm:
+    for name in options.pairing:
         row = {**run_pairing(PAIRINGS[name], options.layers), **made()}
         keep(options.out or RESULTS / "matrix.json", {name: row}, PAIRINGS)  # as far as it has come
         for layer, counts in row["layers"].items():
             status |= counts["failed"] > 0
-            print(f"timm {row['timm']}, torch {row['torch']}, {layer}: {counts}", flush=True)
+            print(f"timm {row['timm']}, torch {row['torch']}, Python {row['python']}, {layer}: {counts}", flush=True)
     return int(status)
 
 

@@ -118,6 +118,28 @@ def test_exports(kind):
         assert relative(exported(other), model(other)) <= 1e-5
 
 
+class Positional(torch.nn.Module):
+    """A NaFlexVit that takes its batch as three tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, patches, patch_coord, patch_valid):
+        return self.model({"patches": patches, "patch_coord": patch_coord, "patch_valid": patch_valid})
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_jit_trace(kind, train):
+    model = vit(kind)
+    with torch.set_grad_enabled(train):
+        with enable():
+            traced = torch.jit.trace(Positional(model), tuple(BATCH.values()), check_trace=False)
+        other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)  # timm's loop would keep its grids
+        assert relative(traced(*other.values()), model(other)) <= 1e-5
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_tracers_and_transforms_meet_plain_operations(kind):
     rope, coord = build(kind), BATCH["patch_coord"]

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PRISTINE, relative, row_major, small_vit
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
@@ -27,7 +27,6 @@ def well_conditioned(base, size):
     return all(n >= n0 / 2 for n, n0 in zip(size, base))
 
 
-@settings(max_examples=150)
 @given(st.tuples(side, side), st.tuples(side, side), st.sampled_from(["bilinear", "bicubic"]), st.booleans())
 def test_equals_timm(base, size, mode, antialias):
     if not well_conditioned(base, size):

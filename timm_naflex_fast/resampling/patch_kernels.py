@@ -1,6 +1,6 @@
 """Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses (FlexiViT, Beyer et al. 2023).
 
-A kernel ``k`` for another patch size must answer a resized patch as the old one answered the original:
+A kernel ``k`` for another patch size must answer a resized patch as the old kernel answered the original patch:
 ``<k', R p> = <k, p>`` for every patch p, hence ``k' = pinv(R)^T k``. timm builds ``R`` (h*w, H0*W0) and inverts it by
 SVD. But resizing is separable, ``R = A_h (x) A_w``, and so is the pseudo-inverse::
 
@@ -12,13 +12,13 @@ inverses are computed in float64: results are within 6e-7 of float64 throughout 
 (14, 20), ``R`` has rank min(h, H0) * min(w, W0), less than both its sides, and that SVD must tell the zeros from their
 rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 32 and 2e-5 up to 48, with one exception:
 ``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h, 1) outputs (torch 2.4 to 2.15), so for a new width
-of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this the right one.
+of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this module the right one.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,10 @@ from .matrices import resize_matrix
 from .precision import no_autocast, product_dtype
 
 Size = tuple[int, int]
+Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
 
-# Few input channels are carried through the product with their weights, by A (x) I, at their number times the
-# arithmetic; more are moved aside first, at two passes over memory.
+# With few input channels, ``right (x) I`` multiplies them all at once, at their number times the arithmetic. More of
+# them are moved aside first, at two passes over memory.
 MOST_INNER = 4
 NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
 
@@ -49,35 +50,13 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool) -> Tensor:
     return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, "cpu"))
 
 
-class Factors(NamedTuple):
-    """``x`` (N, H, W) becomes ``left @ x @ right``; a side that keeps its length has None. And the same transposed."""
-
-    left: Tensor | None
-    right: Tensor | None
-    left_t: Tensor | None = None
-    right_t: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype to multiply in."""
-        return next(factor.dtype for factor in self if factor is not None)
-
-    def t(self) -> Factors:
-        """The factors of the transposed map, which takes gradients back."""
-        return Factors(self.left_t, self.right_t, self.left, self.right)
-
-    def to(self, dtype: torch.dtype) -> Factors:
-        """The factors in another dtype."""
-        return Factors(*(None if factor is None else factor.to(dtype) for factor in self))
-
-
 @kept("kernel factors")
 def factors(
     old: Size, new: Size, mode: str, antialias: bool, inner: int, even: bool, dtype: torch.dtype, device: torch.device
 ) -> Factors:
     """pinv(A_h)^T (h, H0) and pinv(A_w) (W0, w), the latter (x) I where ``inner`` values lie at every pixel.
 
-    ``even``: the rows to be multiplied are even in number, so that narrow ones may be taken in pairs.
+    ``even``: the number of rows to be multiplied is even, so narrow matrices may take them in pairs.
     """
     left, right = (None if n == n0 else axis_inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
     if left is not None:
@@ -87,7 +66,7 @@ def factors(
         if even and min(right.shape) <= NARROW:
             right = torch.kron(torch.eye(2, dtype=right.dtype, device="cpu"), right)
         right = right.to(device, dtype).contiguous()
-    return Factors(left, right, *(None if side is None else side.t().contiguous() for side in (left, right)))
+    return left, right
 
 
 def traceable_factors(
@@ -101,9 +80,7 @@ def traceable_factors(
         None if n == n0 else pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
         for n, n0 in zip(new, old)
     )
-    return Factors(
-        None if left is None else left.t().to(dtype), None if right is None else _with_inner(right, inner).to(dtype)
-    )
+    return None if left is None else left.t().to(dtype), None if right is None else _with_inner(right, inner).to(dtype)
 
 
 def _with_inner(right: Tensor, inner: int) -> Tensor:
@@ -116,10 +93,9 @@ def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int
         factors(old, new, mode, antialias, inner, True, torch.float32, device)
 
 
-def _multiply(x: Tensor, by: Factors) -> Tensor:
-    """``left @ x @ right`` for x (N, H, W), the cheaper side first."""
-    left, right = by.left, by.right
-    # Asked first because torch 2.4 cannot export the context. A compiled graph is guarded by autocast's state.
+def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """``left @ x @ right`` for x (N, H, W), the cheaper side first; autocast stays out."""
+    # Autocast is asked for first because torch 2.4 cannot export the context. Compiled graphs are guarded by its state.
     with no_autocast(x.device) if torch.is_autocast_enabled(x.device.type) else nullcontext():
         if left is None or right is None:
             return _times_left(left, _times_right(x, right))
@@ -144,34 +120,36 @@ def _times_right(x: Tensor, right: Tensor | None) -> Tensor:
 
 
 class _Separable(torch.autograd.Function):
-    """The map is linear: its backward is the same map with the factors transposed, as often as asked for."""
+    """``left @ x @ right`` as a linear function of x. Gradients take the transposed factors, as often as asked for.
+
+    PyTorch's own backward of a product would not leave autocast, nor widen the factors where TF32 is allowed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, by: Factors) -> Tensor:
-        ctx.by = by
-        return _multiply(x, by)
+    def forward(ctx: Any, x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+        ctx.factors = left, right
+        return _multiply(x, left, right)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _separable(grads[0], ctx.by.t()), None
+        transposed = (None if side is None else side.t().contiguous() for side in ctx.factors)
+        return _separable(grads[0], *transposed), None, None
 
 
-def _separable(x: Tensor, by: Factors) -> Tensor:
-    """``left @ x @ right``, forward and backward in full precision."""
-    dtype, wide = x.dtype, product_dtype(by.dtype)
-    if wide is not by.dtype:
-        by = by.to(wide)
-    x = x.to(wide)
-    out = _Separable.apply(x, by) if torch.is_grad_enabled() and x.requires_grad else _multiply(x, by)
-    return out.to(dtype)
+def _separable(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """``left @ x @ right`` in x's dtype, forward and backward in full precision."""
+    wide = product_dtype(x.dtype)
+    left, right = (None if side is None else side.to(wide) for side in (left, right))
+    product = _Separable.apply if torch.is_grad_enabled() and x.requires_grad else _multiply
+    return product(x.to(wide), left, right).to(x.dtype)
 
 
-# TorchDynamo guards a graph by the TF32 flags of its own accord.
+# TorchDynamo guards a graph by the TF32 flags without our help.
 _constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
 
 
 def is_traced() -> bool:
-    """Whether PyTorch's own operations are asked for: by a tracer, a function transform, forward-mode AD."""
+    """Whether a tracer, a function transform or forward-mode AD needs PyTorch's own operations."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -185,13 +163,10 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     how = (old, new, mode, antialias, inner)
     if torch.compiler.is_dynamo_compiling():
-        by = traceable_factors(*how, _constant_product_dtype(dtype), x.device)
-        return _multiply(x.to(by.dtype), by).to(x.dtype)
-    by = factors(*how, len(x) % 2 == 0, dtype, x.device)
-    if is_traced():
-        by = by.to(product_dtype(dtype))
-        return _multiply(x.to(by.dtype), by).to(x.dtype)
-    return _separable(x.to(dtype), by).to(x.dtype)
+        wide = _constant_product_dtype(dtype)
+        return _multiply(x.to(wide), *traceable_factors(*how, wide, x.device)).to(x.dtype)
+    product, wide = (_multiply, product_dtype(dtype)) if is_traced() else (_separable, dtype)
+    return product(x.to(wide), *factors(*how, len(x) % 2 == 0, wide, x.device)).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -200,7 +175,7 @@ def resample_patch_kernel(
     """Resample convolution kernels (O, I, H0, W0) to (O, I, h, w), ``size`` = (h, w).
 
     Computed in float32 (float64 for float64 kernels) whatever the dtype, autocast or TF32 flags, and cast back; a
-    kernel of that size already is returned as it is. Differentiable any number of times.
+    kernel that has this size is returned unchanged. Differentiable any number of times.
     Equals ``timm.layers.patch_embed.resample_patch_embed`` within 1e-5 of the largest value (sides up to 32; beyond,
     timm's own error is larger), except for a new width of 1 at a new height, e.g. (8, 8) -> (5, 1), where timm's
     antialiased resize matrix is wrong.

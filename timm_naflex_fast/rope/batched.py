@@ -1,21 +1,21 @@
-"""Which form of the rotary tables serves a batch."""
+"""The rotary tables of a batch: which way to them costs least."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..resampling.grids import bad_coordinate, whole_numbers
+from ..resampling.grids import whole_numbers
 from .grids import read_grids
-from .mixed import MixedTables, mixed_closed, mixed_gathered
+from .mixed import MixedTables, by_block
 from .settings import Rope
-from .tables import closed, gathered
+from .tables import by_cell, by_line, by_token
 
 FEW_TOKENS = 1024
 
 
 def too_many(cells: int, tokens: int) -> bool:
-    """Whether to compute all ``cells`` of a grid could take memory beyond all proportion to its ``tokens``."""
+    """Whether all ``cells`` of the grids could take memory out of proportion to the ``tokens``."""
     return cells > max(16 * tokens, 4096)
 
 
@@ -25,10 +25,10 @@ def batched_rope(
     """What timm's ``NaFlexVit._generate_rope_naflex`` returns, without a loop over samples.
 
     Args:
-        rope: the module's settings, of :func:`read_rope`.
-        patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype; a sample's grid is its
-            largest + 1, and tokens past its h*w are padding.
-        dtype: of the result; angles, sines and cosines are computed in float32 at least, under autocast too.
+        rope: the module's settings, from :func:`read_rope`.
+        patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype. A sample's grid is its
+            largest coordinate + 1; tokens past its h*w are padding, whose coordinates are not looked at.
+        dtype: of the result. Angles, sines and cosines are computed in float32 at least, under autocast too.
         in_graph: use PyTorch's differentiable, capturable operations alone, and read nothing back to the host.
 
     Returns:
@@ -36,27 +36,29 @@ def batched_rope(
         iterable of (B, heads, N, 2D), one per block.
 
     Raises:
-        ValueError: a negative, non-finite or huge coordinate (not with ``in_graph``; on a GPU only where read back).
+        ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not checked with
+            ``in_graph``, nor on a GPU where nothing is read back.
+
+    Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
-    coord = patch_coord.detach().to(torch.int64) if in_graph else whole_numbers(patch_coord)
+    depth = rope.frequencies.shape[1] if rope.mixed else 0
+    if in_graph:
+        table = by_token(rope, patch_coord.detach().to(torch.int64), dtype)
+        return [table(block) for block in range(depth)] if rope.mixed else table(None)
+    coord = whole_numbers(patch_coord)
     batch, length = coord.shape[:2]
-    look = not in_graph and coord.device.type == "cpu"  # reading a flag back costs nothing
-    by_token = in_graph or batch == 0 or (rope.augment is None and batch == 1)
-    # For few tokens fewer operations win; on a GPU sines are free and host reads are not.
-    by_token |= not rope.mixed and rope.augment is None and (coord.is_cuda or batch * length <= FEW_TOKENS)
-    grids = None
-    if not by_token:
-        grids = read_grids(coord, one=rope.alike)
-        by_token = too_many(grids.cells, batch * length)
-    elif look and coord.numel() and int(coord.min()) < 0:
-        raise bad_coordinate(int(coord.amin((1, 2)).argmin()))
-    if not rope.mixed:
-        if grids is None or by_token:
-            return closed(rope, coord, dtype, grids, look=look)
-        return gathered(rope, grids, dtype)
-    if grids is None or by_token:  # one sample has every cell once
-        make = mixed_closed(rope, coord, dtype, grids, look=look)
+    fixed = rope.augment is None
+    if coord.numel() == 0 or (coord.is_cuda and fixed and not rope.mixed):
+        grids, formula = None, True  # on a GPU sines are free and host reads are not
     else:
-        make = mixed_gathered(rope, grids, dtype)
-    depth = rope.frequencies.shape[1]
-    return [make(block) for block in range(depth)] if in_graph else MixedTables(depth, make)
+        grids = read_grids(coord, one=rope.alike)
+        # Other reasons for the formula: one sample has each cell once; few tokens need few operations; one token with
+        # a huge coordinate makes a huge grid.
+        few = batch == 1 if rope.mixed else batch * length <= FEW_TOKENS
+        formula = (few and fixed) or too_many(grids.cells, batch * length)
+    if formula or grids is None:
+        table = by_token(rope, coord, dtype, grids)
+        return MixedTables(depth, table) if rope.mixed else table(None)
+    if rope.mixed:
+        return MixedTables(depth, by_block(rope, coord, dtype, grids))
+    return (by_cell if rope.alike else by_line)(rope, coord, dtype, grids)

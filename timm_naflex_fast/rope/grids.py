@@ -1,4 +1,4 @@
-"""A batch's grids, read back to the host once, and what is drawn at random for each of them."""
+"""The grids of a batch, and the random change of their positions that timm draws in training."""
 
 from __future__ import annotations
 
@@ -15,46 +15,58 @@ from .settings import Rope
 
 @dataclass(frozen=True)
 class Grids:
-    """The distinct grids of a batch in order of first appearance, or one as large as the largest of each side.
+    """The distinct grids of a batch in order of first appearance, or one grid that holds all of them.
 
     Args:
-        coord: (B, N, 2) the tokens' (y, x), int64.
-        sizes: (G, 2) grids (h, w), int64.
-        of: (B,) which of them is each sample's, int64.
-        past: (B, N) whether a token lies past the end of its sample's grid, and so is padding.
-        cells: how many cells ``sizes`` have together.
+        sizes: height and width of each grid.
+        of: for each sample, the number of its grid.
+        cells: how many cells the grids have together.
+        padded: whether the batch holds any padding.
     """
 
-    coord: Tensor
-    sizes: Tensor
-    of: Tensor
-    past: Tensor
+    sizes: list[tuple[int, int]]
+    of: list[int]
     cells: int
+    padded: bool
+
+
+def padding(coord: Tensor) -> Tensor:
+    """Which of the tokens (B, N, 2) are padding, (B, N): those past the h*w tokens of their grid."""
+    cells = (coord.amax(1, keepdim=True) + 1).prod(2)
+    return torch.arange(coord.shape[1], device=coord.device) >= cells
 
 
 def read_grids(coord: Tensor, *, one: bool) -> Grids:
-    """The grids of the tokens (B, N, 2), B and N at least 1; with ``one``, a single grid that holds every other.
+    """Read the grids of the tokens (B, N, 2), B and N at least 1, back to the host.
+
+    Args:
+        coord: int64 coordinates (y, x). Those of padding may hold anything up to their grid's size.
+        one: return a single grid, as high and as wide as the largest.
 
     Raises:
-        ValueError: a negative, non-finite or huge coordinate.
+        ValueError: a negative, non-finite or huge coordinate among a grid's own tokens.
     """
-    size = coord.amax(1) + 1
-    past = torch.arange(coord.shape[1], device=coord.device) >= size.prod(1, keepdim=True)
-    facts = torch.cat([size, coord.amin((1, 2))[:, None]], 1).tolist()  # the device-to-host copy
-    for sample, (h, w, lowest) in enumerate(facts):
-        if lowest < 0 or max(h, w) > LARGEST:
-            raise bad_coordinate(sample)
+    ends = torch.stack(torch.aminmax(coord, dim=1), 1).tolist()  # the only device-to-host copy
     number: dict[tuple[int, int], int] = {}
-    of = [number.setdefault((h, w), len(number)) for h, w, _ in facts]
+    of = []
+    for sample, (low, (y, x)) in enumerate(ends):
+        h, w = y + 1, x + 1
+        no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
+        if no_grid or (min(low) < 0 and int(coord[sample, : h * w].min()) < 0):
+            raise bad_coordinate(sample)
+        of.append(number.setdefault((h, w), len(number)))
+    padded = any(h * w < coord.shape[1] for h, w in number)
     if one:
-        cells = max(h for h, _ in number) * max(w for _, w in number)
-        return Grids(coord, size.amax(0, keepdim=True), size.new_zeros(len(size)), past, cells)
-    cells = sum(h * w for h, w in number)
-    return Grids(coord, size.new_tensor(list(number)), size.new_tensor(of), past, cells)
+        number, of = {(max(h for h, _ in number), max(w for _, w in number)): 0}, [0] * len(of)
+    return Grids(list(number), of, sum(h * w for h, w in number), padded)
 
 
 def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequences of ``lengths`` (G,) laid end to end: each item's sequence and place in it, and where each starts."""
+    """Number the items of sequences of ``lengths`` (G,) that lie end to end.
+
+    Returns:
+        Each item's sequence and its place in there, both (sum of lengths,), and each sequence's first item, (G,).
+    """
     if len(lengths) == 1:
         place = torch.arange(int(lengths), device=lengths.device)
         return torch.zeros_like(place), place, torch.zeros_like(lengths)
@@ -63,23 +75,17 @@ def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return owner, torch.arange(len(owner), device=lengths.device) - starts[owner], starts
 
 
-def cells(rope: Rope, grids: Grids) -> tuple[Tensor, Tensor]:
-    """Positions (cells, 2) of all cells of the grids, and the cell of each token, (B, N) int32."""
-    owner, place, starts = ragged(grids.sizes.prod(1))
-    size = grids.sizes[owner]
-    positions = rope.positions(torch.stack([place // size[:, 1], place % size[:, 1]], 1), size)
-    width = grids.sizes[:, 1][grids.of][:, None]
-    index = torch.addcmul(starts[grids.of][:, None] + grids.coord[..., 1], grids.coord[..., 0], width)
-    return augmented(rope, grids)(positions, owner, slice(None)), index.to(torch.int32)
+def augmentation(rope: Rope, grids: Grids, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Draw timm's random change of positions for each grid.
 
+    The draws have timm's order and are made where timm makes them, so a seed gives what it gives in timm; then they
+    are copied to ``device``.
 
-def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, slice], Tensor]:
-    """The training-time change of positions: (positions (..., A), the grid of each (...), their channels) -> new ones.
-
-    Drawn for one grid after the other in timm's order and on its device, so that a seed gives what it gives in timm.
+    Returns:
+        A function (positions (..., 2), the number of each one's grid (...)) -> changed positions (..., 2).
     """
     if rope.augment is None:
-        return lambda positions, owner, channels: positions
+        return lambda positions, owner: positions
     shift, jitter, rescale = rope.augment
 
     def draw(count: int, limit: float) -> Tensor:
@@ -90,11 +96,24 @@ def augmented(rope: Rope, grids: Grids) -> Callable[[Tensor, Tensor, slice], Ten
         moved = draw(2, float(shift)) if shift is not None else torch.zeros(2)
         stretched = draw(2, math.log(jitter)).exp() if jitter is not None else torch.ones(2)
         scaled = draw(1, math.log(rescale)).exp() if rescale is not None else torch.ones(1)
-        drawn.append(torch.cat([moved, stretched, scaled.expand(2)]).view(3, 2))
-    by_grid = torch.stack(drawn).to(grids.coord.device)
+        drawn.append(torch.stack([moved, stretched, scaled.expand(2)]))
+    by_grid = torch.stack(drawn).to(device)
 
-    def change(positions: Tensor, owner: Tensor, channels: slice) -> Tensor:
-        moved, stretched, scaled = by_grid[owner][..., channels].unbind(-2)
+    def change(positions: Tensor, owner: Tensor) -> Tensor:
+        moved, stretched, scaled = by_grid[owner].unbind(-2)
         return (positions + moved) * stretched * scaled
 
     return change
+
+
+def cells(rope: Rope, coord: Tensor, grids: Grids) -> tuple[Tensor, Tensor]:
+    """Number the cells of all grids: their positions (cells, 2), and the number of each token's cell, (B, N) int32.
+
+    Numbers of padding tokens mean nothing.
+    """
+    sizes, of = coord.new_tensor(grids.sizes), coord.new_tensor(grids.of)
+    owner, place, starts = ragged(sizes.prod(1))
+    size, width = sizes[owner], sizes[:, 1][of][:, None]
+    positions = rope.positions(torch.stack([place // size[:, 1], place % size[:, 1]], 1), size)
+    index = torch.addcmul(starts[of][:, None] + coord[..., 1], coord[..., 0], width)
+    return augmentation(rope, grids, coord.device)(positions, owner), index.to(torch.int32)

@@ -1,73 +1,49 @@
 """Mixed rotary tables: learned frequencies for every block and head, so a table (B, heads, N, 2D) per block.
 
-A block's angles are computed once per cell of the batch's grids and gathered by token. The gradient takes the same way
-back: summed per cell, then through a table of a few hundred cells to the frequencies. Nothing of one block is kept
-for another.
+A block's sines and cosines are computed once per cell of the batch's grids, and each token takes its cell's line. The
+gradient takes the same way back: the gradients of a cell's tokens are summed first, then they go through the table of
+a few hundred cells to the frequencies. Blocks share no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grids import Grids, cells
+from .grids import Grids, cells, padding
 from .settings import Rope
-from .tables import layout, sum_of_lines, token_positions
+from .tables import layout, sum_of_lines
 
 CHUNK_BYTES = 2**25
 
 
 class MixedTables:
-    """The tables (B, heads, N, 2D) of the blocks in turn, each made when it is asked for; a new loop starts anew."""
+    """The tables (B, heads, N, 2D) of ``depth`` blocks in turn; every loop over them computes them again."""
 
     def __init__(self, depth: int, make: Callable[[int], Tensor]) -> None:
         self.depth, self.make = depth, make
-        self._next = 0
 
-    def __iter__(self) -> MixedTables:
-        self._next = 0
-        return self
-
-    def __next__(self) -> Tensor:
-        if self._next == self.depth:
-            raise StopIteration
-        self._next += 1
-        return self.make(self._next - 1)
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.make, range(self.depth))
 
 
-def mixed_closed(
-    rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None, *, look: bool
-) -> Callable[[int], Tensor]:
-    """A block's number to its table for the tokens (B, N, 2), by the formula per token and plain operations alone.
-
-    ``grids`` and ``look``: as in :func:`closed`.
-    """
-    positions, past = (value.unsqueeze(1) for value in token_positions(rope, coord, grids))
-    full = look and not past.any()
-
-    def make(block: int) -> Tensor:
-        table = layout(rope.angles(positions, block), rope.half).to(dtype)
-        return table if full else table.masked_fill_(past, 0.0)
-
-    return make
-
-
-def mixed_gathered(rope: Rope, grids: Grids, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """A block's number to its table for the tokens of ``grids``, gathered from one line per head and cell."""
-    positions, index = cells(rope, grids)
+def by_block(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Callable[[int], Tensor]:
+    """Prepare the tables of the tokens (B, N, 2): a function from a block's number to (B, heads, N, 2D)."""
+    positions, cell = cells(rope, coord, grids)
+    # A table holds one line per head and cell, then a line of zeros for padding.
     heads, count = rope.frequencies.shape[2], len(positions)
-    by_head = index[:, None] + torch.arange(heads, dtype=index.dtype, device=index.device)[:, None] * count
-    by_head.masked_fill_(grids.past[:, None], heads * count)
+    index = cell[:, None] + torch.arange(heads, dtype=torch.int32, device=cell.device)[:, None] * count
+    index.masked_fill_(padding(coord)[:, None], heads * count)
 
-    def make(block: int) -> Tensor:
+    def table(block: int) -> Tensor:
         lines = layout(rope.angles(positions, block), rope.half)  # (heads, cells, 2D)
-        return _Spread.apply(lines.flatten(0, 1), by_head, dtype)
+        return _Spread.apply(lines.flatten(0, 1), index, dtype)
 
-    return make
+    return table
 
 
 class _Spread(torch.autograd.Function):
@@ -92,7 +68,7 @@ class _Collect(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, index: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(index)
         ctx.dtype = tokens.dtype
-        # In one piece, unless that needs a wider copy, as a gradient in bfloat16 does.
+        # Tokens in another dtype are copied into a wider one, a few samples at a time.
         whole = tokens.numel() * (tokens.dtype != dtype) * 8
         samples = max(1, len(tokens) * CHUNK_BYTES // max(whole, CHUNK_BYTES))
         lines = tokens.new_zeros(rows + 1, tokens.shape[-1], dtype=dtype)

@@ -1,7 +1,7 @@
-"""timm's rotary modules as numbers: how a token's cell becomes positions, and which frequencies turn them into angles.
+"""timm's rotary modules as numbers: how a cell becomes two positions, and which frequencies turn them into angles.
 
-Every type is ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` for a token's two positions p. Axial, DINOv3 and multimodal
-(mrope) frequencies are zero for one of the two in each channel c at least; mixed ones are learned and dense.
+Every type computes ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` from a token's two positions p. In axial, DINOv3 and
+multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed modules learn both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rope:
 
     @property
     def mixed(self) -> bool:
-        """Whether every block and head has frequencies of its own."""
+        """Whether each block and head has its own frequencies."""
         return self.frequencies.ndim == 4
 
     @property
@@ -66,29 +66,28 @@ class Rope:
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
 
-    def positions(self, places: Tensor, grid: Tensor, axes: slice = slice(None)) -> Tensor:
-        """Positions (..., A), float32, of places along the ``axes`` of (y, x), in grids (..., 2) that broadcast.
+    def positions(self, places: Tensor, size: Tensor) -> Tensor:
+        """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w), which broadcast.
 
-        The order of operations is timm's, and so the rounding. Of both axes they are in the order of the channels.
+        Operations follow timm's order, so they round alike.
         """
-        both = axes == slice(None)
-        position, size = places.to(torch.float32), grid if both else grid[..., axes]
+        position = places.to(torch.float32)
         if self.centered:
-            denominator = size
+            divisor = size
             if self.normalize != "separate":
-                denominator = grid.amin(-1, keepdim=True) if self.normalize == "min" else grid.amax(-1, keepdim=True)
-            position = (position + (0.5 + self.offset)) / denominator
+                divisor = size.amin(-1, keepdim=True) if self.normalize == "min" else size.amax(-1, keepdim=True)
+            position = (position + (0.5 + self.offset)) / divisor
         elif self.offset:
             position = position + self.offset
         if self.reference is not None:
-            position = position / size * position.new_tensor(self.reference)[axes]
+            position = position / size * position.new_tensor(self.reference)
         if self.centered:
             position = 2.0 * position - 1.0
-        return position.flip(-1) if both and self.swap else position
+        return position.flip(-1) if self.swap else position
 
 
 def read_rope(module: Any) -> Rope | str:
-    """What ``module``, the ``rope`` of a NaFlexVit, computes; or why only timm's own code can tell, in words."""
+    """Read the settings of ``module``, the ``rope`` of a NaFlexVit; or return in words why timm's own code must run."""
     reader = _READERS.get(type(module).__name__)
     if reader is None or type(module).__module__ != "timm.layers.pos_embed_sincos":
         return f"rotary embeddings of the type {type(module).__name__}"
