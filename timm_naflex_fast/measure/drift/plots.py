@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from ..contenders import CONTENDERS
 from ..style import INK, colour, panels
 from .pictures import Picture
-from .report import groups
+from .report import groups, percent
 from .survey import Survey
 
 MARKERS = "osD^vPX*"
@@ -18,7 +20,7 @@ RMS = "relative RMS drift (%)"
 
 def curves(survey: Survey) -> str:
     """Drift after each block, over downsampling and over aspect ratio, and of the pooled output: four panels."""
-    figure, axes = panels(2, 2, 5.2, 3.4)
+    figure, axes = panels(2, 2, 5.6, 3.4)
     depth, shrink, aspect, pooled = axes.flat
     for place, group in enumerate(groups(survey)):
         name, marker = group[0], MARKERS[place % len(MARKERS)]
@@ -43,11 +45,12 @@ def _bars(panel: Any, survey: Survey) -> None:
     names = [name for name in survey.drift if name != survey.baseline]
     values = [survey.drift[name].pooled_cosine_distance for name in names]
     leader = {name: group[0] for group in groups(survey) for name in group}
-    bars = panel.barh(names, values, color=[colour(leader[name]) for name in names], height=0.7)
-    labels = ["equal" if survey.exact(name) else f"{value:.1e}" for name, value in zip(names, values)]
+    bars = panel.barh([CONTENDERS[name].words for name in names], values, color=[colour(leader[name]) for name in names], height=0.7)
+    labels = ["equal" if survey.exact(name) else f"{value:.2g}" for name, value in zip(names, values)]
     panel.bar_label(bars, labels, padding=3, fontsize=7, color=INK)
     panel.set(title="Pooled output", xlabel="1 - cosine, mean over images", xlim=(0, 1.2 * max([*values, 1e-9])))
     panel.tick_params(axis="y", labelsize=7)
+    panel.xaxis.get_major_locator().set_params(nbins=4)
     panel.invert_yaxis()
     panel.grid(False, axis="y")
 
@@ -66,7 +69,7 @@ def drift_map(picture: Picture, top: float) -> str:
 
     h, w = picture.grid
     across, down = 2.9 * max(0.45, min(1, w / h)), 2.9 * min(1, h / w)
-    figure, axes = panels(1, 1 + len(picture.maps), across, down + 0.6)
+    figure, axes = panels(1, 1 + len(picture.maps), across, down + 0.8)
     photo, *others = axes.flat
     with Image.open(io.BytesIO(base64.b64decode(picture.jpeg))) as image:
         photo.imshow(image, extent=(0, w, h, 0), cmap="gray")
@@ -75,13 +78,14 @@ def drift_map(picture: Picture, top: float) -> str:
         peak = max(map(max, values))
         mapped = panel.imshow(values, extent=(0, w, h, 0), cmap="viridis", vmin=0, vmax=100 * top)
         mapped.set_data([[100 * value for value in row] for row in values])
-        panel.set_title(f"{name}\nat most {100 * peak:.2g} %", color=INK, fontsize=8)
+        title = textwrap.fill(CONTENDERS[name].words.removeprefix("the "), int(9 * across))
+        panel.set_title(f"{title}\nat most {percent(peak)}", color=INK, fontsize=8)
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
     if others:
         bar = figure.colorbar(mapped, ax=axes, shrink=0.9, extend="max")
-        bar.set_label("difference, % of a token's length", color=INK, fontsize=8)
+        bar.set_label("difference (%)", color=INK, fontsize=8)
         bar.ax.tick_params(colors=INK, labelsize=8)
     return _address(figure, "webp")
 
@@ -91,7 +95,7 @@ def _address(figure: Any, form: str) -> str:
     from matplotlib import rc_context
 
     file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "drift"}):
+    with rc_context({"svg.hashsalt": "drift", "svg.fonttype": "none"}):
         more: dict[str, Any] = dict(metadata={"Date": None}) if form == "svg" else dict(pil_kwargs={"quality": 80})
         figure.savefig(file, format=form, transparent=True, dpi=110, **more)
     kind = {"svg": "svg+xml"}.get(form, form)

@@ -131,7 +131,7 @@ def cells(survey: Survey, name: str) -> list[str]:
     """A contender's figures under :func:`columns`, the same text in every table."""
     found = {key: getattr(survey.drift[name], key) for key in columns(survey)}
     numbers = ("embed_max_abs", "pooled_cosine_distance")
-    return [(f"{v:.1e}" if v else "0") if key in numbers else percent(v) for key, v in found.items()]
+    return [(f"{v:.2g}" if v else "0") if key in numbers else percent(v) for key, v in found.items()]
 
 
 def words(report: Report, name: str) -> str:
