@@ -54,7 +54,9 @@ def test_nearest_by_hand():
     many = torch.randn(1500, 8)
     directions = F.normalize(many.double(), dim=-1)
     expected = (directions @ directions.t()).fill_diagonal_(-2).argmax(-1)
-    assert torch.equal(nearest(many, list(map(str, range(1500)))), expected), "more than one part of the similarity matrix"
+    assert torch.equal(nearest(many, list(map(str, range(1500)))), expected), (
+        "more than one part of the similarity matrix"
+    )
 
 
 # contenders
@@ -127,7 +129,10 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason():
     assert set(found.left_out) == set(OTHERS)
     with pytest.raises(ValueError, match=r"'nope' is not a contender; valid: stock, .*issue-2514-zeros"):
         survey(model, batches(), ["nope"])
-    with pytest.raises(ValueError, match="'bilinear' cannot be measured: it is the model's own"), use("bilinear", model):
+    with (
+        pytest.raises(ValueError, match="'bilinear' cannot be measured: it is the model's own"),
+        use("bilinear", model),
+    ):
         pass
     with pytest.raises(ValueError, match="cannot be the baseline: it is the model's own setting"):
         survey(model, batches(), baseline="bilinear")
@@ -180,4 +185,3 @@ def test_another_baseline_and_another_dtype():
     exact = survey(model, batches(), ["matmul"])
     assert exact.exact("matmul") and exact.drift["matmul"].embed_rel_rms < 1e-3
     assert next(model.parameters()).dtype == torch.bfloat16
-

@@ -45,7 +45,9 @@ def _bars(panel: Any, survey: Survey) -> None:
     names = [name for name in survey.drift if name != survey.baseline]
     values = [survey.drift[name].pooled_cosine_distance for name in names]
     leader = {name: group[0] for group in groups(survey) for name in group}
-    bars = panel.barh([CONTENDERS[name].words for name in names], values, color=[colour(leader[name]) for name in names], height=0.7)
+    bars = panel.barh(
+        [CONTENDERS[name].words for name in names], values, color=[colour(leader[name]) for name in names], height=0.7
+    )
     labels = ["equal" if survey.exact(name) else f"{value:.2g}" for name, value in zip(names, values)]
     panel.bar_label(bars, labels, padding=3, fontsize=7, color=INK)
     panel.set(title="Pooled output", xlabel="1 - cosine, mean over images", xlim=(0, 1.2 * max([*values, 1e-9])))
