@@ -36,8 +36,8 @@ def test_verdict_is_one_sentence_from_the_figures():
     text = verdict(one_survey(matmul=exact, grid_sample=moved, bicubic=Drift(0.5, 0.04, 0.01, 1, 1, 0.9)))
     assert text == (
         "On 40 images, matmul gives timm's own result but for rounding (embeddings within 5.0e-07); grid_sample moves "
-        "the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest neighbour and takes accuracy from "
-        "90.00 % to 85.00 %; 1 of 1 other contenders move them by 4.00 % (bicubic)."
+        "the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest neighbour and takes accuracy "
+        "from 90.00 % to 85.00 %; 1 of 1 other contenders move them by 4.00 % (bicubic)."
     )
     assert verdict(one_survey(matmul=exact), stand_in=True).endswith(
         "with stand-in weights, a trained model may differ."
