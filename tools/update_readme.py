@@ -19,8 +19,8 @@ import speed
 import study
 import version_matrix
 
-from timm_naflex_fast.measure.drift.data import Report, cells, read_json
-from timm_naflex_fast.measure.drift.peers import NAMES
+from timm_naflex_fast.measure.contenders import NAMES
+from timm_naflex_fast.measure.drift.report import Report, cells, read, words
 from timm_naflex_fast.patching.modes import POS_EMBED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,8 +46,7 @@ def render_drift(ways: Iterable[str] = POS_EMBED) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in (name for name in report.survey.drift if name in ways):
-        _, what, *figures = cells(report, name)
-        lines.append(f"| `{name}` | {what} | {' | '.join(figures)} |")
+        lines.append(f"| `{name}` | {words(report, name)} | {' | '.join(cells(report.survey, name))} |")
     made = report.made
     lines += [
         "",
@@ -59,7 +58,7 @@ def render_drift(ways: Iterable[str] = POS_EMBED) -> str:
 
 def digits() -> Report:
     """The digits' report."""
-    return read_json(DRIFT / "digits" / "report.json")
+    return read(DRIFT / "digits" / "report.json")
 
 
 SECTIONS = {

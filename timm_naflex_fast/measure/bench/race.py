@@ -1,4 +1,4 @@
-"""Contenders that do the same work, timed in turns: one round runs each once, so that noise falls on all alike."""
+"""Contenders that do the same work, timed in turns: each round runs each of them once, so that noise falls on all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ...patching.modes import PATCH_EMBED, POS_EMBED, ROPE
-
-BASELINE, FLOOR = "stock", "floor"
-STRATEGIES = {*POS_EMBED, *PATCH_EMBED, *ROPE} - {BASELINE}
+BASELINE = "stock"
+PLAIN_ADD = "plain-add"
+"""The contender that only adds ready numbers into the tokens: what it costs to touch the memory once."""
 
 
 def _nothing() -> None:
@@ -22,35 +21,28 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do the work: ``run(prepare())``, of which only ``run`` is timed.
-
-    ``ours`` says whether a loss against ``BASELINE`` is to be reported; None: the name's first word is a strategy's.
-    """
+    """One way to do the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
 
     name: str
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = _nothing
-    ours: bool | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is a strategy of this package."""
-        return self.name.split()[0] in STRATEGIES if self.ours is None else self.ours
+    ours: bool = False
 
 
 @dataclass(frozen=True)
 class Race:
-    """A piece of work and those who do it. ``BASELINE`` and ``FLOOR`` among the names are what ratios refer to.
+    """A piece of work and its contenders. Ratios refer to the contenders named ``BASELINE`` and ``PLAIN_ADD``.
 
-    Args:
-        suite: "pos_embed", "patch_embed" or "rope".
+    Attributes:
+        suite: "pos_embed", "model", "patch_embed" or "rope".
         workload: its name in the tables.
         phase: what is timed, e.g. "infer", "train", "frozen".
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
-        contenders: in the order in which tables show them.
-        about: further columns, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: what peak memory is compared with;
+        contenders: in the order of the table's rows.
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
             ``"left_out"``: {contender: why it does not run}.
+        finish: called after the last round; gives further facts.
     """
 
     suite: str
@@ -60,11 +52,20 @@ class Race:
     dtype: str
     contenders: tuple[Contender, ...]
     about: dict[str, Any] = field(default_factory=dict)
+    finish: Callable[[], dict[str, Any]] = dict
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender's result: median over the rounds; ratios from the same run, None where nothing to refer to ran."""
+    """One contender's result; suite, workload, phase, batch, dtype and about are its race's.
+
+    Attributes:
+        median_ms: over the rounds.
+        times_faster: the baseline's median over this one's, in the same run; None without a baseline.
+        times_plain_add: this median over that of one plain add; None where that did not run.
+        spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
+        peak_bytes: the most memory held at once beyond what there was before; None where not measured.
+    """
 
     suite: str
     workload: str
@@ -75,19 +76,15 @@ class Row:
     rounds: int
     median_ms: float
     times_faster: float | None
-    times_floor: float | None
+    times_plain_add: float | None
     peak_bytes: int | None
     about: dict[str, Any]
     ours: bool = False
+    spread: float | None = None
 
 
-def run(race: Race, rounds: int, **options: Any) -> list[Row]:
-    """Time every contender ``rounds`` times, interleaved; options as in :func:`run_together`."""
-    return run_together([race], rounds, **options)[0]
-
-
-def run_together(
-    races: Sequence[Race],
+def run(
+    race: Race,
     rounds: int,
     *,
     warmup: int = 1,
@@ -97,31 +94,32 @@ def run_together(
     stopwatch: Callable[[Callable[[], Any]], float] | None = None,
     peak_memory: Callable[[Contender], int | None] | None = None,
     advance: Callable[[], Any] = _nothing,
-) -> list[list[Row]]:
-    """Time the contenders of all races ``rounds`` times, interleaved, after ``warmup`` rounds that do not count.
+) -> list[Row]:
+    """Time each contender ``rounds`` times, in turns, after ``warmup`` rounds that do not count.
 
     Args:
-        races: more than one, so that times of one can be compared with those of another (batch sizes).
-        budget: seconds; a contender that its warm-up shows to need more runs in fewer rounds, at least ``min_rounds``,
-            spread evenly over the whole, so that a machine that is slower for a while is so for all alike.
-            Three, so that a median can pass over one that something else disturbed. Without a warm-up there is none.
+        race: the contenders and what they do.
+        rounds: at least 1.
+        warmup: the first rounds compile, fill caches and map memory.
+        budget: seconds; a contender that would need more (told from its last warm-up) runs in fewer rounds, at least
+            ``min_rounds``, spread evenly, so that a slow spell of the machine falls on all alike.
+        min_rounds: three, so that the median can ignore one round that something else disturbed.
         clock: seconds.
-        stopwatch: runs what it is given and says how many seconds that took; by default told from the clock.
-        peak_memory: bytes a contender has allocated at most at once, measured outside the timed rounds.
-        advance: called after each single run (a progress bar).
+        stopwatch: runs what it is given and returns the seconds that took; by default two readings of the clock.
+        peak_memory: the most bytes that a contender holds at once, measured after the timed rounds.
+        advance: called after each single run.
 
     Returns:
-        The rows of each race.
+        A row per contender.
     """
-    entered = [(place, contender) for place, race in enumerate(races) for contender in race.contenders]
-    seconds: dict[tuple[int, str], list[float]] = {(place, contender.name): [] for place, contender in entered}
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
     share = dict.fromkeys(seconds, rounds)
-    order, shuffle = list(entered), random.Random(0).shuffle
+    order, shuffle = list(race.contenders), random.Random(0).shuffle
     for turn in range(warmup + rounds):
-        shuffle(order)  # no contender always follows the same one, with its leavings in the caches
-        for place, contender in order:
-            who = place, contender.name
-            if turn >= warmup and not _runs(turn - warmup, share[who], rounds):
+        shuffle(order)  # otherwise each would always find the same predecessor's leavings in the caches
+        for contender in order:
+            name = contender.name
+            if turn >= warmup and not _runs(turn - warmup, share[name], rounds):
                 continue
             argument = contender.prepare()
             if stopwatch is None:
@@ -131,16 +129,14 @@ def run_together(
             else:
                 taken = stopwatch(partial(contender.run, argument))
             if turn >= warmup:
-                seconds[who].append(taken)
+                seconds[name].append(taken)
             elif budget is not None:
-                share[who] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
+                share[name] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
             del argument
             advance()
-    peaks = {(place, c.name): peak_memory(c) if peak_memory else None for place, c in entered}
-    return [
-        list(_rows(race, *({c.name: found[place, c.name] for c in race.contenders} for found in (seconds, peaks))))
-        for place, race in enumerate(races)
-    ]
+    peaks = {c.name: peak_memory(c) if peak_memory else None for c in race.contenders}
+    race.about.update(race.finish())
+    return list(_rows(race, seconds, peaks))
 
 
 def _runs(turn: int, share: int, rounds: int) -> bool:
@@ -148,23 +144,28 @@ def _runs(turn: int, share: int, rounds: int) -> bool:
     return (turn + 1) * share // rounds > turn * share // rounds
 
 
-def _rows(race: Race, seconds: dict[str, Any], peaks: dict[str, Any]) -> Iterator[Row]:
+def _rows(race: Race, seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> Iterator[Row]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    baseline, floor = medians.get(BASELINE), medians.get(FLOOR)
+    baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
     for contender in race.contenders:
-        median = medians[contender.name]
+        name, median = contender.name, medians[contender.name]
         yield Row(
-            suite=race.suite,
-            workload=race.workload,
-            phase=race.phase,
-            batch=race.batch,
-            dtype=race.dtype,
-            contender=contender.name,
-            rounds=len(seconds[contender.name]),
+            *(race.suite, race.workload, race.phase, race.batch, race.dtype),
+            contender=name,
+            rounds=len(seconds[name]),
             median_ms=1e3 * median,
             times_faster=None if baseline is None else baseline / median,
-            times_floor=None if floor is None else median / floor,
-            peak_bytes=peaks[contender.name],
+            times_plain_add=None if plain is None else median / plain,
+            peak_bytes=peaks[name],
             about=race.about,
-            ours=contender.is_ours,
+            ours=contender.ours,
+            spread=_spread(seconds[name]),
         )
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """The distance between the quartiles over the median; None for fewer than three values."""
+    if len(values) < 3:
+        return None
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / median if median else None

@@ -1,4 +1,7 @@
-"""What is timed: a position table and the grids of a batch, as the models and data sets in use have them."""
+"""What is timed: a position table and the grids of a batch, as models and data sets in use have them.
+
+Importing this file needs neither torch nor timm, so that a command's options can name the workloads.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import inspect
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from ..images import read_shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Grid = tuple[int, int]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
@@ -98,10 +104,61 @@ def fit_aspect(aspect: float, tokens: int) -> Grid:
 
 def coordinates(grids: list[Grid]) -> Tensor:
     """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0)."""
+    import torch
+
     coord = torch.zeros(len(grids), max(h * w for h, w in grids), 2, dtype=torch.int64)
     for sample, (h, w) in enumerate(grids):
         coord[sample, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
     return coord
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The grids of a folder's images, in file order, and a line for each file that could not be read."""
+
+    folder: str
+    grids: list[Grid]
+    unreadable: list[str]
+
+    @property
+    def distinct(self) -> int:
+        """How many different grids there are."""
+        return len(set(self.grids))
+
+    def workload(self, like: Workload) -> Workload:
+        """Batches drawn from these grids in random order, each image once before any comes again; table of ``like``."""
+        return replace(like, name=Path(self.folder).resolve().name, draw=_Deck(self.grids))
+
+
+def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16) -> Sizes:
+    """Read the size of every image under ``folder`` from its header, and the grid that timm would resize it to.
+
+    Args:
+        folder: searched recursively.
+        max_seq_len: most patches an image is resized to.
+        patch_size: pixels along a patch's side.
+
+    Raises:
+        ValueError: not a folder, no readable image in it, or a number below 1.
+    """
+    if max_seq_len < 1 or patch_size < 1:
+        raise ValueError(f"max_seq_len and patch_size must be at least 1; got {max_seq_len} and {patch_size}")
+    return Sizes(str(folder), *read_shapes(folder, lambda h, w: fit(h, w, max_seq_len, patch_size)))
+
+
+class _Deck:
+    """Draws without replacement; starts anew with each new generator and whenever all were drawn."""
+
+    def __init__(self, grids: list[Grid]) -> None:
+        self._grids, self._left = grids, list[Grid]()
+        self._source: random.Random | None = None
+
+    def __call__(self, source: random.Random) -> Grid:
+        if source is not self._source:
+            self._left, self._source = [], source
+        if not self._left:
+            self._left = source.sample(self._grids, len(self._grids))
+        return self._left.pop()
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
@@ -113,8 +170,9 @@ def _imagenet(source: random.Random) -> Grid:
     return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
 
 
-def _siglip(source: random.Random) -> Grid:
-    return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), 256)
+def siglip_grids(tokens: int) -> Callable[[random.Random], Grid]:
+    """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
+    return lambda source: fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
 
 
 def _extreme(source: random.Random) -> Grid:
@@ -132,7 +190,7 @@ WORKLOADS = {
     for workload in (
         Workload("single", (16, 16), "bilinear", lambda source: (24, 24)),
         Workload("imagenet", (16, 16), "bicubic", _imagenet),
-        Workload("siglip", (16, 16), "bilinear", _siglip),
+        Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _extreme),
         Workload("radio", (128, 128), "bilinear", _uniform(16, 48), False, True, True),
