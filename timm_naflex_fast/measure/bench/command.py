@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, option[2:].replace("-", "_")) is not None:
             raise ValueError(f"{option} is no longer an option; use benchmarks/{script} in a clone of the repository")
     if options.out:
+        warnings.warn("--out DIR is now --json FILE; it writes DIR/bench.json", FutureWarning, stacklevel=2)
         check_writable(folder=options.out)
         options.json = options.json or str(Path(options.out) / "bench.json")
     check_writable(options.json)
@@ -106,7 +108,10 @@ def _check(options: argparse.Namespace) -> None:
     options.batch = options.batch or [8 if options.model else 64]
     options.dtype = options.dtype or ["bfloat16" if options.model and options.device == "cuda" else "float32"]
     options.phase = options.phase or list(suite.PHASES)
-    chosen = [PLAIN_ADD if name == "floor" else name for name in options.contenders or ()]
+    chosen = options.contenders or []
+    if "floor" in chosen:
+        warnings.warn(f"the contender 'floor' is now called {PLAIN_ADD!r}", FutureWarning, stacklevel=2)
+        chosen = [PLAIN_ADD if name == "floor" else name for name in chosen]
     if options.model:
         options.contenders = check_names(chosen, (BASELINE, *OURS)) or [BASELINE, "matmul"]
     else:
