@@ -15,6 +15,8 @@ from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
 from timm_naflex_fast.measure.bench.report import read_json
 from timm_naflex_fast.measure.style import INK, colour, panels, require_matplotlib
 
+FEW = {"stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul", PLAIN_ADD}
+
 
 def plot(rows: Sequence[Row], folder: str | Path) -> list[Path]:
     """Write ``time_over_batch.png`` (where more than one batch size ran) and ``times_faster.png`` into ``folder``.
