@@ -1,4 +1,4 @@
-"""How far each strategy moves a NaFlexVit from timm's own result.
+"""How far each contender moves a NaFlexVit from timm's own result.
 
 uv run examples/drift_report.py
     on the small model of train_digits.py and its held-out digits at many aspect ratios.
@@ -14,6 +14,7 @@ import digits
 
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.drift import command
+from timm_naflex_fast.measure.drift.inputs import reading
 
 PROGRAM = "uv run examples/drift_report.py"
 
@@ -24,11 +25,14 @@ def report(options: argparse.Namespace) -> int:
         return command.drift(options, PROGRAM)
     if options.images:
         raise ValueError("--images goes with --model NAME; without both, the digits are measured")
+    command.prepare(options)
     checkpoint = options.checkpoint or digits.CHECKPOINT
-    model = digits.load_model(checkpoint)
+    with reading(checkpoint):
+        model = digits.load_model(checkpoint)
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
     options.model = "digits NaFlexVit"
+    options.max_seq_len = [max(h * w for h, w in digits.HELD_OUT_GRIDS)]
     return command.measure_and_show(
         model,
         batches,
@@ -36,7 +40,6 @@ def report(options: argparse.Namespace) -> int:
         weights=f"file {digits.Path(checkpoint).name}, trained by train_digits.py",
         source=f"scikit-learn's held-out digits, each in {len(digits.HELD_OUT_GRIDS)} grids",
         program=PROGRAM,
-        max_seq_len=[max(h * w for h, w in digits.HELD_OUT_GRIDS)],
     )
 
 

@@ -30,7 +30,7 @@ from training_report import NUDGED, STEPS_TO_COINCIDE, TOLERANCE, draw, read, re
 
 import timm_naflex_fast
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.drift import track
+from timm_naflex_fast.measure.tables import track
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "training_study"
 EXACT = ("interpolate_cached", "matmul")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from timm_naflex_fast.measure.drift.data import Report
+from timm_naflex_fast.measure.drift.report import Report
 from timm_naflex_fast.measure.style import COLOURS, INK
 
 WAYS = {"grid_sample": "grid_sample (timm's fast flag)", "matmul": "matmul (this package)"}

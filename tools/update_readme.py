@@ -14,7 +14,7 @@ import study
 import version_matrix
 
 from timm_naflex_fast.measure.contenders import NAMES, OURS
-from timm_naflex_fast.measure.drift.data import Report, cells, read_json
+from timm_naflex_fast.measure.drift.report import Report, cells, columns, read, words
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -27,10 +27,12 @@ README, DRIFT, SPEED = ROOT / "README.md", ROOT / "results" / "drift", ROOT / "r
 def render_drift(contenders: Iterable[str] = ("stock", *OURS)) -> str:
     """The table of drift on the digits, of those of the ``contenders`` that are in the report."""
     report = digits()
-    headings = ["contender", "what it is", "embedding drift, max abs", "relative RMS", "pooled cosine distance"]
-    headings += ["same nearest image", "same class as timm", "accuracy"]
-    found = [cells(report, name) for name in report.survey.drift if name in contenders]
-    lines = speed_tables.markdown(headings, ([f"`{name.split(' ')[0]}`", *rest] for name, *rest in found))
+    found = report.survey
+    headings = ["contender", "what it is", *columns(found).values()]
+    lines = speed_tables.markdown(
+        headings,
+        ([f"`{name}`", words(report, name), *cells(found, name)] for name in found.drift if name in contenders),
+    )
     made = report.made
     about = (
         f"{report.survey.images:,} images; weights: {report.weights}; {made['machine']}; torch {made['torch']}, "
@@ -41,7 +43,7 @@ def render_drift(contenders: Iterable[str] = ("stock", *OURS)) -> str:
 
 def digits() -> Report:
     """The digits' report."""
-    return read_json(DRIFT / "digits" / "report.json")
+    return read(DRIFT / "digits" / "report.json")
 
 
 SECTIONS = {

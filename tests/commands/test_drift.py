@@ -13,8 +13,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.drift import ImageFolder, load_model, measure
-from timm_naflex_fast.measure.drift.report import rows
+from timm_naflex_fast.measure.drift.inputs import NaFlexImages, load_model
+from timm_naflex_fast.measure.drift.report import cells, columns
+from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.measure.images import image_files, image_sources
 
 KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours", "agreement", "accuracy"}
 
@@ -37,8 +39,9 @@ def batches(labels=True):
 
 def test_stock_is_zero_exact_is_tiny_grid_sample_is_not():
     model = small_vit().train()
-    images, results = measure(model, batches())
-    assert images == 6 and model.training
+    found = survey(model, batches())
+    results = found.drift
+    assert found.images == 6 and model.training
     assert list(results) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
     for name in ("stock", "interpolate_cached"):
         assert results[name].embed_max_abs == results[name].pooled_cosine_distance == 0
@@ -50,21 +53,25 @@ def test_stock_is_zero_exact_is_tiny_grid_sample_is_not():
 def test_without_labels_and_without_a_classifier():
     model = small_vit()
     model.reset_classifier(0)
-    _, results = measure(model, batches(labels=False), ["matmul"])
-    assert list(results) == ["stock", "matmul"]
-    assert results["matmul"].accuracy is None and results["matmul"].agreement == 1
-    assert rows(results)[1][-1] == "-"
+    found = survey(model, batches(), ["matmul"])
+    assert list(found.drift) == ["stock", "matmul"]
+    assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement is None
+    assert list(columns(found)) == ["embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours"]
+    assert len(cells(found, "matmul")) == 4
+    found = survey(small_vit(), batches(labels=False), ["matmul"])
+    assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement == 1
+    assert list(columns(found))[-1] == "agreement"
 
 
 def test_no_images():
     with pytest.raises(ValueError, match="no image"):
-        measure(small_vit(), [])
+        survey(small_vit(), [])
 
 
 def test_folder_reads_every_shape_and_lists_what_it_cannot(photos):
     (photos / "broken.png").write_text("not an image")
     model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=32, num_heads=2)
-    folder = ImageFolder(photos, model, max_seq_len=36, batch_size=2)
+    folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=2)
     shapes = [tuple(inputs["patches"].shape) for inputs, _ in folder]
     assert shapes == [(2, 36, 768), (1, 36, 768)] and len(folder) == 2
     assert len(folder.skipped) == 1 and folder.skipped[0].startswith("broken.png")
@@ -78,7 +85,7 @@ def test_bad_folders(make, tmp_path):
     elif make == "empty":
         folder.mkdir()
     with pytest.raises(ValueError, match=r"is not a folder|holds no image"):
-        ImageFolder(folder, small_vit())
+        image_files(folder)
 
 
 def test_load_model_errors(tmp_path):
@@ -88,6 +95,45 @@ def test_load_model_errors(tmp_path):
         load_model("naflexvit_nope")
     with pytest.raises(ValueError, match="no NaFlexVit"):
         load_model("vit_tiny_patch16_224", random_weights=True)
+
+
+@pytest.mark.parametrize("kind", ["cut off", "empty", "text", "pickle", "another model"])
+def test_a_checkpoint_that_cannot_be_loaded_is_one_line(kind, photos, tmp_path, capsys):
+    file = tmp_path / ("weights.pth" if kind == "pickle" else "weights.safetensors")
+    save_file({"embeds.pos_embed": torch.ones(100, 100)}, file)
+    whole = file.read_bytes()
+    contents = {"cut off": whole[: len(whole) // 2], "empty": b"", "text": b"no weights", "pickle": b"\x80\x02no"}
+    file.write_bytes(contents.get(kind, whole))
+    command = ["drift", "--model", "naflexvit_base_patch16_gap", "--checkpoint", str(file), "--images", str(photos)]
+    assert cli.main(command) == 2
+    err = capsys.readouterr().err
+    assert f"the checkpoint {file} cannot be loaded" in err and err.count("\n") == 1 and len(err) < 700
+
+
+@pytest.mark.parametrize("option", ["--json", "--out"])
+@pytest.mark.parametrize("where", ["missing folder", "a folder or file"])
+def test_results_that_cannot_be_written_are_noticed_first(option, where, photos, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("timm_naflex_fast.measure.drift.inputs.load_model", None)  # reached, it would be a traceback
+    file = tmp_path / "file"
+    file.write_text("")
+    place = {"--json": tmp_path, "--out": file}[option]
+    target = {"--json": tmp_path / "no" / "f.json", "--out": file / "folder"}[option] if where[0] == "m" else place
+    command = ["drift", "--model", "naflexvit_base_patch16_gap", "--images", str(photos), option, str(target)]
+    assert cli.main(command) == 2
+    err = capsys.readouterr().err
+    assert str(target) in err and err.count("\n") == 1 and file.read_text() == ""
+
+
+def test_names_of_options_need_no_torch():
+    code = "import sys; sys.modules['torch'] = sys.modules['timm'] = None\n"
+    code += "import importlib.util, types, pathlib\n"
+    code += "root = pathlib.Path(importlib.util.find_spec('timm_naflex_fast').origin).parent\n"
+    code += "package = types.ModuleType('timm_naflex_fast'); package.__path__ = [str(root)]\n"  # not its __init__
+    code += "sys.modules['timm_naflex_fast'] = package\n"
+    code += "import argparse, timm_naflex_fast.measure.drift.command as c\n"
+    code += "c.add_arguments(argparse.ArgumentParser())"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_unreachable_hub_says_how_to_give_weights(monkeypatch):
@@ -112,11 +158,11 @@ def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "stand_in.safetensors" in text and "3 images" in text and "interpolate_cached" in text
     report = json.loads(out.read_text())
-    assert set(report) == {"model", "weights", "images", "strategies"}
+    assert set(report) == {"model", "weights", "images", "contenders"}
     assert report["model"] == name and report["images"] == 3
-    assert set(report["strategies"]) == {"stock", "interpolate_cached", "grid_sample", "matmul"}
-    assert all(set(drift) == KEYS and drift["accuracy"] is None for drift in report["strategies"].values())
-    assert report["strategies"]["grid_sample"]["embed_max_abs"] > 0.1 > report["strategies"]["matmul"]["embed_max_abs"]
+    assert set(report["contenders"]) == {"stock", "interpolate_cached", "grid_sample", "matmul"}
+    assert all(set(drift) == KEYS and drift["accuracy"] is None for drift in report["contenders"].values())
+    assert report["contenders"]["grid_sample"]["embed_max_abs"] > 0.1 > report["contenders"]["matmul"]["embed_max_abs"]
 
 
 @pytest.mark.parametrize(

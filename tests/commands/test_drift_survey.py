@@ -1,4 +1,4 @@
-"""What the drift report measures: on tensors with known answers, with peers inside a model."""
+"""What the drift report measures: on tensors with known answers, with contenders inside a model."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from oracles import NEW_TIMM, embed, small_vit, vit_batch
 
 from timm_naflex_fast import status
-from timm_naflex_fast.measure.drift import survey
-from timm_naflex_fast.measure.drift.metrics import Difference, agreement, cosine_distance, nearest
-from timm_naflex_fast.measure.drift.peers import NAMES, PEERS, left_out, standing_in
+from timm_naflex_fast.measure.contenders import NAMES, OURS, check_names, missing, use
+from timm_naflex_fast.measure.drift.metrics import agreement, cosine_distance, nearest, relative_rms
+from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.patching.modes import MODES
 
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
+OTHERS = [name for name in NAMES if name not in MODES]
 WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]
 
 
@@ -27,19 +29,10 @@ def table_model(**kwargs):
 # metrics
 
 
-def test_difference_by_hand():
-    difference = Difference()
-    difference.add(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 0.0]))
-    difference.add(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 9.0]))
-    assert difference.max_abs == 4 and difference.rel_rms == pytest.approx((25 / 82) ** 0.5, abs=1e-12)
-    difference.add(torch.empty(0, 3), torch.empty(0, 3))
-    with pytest.raises(ValueError, match="shapes differ"):
-        difference.add(torch.ones(2), torch.ones(1))
-    assert difference.max_abs == 4
-    assert Difference().rel_rms == 0
-    nothing = Difference()
-    nothing.add(torch.ones(1), torch.zeros(1))
-    assert nothing.rel_rms == float("inf")
+def test_relative_rms_by_hand():
+    assert relative_rms(torch.tensor([9.0, 16.0]), torch.tensor([1.0, 81.0])) == pytest.approx((25 / 82) ** 0.5)
+    assert relative_rms(torch.zeros(2), torch.zeros(2)) == relative_rms(torch.empty(0), torch.empty(0)) == 0
+    assert relative_rms(torch.ones(1), torch.zeros(1)) == float("inf")
 
 
 def test_cosine_distance_by_hand():
@@ -55,20 +48,28 @@ def test_cosine_distance_by_hand():
 
 def test_nearest_by_hand():
     rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])
-    assert nearest(rows).tolist() == [1, 0, 3, 2]
+    assert nearest(rows, "abcd").tolist() == [1, 0, 3, 2]
     assert nearest(rows, ["a", "a", "b", "b"]).tolist() == [3, 3, 1, 1], "an image is no neighbour of itself"
     assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
     many = torch.randn(1500, 8)
     directions = F.normalize(many.double(), dim=-1)
     expected = (directions @ directions.t()).fill_diagonal_(-2).argmax(-1)
-    assert torch.equal(nearest(many), expected), "more than one part of the similarity matrix"
+    assert torch.equal(nearest(many, list(map(str, range(1500)))), expected), (
+        "more than one part of the similarity matrix"
+    )
 
 
-# peers
+# contenders
+
+
+def test_names():
+    assert ("stock", *OURS) == MODES
+    with pytest.warns(FutureWarning, match="'stock-bilinear' is now called 'timm-flag-bilinear'"):
+        assert check_names(["matmul", "stock-bilinear", "matmul"]) == ["matmul", "timm-flag-bilinear"]
 
 
 def formula(name, table, h, w, mode):
-    """What a peer adds to one sample (h*w, C), from the issue's own formula or F.interpolate."""
+    """What a contender adds to one sample (h*w, C), from the issue's own formula or F.interpolate."""
     nchw = table.permute(0, 3, 1, 2)
     if name.startswith("issue-2514"):
         padding = name.removeprefix("issue-2514-")
@@ -87,17 +88,17 @@ def formula(name, table, h, w, mode):
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("name", PEERS)
-def test_peer_inside_a_model_equals_its_formula(name, mode):
+@pytest.mark.parametrize("name", OTHERS)
+def test_contender_inside_a_model_equals_its_formula(name, mode):
     model = small_vit(pos_embed_interp_mode=mode).eval()
-    why = left_out(name, model.embeds)
+    why = missing(name, model.embeds)
     if why is not None:
         assert name == mode or not NEW_TIMM or name == "hf-siglip2"
         pytest.skip(why)
     batch = vit_batch(GRIDS)
     with torch.no_grad():
         plain = model.embeds.norm(model.embeds.proj(batch["patches"]))
-    with standing_in(name, model):
+    with use(name, model):
         got = embed(model, batch)
     for sample, (h, w) in enumerate(GRIDS):
         want = plain[sample, : h * w] + formula(name, model.embeds.pos_embed.detach(), h, w, mode)
@@ -107,10 +108,10 @@ def test_peer_inside_a_model_equals_its_formula(name, mode):
 @pytest.mark.parametrize("name", WITHOUT_HF)
 def test_everything_is_put_back_after_an_error(name):
     model = table_model()
-    if left_out(name, model.embeds) is not None:
+    if missing(name, model.embeds) is not None:
         return
     before, stock = dict(model.embeds.__dict__), embed(model)
-    with pytest.raises(RuntimeError, match="half way"), standing_in(name, model):
+    with pytest.raises(RuntimeError, match="half way"), use(name, model):
         assert name in ("stock", "interpolate_cached", "matmul") or not torch.equal(embed(model), stock)
         raise RuntimeError("half way")
     assert model.embeds.__dict__ == before and status().flags.is_stock
@@ -119,15 +120,20 @@ def test_everything_is_put_back_after_an_error(name):
 
 def test_what_cannot_be_measured_is_left_out_with_the_reason():
     model = table_model()
-    assert "own setting" in left_out("bilinear", model.embeds)
-    assert left_out("bicubic", model.embeds) is None and left_out("matmul", model.embeds) is None
+    assert "own setting" in missing("bilinear", model.embeds)
+    assert missing("bicubic", model.embeds) is None and missing("matmul", model.embeds) is None
     factorized = small_vit(pos_embed="factorized")
-    assert "factorized" in left_out("issue-2514-zeros", factorized.embeds)
+    assert "factorized" in missing("issue-2514-zeros", factorized.embeds)
     found = survey(factorized, batches(), NAMES)
     assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
-    assert set(found.left_out) == set(PEERS)
-    with pytest.raises(ValueError, match=r"'nope' cannot be measured; valid: stock, .*issue-2514-zeros"):
+    assert set(found.left_out) == set(OTHERS)
+    with pytest.raises(ValueError, match=r"'nope' is not a contender; valid: stock, .*issue-2514-zeros"):
         survey(model, batches(), ["nope"])
+    with (
+        pytest.raises(ValueError, match="'bilinear' cannot be measured: it is the model's own"),
+        use("bilinear", model),
+    ):
+        pass
     with pytest.raises(ValueError, match="cannot be the baseline: it is the model's own setting"):
         survey(model, batches(), baseline="bilinear")
 
@@ -164,7 +170,7 @@ def test_per_block_drift_is_that_of_forward_intermediates():
     found = survey(model, [(batch, None)], ["grid_sample"])
     outputs = {}
     for name in ("stock", "grid_sample"):
-        with standing_in(name, model), torch.no_grad():
+        with use(name, model), torch.no_grad():
             outputs[name] = model.forward_intermediates(batch, output_fmt="NLC")[1]
     for value, ours, stock in zip(found.blocks["grid_sample"], outputs["grid_sample"], outputs["stock"]):
         ours, stock = ours[batch["patch_valid"]].double(), stock[batch["patch_valid"]].double()
@@ -179,6 +185,3 @@ def test_another_baseline_and_another_dtype():
     exact = survey(model, batches(), ["matmul"])
     assert exact.exact("matmul") and exact.drift["matmul"].embed_rel_rms < 1e-3
     assert next(model.parameters()).dtype == torch.bfloat16
-
-
-# the words

@@ -17,7 +17,8 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from timm_naflex_fast.measure.drift import ImageFolder, load_model
+from timm_naflex_fast.measure.drift.inputs import NaFlexImages, load_model
+from timm_naflex_fast.measure.images import image_files, image_sources
 
 EXAMPLES = Path(siglip2_embed.__file__).parent
 SIZES = {"a.png": (40, 120), "b.jpg": (130, 50), "deep/c.png": (64, 64), "deep/d.png": (30, 200), "e.webp": (90, 90)}
@@ -57,8 +58,8 @@ def read(out):
 def pooled_by_timm(photos, weights, dtype=torch.float32):
     """Unpatched timm, one image at a time, in the order of the paths."""
     model = load_model(tiny_siglip.NAME, weights)[0].to(dtype)
-    folder = ImageFolder(photos, model, max_seq_len=36, batch_size=1)
-    names = [path.relative_to(photos).as_posix() for path in folder.files]
+    folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
+    names = [path.relative_to(photos).as_posix() for path in image_files(photos)]
     with torch.inference_mode():
         rows = [
             model({"patches": x["patches"].to(dtype), "patch_coord": x["patch_coord"], "patch_valid": x["patch_valid"]})

@@ -16,7 +16,8 @@ from oracles import is_pristine
 from torch import Tensor, nn
 
 import timm_naflex_fast
-from timm_naflex_fast.measure.drift import ImageFolder, load_model
+from timm_naflex_fast.measure.drift.inputs import NaFlexImages, load_model
+from timm_naflex_fast.measure.images import image_sources
 from timm_naflex_fast.patching.modes import POS_EMBED
 
 EXACT = ("interpolate_cached", "matmul")
@@ -78,7 +79,7 @@ def check(results: dict[str, Any], table_size: float) -> None:
 def measure(name: str, folder: str | Path, weights: str | Path | None, max_seq_len: int) -> dict[str, Any]:
     """Load the model through timm's factory, measure on a folder's images, and check the exact strategies."""
     model, words = load_model(name, weights)
-    inputs, _ = next(iter(ImageFolder(folder, model, max_seq_len, batch_size=64)))
+    inputs, _ = next(iter(NaFlexImages(image_sources(folder), model, max_seq_len, batch_size=64)))
     results = drift(model, inputs)
     table = model.embeds.pos_embed.detach()
     check(results, table.abs().max().item())

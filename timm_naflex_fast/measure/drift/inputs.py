@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+from ..images import Source, unreadable_errors
+from .command import DTYPES
+
 RANDOM = "stand-in: random, untrained, seed 0; position table of sines and cosines"
 
 
@@ -28,13 +29,14 @@ def load_model(
     Args:
         name: a timm model name, e.g. ``naflexvit_base_patch16_siglip.v2_webli``.
         checkpoint: a local file that timm can load; without it the pretrained weights come from the hub.
-        random_weights: leave the initialisation (seed 0) as it is, but for a learned position table, which becomes
-            sines and cosines: neighbouring cells of a trained table are alike, those of noise are not.
-        dtype: "float32", "bfloat16" or "float16", to which the whole model is cast.
+        random_weights: keep the initialisation (seed 0), but make a learned position table of sines and cosines:
+            neighbouring cells of a trained table are alike, those of noise are not.
+        dtype: one of ``DTYPES``, to which the whole model is cast.
         patch_size: other than the model's own, its patch kernels are resampled.
 
     Raises:
-        ValueError: timm does not know the name, the model is no NaFlexVit, has no such patch size; an unknown dtype.
+        ValueError: timm does not know the name, the model is no NaFlexVit, or has no such patch size; an unknown
+            dtype; a checkpoint that cannot be read, or is of another model.
         FileNotFoundError: no such checkpoint.
         RuntimeError: the pretrained weights could not be had; says how to give them.
     """
@@ -48,34 +50,55 @@ def load_model(
         raise FileNotFoundError(
             f"no checkpoint at {checkpoint}; give a file of weights for {name!r} (.safetensors or .pth)"
         )
-    source: dict[str, Any] = dict(pretrained=not random_weights)
-    if patch_size is not None:
-        source["enable_patch_interpolator"] = True
-    weights = RANDOM if random_weights else f"pretrained, {name}"
-    if checkpoint is not None:
-        # As an overlay, timm applies the same key and shape conversions as to weights from the hub.
-        source["pretrained_cfg_overlay"] = dict(file=str(checkpoint))
-        weights = f"file {Path(checkpoint).name}"
+    naflex = timm.list_models("naflexvit*")
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"timm has no model {name!r}; valid: {', '.join(timm.list_models('naflexvit*'))}")
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = timm.create_model(name, **source).eval()
-    except Exception as error:
-        if random_weights or checkpoint is not None:
-            raise
-        raise RuntimeError(
-            f"the pretrained weights of {name!r} could not be loaded ({type(error).__name__}: {error}); "
-            "give a local file with --checkpoint FILE, or --random-weights to measure an untrained model"
-        ) from error
+        raise ValueError(f"timm has no model {name!r}; valid: {', '.join(naflex)}")
+    how: dict[str, Any] = dict(pretrained=not random_weights)
+    if patch_size is not None:
+        how["enable_patch_interpolator"] = True
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if random_weights:
+            weights, model = RANDOM, timm.create_model(name, **how)
+        elif checkpoint is not None:
+            weights = f"file {Path(checkpoint).name}"
+            with reading(checkpoint):
+                # As an overlay, timm converts keys and shapes as it does for weights from the hub.
+                model = timm.create_model(name, **how, pretrained_cfg_overlay=dict(file=str(checkpoint)))
+        else:
+            weights, model = f"pretrained, {name}", _pretrained(name, how)
     if not hasattr(model, "embeds"):
-        raise ValueError(f"{name!r} is no NaFlexVit; valid: {', '.join(timm.list_models('naflexvit*'))}")
+        raise ValueError(f"{name!r} is no NaFlexVit; valid: {', '.join(naflex)}")
     if random_weights:
         _smooth_table(model.embeds)
     if patch_size is not None:
         _check_patch_size(model.embeds, patch_size, name)
-    return model.to(DTYPES[dtype]), weights
+    return model.eval().to(getattr(torch, dtype)), weights
+
+
+@contextmanager
+def reading(checkpoint: str | Path) -> Iterator[None]:
+    """Turn whatever reading a file of weights raises into a ValueError of one line that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a cut-off safetensors file, a pickle of something else, tensors of another model
+        why = " ".join(str(error).split())
+        why = why if len(why) <= 300 else f"{why[:300]} ..."
+        raise ValueError(f"the checkpoint {checkpoint} cannot be loaded ({type(error).__name__}: {why})") from error
+
+
+def _pretrained(name: str, how: dict[str, Any]) -> nn.Module:
+    import timm
+
+    try:
+        return timm.create_model(name, **how)
+    except Exception as error:  # whatever the hub's client raises
+        raise RuntimeError(
+            f"the pretrained weights of {name!r} could not be loaded ({type(error).__name__}: {error}); "
+            "give a local file with --checkpoint FILE, or --random-weights to measure an untrained model"
+        ) from error
 
 
 def _smooth_table(embeds: Any) -> None:
@@ -89,9 +112,7 @@ def _smooth_table(embeds: Any) -> None:
 
 def _check_patch_size(embeds: Any, patch_size: int, name: str) -> None:
     own = tuple(embeds.patch_size)
-    if own == (patch_size, patch_size):
-        return
-    if not embeds.is_linear or embeds.norm_input is not None:
+    if own != (patch_size, patch_size) and (not embeds.is_linear or embeds.norm_input is not None):
         raise ValueError(f"{name!r} takes patches of {own[0]}x{own[1]} pixels only; leave --patch-size out")
 
 
@@ -99,7 +120,7 @@ class NaFlexImages:
     """Images as NaFlex batches without labels, through timm's eval transforms and collation.
 
     Args:
-        sources: (name, function that opens it as a PIL image), in the order wanted.
+        sources: (name, function that opens it as a PIL image), in the order wanted; see ``images.image_sources``.
         model: its data configuration (mean, std, interpolation) and patch size are used.
         max_seq_len: most patches an image is resized to; of several, every image comes once at each.
         batch_size: images per batch.
@@ -111,7 +132,7 @@ class NaFlexImages:
 
     def __init__(
         self,
-        sources: Sequence[tuple[str, Callable[[], Any]]],
+        sources: Sequence[Source],
         model: nn.Module,
         max_seq_len: int | Sequence[int] = 256,
         batch_size: int = 16,
@@ -151,7 +172,6 @@ class NaFlexImages:
             raise ValueError(f"none of the images can be read: {'; '.join(self.skipped)}")
 
     def _batches(self, length: int, resize: Callable[[Any], Tensor]) -> Iterator[tuple[dict[str, Any], None]]:
-        from PIL import Image
         from timm.data.naflex_dataset import NaFlexCollator
 
         collate = NaFlexCollator(max_seq_len=length)
@@ -162,39 +182,9 @@ class NaFlexImages:
                 with load() as image:
                     samples.append((self._patchify(resize(image.convert("RGB"))), 0))
                 names.append(name)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            except unreadable_errors() as error:
                 line = f"{name}: {error}"
                 self.skipped += [line] * (line not in self.skipped)
             if len(samples) == self._batch_size or (samples and place == len(self._sources) - 1):
                 yield {**collate(samples)[0], "names": names}, None
                 names, samples = [], []
-
-
-class ImageFolder(NaFlexImages):
-    """The images of a folder, searched recursively, in the order of their paths; see :class:`NaFlexImages`.
-
-    Raises:
-        ValueError: not a readable folder, no image in it, or a number below 1.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        model: nn.Module,
-        max_seq_len: int | Sequence[int] = 256,
-        batch_size: int = 16,
-        patch_size: int | None = None,
-    ) -> None:
-        from PIL import Image
-
-        root = Path(folder)
-        if not root.is_dir():
-            raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-        try:
-            self.files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-        except OSError as error:
-            raise ValueError(f"{root} cannot be read: {error}") from error
-        if not self.files:
-            raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
-        sources = [(str(path.relative_to(root)), partial(Image.open, path)) for path in self.files]
-        super().__init__(sources, model, max_seq_len, batch_size, patch_size)

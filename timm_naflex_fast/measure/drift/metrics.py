@@ -9,29 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Difference:
-    """Largest and relative root-mean-square difference from a reference, over tensors taken in one by one."""
-
-    def __init__(self) -> None:
-        self.max_abs = self._squared = self._total = 0.0
-
-    def add(self, ours: Tensor, reference: Tensor) -> None:
-        """Take in two tensors of one shape; empty ones change nothing."""
-        if ours.shape != reference.shape:
-            raise ValueError(f"shapes differ: {tuple(ours.shape)} and {tuple(reference.shape)}")
-        if not ours.numel():
-            return
-        difference = ours.double() - reference.double()
-        self.max_abs = max(self.max_abs, difference.abs().max().item())
-        self._squared += difference.square().sum().item()
-        self._total += reference.double().square().sum().item()
-
-    @property
-    def rel_rms(self) -> float:
-        """Root mean square of the difference over that of the reference; infinite where only the reference is zero."""
-        if not self._squared:
-            return 0.0
-        return (self._squared / self._total) ** 0.5 if self._total else float("inf")
+def relative_rms(squared: Tensor, reference: Tensor) -> float:
+    """Root of the summed squared differences over that of the reference's squares; infinite where only those are 0."""
+    above, below = squared.sum().item(), reference.sum().item()
+    if not above:
+        return 0.0
+    return (above / below) ** 0.5 if below else float("inf")
 
 
 def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
@@ -41,7 +24,7 @@ def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
     return (a - b).square().sum(-1) / 2
 
 
-def nearest(rows: Tensor, names: Sequence[str] | None = None) -> Tensor:
+def nearest(rows: Tensor, names: Sequence[str]) -> Tensor:
     """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals.
 
     Args:
@@ -49,10 +32,10 @@ def nearest(rows: Tensor, names: Sequence[str] | None = None) -> Tensor:
         names: rows of one name are the same image at another size, and no neighbours of each other.
     """
     numbers: dict[str, int] = {}
-    same = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names or map(str, range(len(rows)))])
+    same = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
     directions = F.normalize(rows.double(), dim=-1).cpu()
     found = []
-    for start in range(0, len(rows), 1024):  # a folder's whole similarity matrix may not fit
+    for start in range(0, len(rows), 1024):  # the whole similarity matrix of a large folder may not fit
         part = slice(start, start + 1024)
         similar = directions[part] @ directions.t()
         found.append(similar.masked_fill_(same[part, None] == same, -2).argmax(-1))

@@ -1,80 +1,242 @@
-"""Show drift: a table on the terminal, a JSON file, a progress bar; rich where it is installed, plain text else."""
+"""What a report holds, the sentences and tables that follow from it, and its files.
+
+Every file is made from a :class:`Report` alone, so report.json can be rendered again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from .measure import Drift
-
-T = TypeVar("T")
-HEADINGS = (
-    "strategy",
-    "embed max abs",
-    "embed rel RMS",
-    "pooled cosine dist",
-    "same neighbour",
-    "agreement",
-    "accuracy",
-)
+from ..contenders import CONTENDERS, OURS
+from .pictures import Picture
+from .survey import Drift, GridDrift, Survey
 
 
-def track(batches: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield from ``batches`` under a progress bar (on a terminal with rich; silently otherwise)."""
+@dataclass(frozen=True)
+class Report:
+    """A survey, and what it was made of and with.
+
+    Attributes:
+        weights: which weights the model held, in words.
+        stand_in: the weights are not trained ones, so the figures say nothing about a trained model.
+        source: where the images came from.
+        skipped: the images that could not be read, each with the reason.
+        resampling: the model's own setting, e.g. "bicubic, antialias".
+        made: command, date, commit, machine and versions.
+    """
+
+    model: str
+    weights: str
+    stand_in: bool
+    source: str
+    skipped: list[str]
+    dtype: str
+    patch_size: int
+    max_seq_len: list[int]
+    resampling: str
+    survey: Survey
+    made: dict[str, Any]
+
+
+def settings(embeds: Any) -> str:
+    """How a NaFlexEmbeds resamples by itself, in words, e.g. "bicubic, antialias"."""
+    if embeds.pos_embed_type != "learned":
+        return "linear" if embeds.pos_embed_type == "factorized" else "no position table"
+    words = [embeds.pos_embed_interp_mode]
+    if embeds.pos_embed_use_grid_sample:
+        words.append("grid_sample")
+    else:
+        words.append("antialias" if getattr(embeds, "pos_embed_antialias", True) else "no antialias")
+    words += ["align_corners"] * bool(getattr(embeds, "pos_embed_align_corners", False))
+    return ", ".join(words + ["aspect preserving"] * bool(embeds.pos_embed_ar_preserving))
+
+
+# Sentences
+
+
+def headline(survey: Survey) -> str:
+    """The answer in one line: to which of this package's strategies one may switch, `matmul` first."""
+    ours = sorted((name for name in OURS if name in survey.drift and name != survey.baseline), key="matmul".__ne__)
+    if not ours:
+        return "No strategy of this package was measured"
+    question = "Safe to switch to" if survey.baseline == "stock" else f"The same as `{survey.baseline}`:"
+    return f"{question} " + "; ".join(f"`{name}`: {'yes' if survey.exact(name) else 'no'}" for name in ours)
+
+
+def verdict(survey: Survey, stand_in: bool = False) -> str:
+    """The figures behind the answer, in one sentence; ``stand_in`` adds that trained weights may differ."""
+    others = [name for name in survey.drift if name != survey.baseline]
+    ours = [name for name in others if name in OURS]
+    same = "timm's own result" if survey.baseline == "stock" else f"the result of {survey.baseline}"
+    parts = []
+    exact = [name for name in ours if survey.exact(name)]
+    if exact:
+        worst = max(survey.drift[name].embed_max_abs for name in exact)
+        how = f"but for rounding (embeddings within {worst:.1e})" if worst else "bit for bit"
+        parts.append(f"{_and(exact)} {'give' if len(exact) > 1 else 'gives'} {same} {how}")
+    parts += [f"{name} moves {_moved(survey, name)}" for name in ours if name not in exact]
+    rest = [name for name in others if name not in OURS]
+    moving = sorted((survey.drift[name].embed_rel_rms, name) for name in rest if not survey.exact(name))
+    if moving:
+        (low, least), (high, most) = moving[0], moving[-1]
+        span = f"by {percent(low)} ({least})" + (f" to {percent(high)} ({most})" if len(moving) > 1 else "")
+        parts.append(f"{len(moving)} of {len(rest)} other contenders move them {span}")
+    elif rest:
+        parts.append(f"none of {len(rest)} other contenders moves them")
+    sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
+    return sentence + ("; with stand-in weights, a trained model may differ." if stand_in else ".")
+
+
+def _moved(survey: Survey, name: str) -> str:
+    own, baseline = survey.drift[name], survey.drift[survey.baseline]
+    words = [f"the embeddings by {percent(own.embed_rel_rms)} (RMS)"]
+    words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
+    if own.accuracy is not None and baseline.accuracy is not None:
+        words.append(f"takes accuracy from {percent(baseline.accuracy)} to {percent(own.accuracy)}")
+    return _and(words)
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + list(words[-1:]))
+
+
+def percent(value: float) -> str:
+    """A share as text: "11.87 %"; "0 %" is exactly nothing, "< 0.01 %" nearly nothing."""
+    return "0 %" if not value else "< 0.01 %" if 0 < value < 5e-5 else f"{100 * value:.2f} %"
+
+
+# Tables
+
+
+def columns(survey: Survey) -> dict[str, str]:
+    """Headings of the table of contenders, by the field of :class:`Drift`; a model without classes has no such ones."""
+    headings = {
+        "embed_max_abs": "embedding, max abs",
+        "embed_rel_rms": "embedding, relative RMS",
+        "pooled_cosine_distance": "pooled output, cosine distance",
+        "neighbours": "same nearest image",
+        "agreement": "same class",
+        "accuracy": "accuracy",
+    }
+    drift = survey.drift[survey.baseline]
+    return {key: heading for key, heading in headings.items() if getattr(drift, key) is not None}
+
+
+def cells(survey: Survey, name: str) -> list[str]:
+    """A contender's figures under :func:`columns`, the same text in every table."""
+    found = {key: getattr(survey.drift[name], key) for key in columns(survey)}
+    numbers = ("embed_max_abs", "pooled_cosine_distance")
+    return [(f"{v:.2g}" if v else "0") if key in numbers else percent(v) for key, v in found.items()]
+
+
+def words(report: Report, name: str) -> str:
+    """What a contender is; for timm's own loop with the model's own setting."""
+    return CONTENDERS[name].words + (f", {report.resampling}" if name == "stock" else "")
+
+
+def groups(survey: Survey) -> list[list[str]]:
+    """The contenders, those together whose drift is the same to 1 % in every block and grid; exact ones first."""
+    exact = [name for name in survey.drift if survey.exact(name)]
+    found = [exact] if exact else []
+    for name in (name for name in survey.drift if name not in exact):
+        for group in found[bool(exact) :]:
+            if _alike(_curve(survey, name), _curve(survey, group[0])):
+                group.append(name)
+                break
+        else:
+            found.append([name])
+    return found
+
+
+def _curve(survey: Survey, name: str) -> list[float]:
+    return [*survey.blocks[name], *(grid.embed_rel_rms[name] for grid in survey.grids)]
+
+
+def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(abs(p - q) <= 1e-2 * max(abs(p), abs(q)) + 1e-6 for p, q in zip(a, b))
+
+
+def facts(report: Report) -> dict[str, str]:
+    """What was measured and with what."""
+    made = report.made
+    return {
+        "Weights": report.weights,
+        "Images": f"{report.survey.images:,} ({report.source})",
+        "Sequence length": " and ".join(map(str, report.max_seq_len)) + " patches at most",
+        "Patches": f"{report.patch_size}x{report.patch_size} pixels",
+        "The model's own resampling": report.resampling,
+        "Number type": report.dtype,
+        "Rounding": f"embeddings no farther apart than {report.survey.tolerance:.1e}",
+        "Made with": f"torch {made['torch']}, timm {made['timm']}, {made['machine']}",
+        "Made on": made["date"] + (f", commit {made['commit']}" if made.get("commit") else ""),
+        "Command": made["command"],
+    }
+
+
+# Files
+
+FILES = ("report.json", "report.md", "report.html")
+
+
+def require_renderers() -> None:
+    """Raise RuntimeError unless what draws and writes the report is installed."""
+    for name in ("jinja2", "matplotlib"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise RuntimeError(f"--out needs {name}: pip install 'timm-naflex-fast[report]'") from error
+
+
+def write(report: Report, folder: str | Path) -> list[Path]:
+    """Write the report in every form into ``folder``, which is made; returns the files."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {**asdict(report), "headline": headline(report.survey), "verdict": verdict(report.survey, report.stand_in)}
+    text = re.sub(  # rows of numbers stay on one line
+        r"\[\s+([^][{}\"]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(record, indent=1)
+    )
+    files = [folder / name for name in FILES]
+    for file, content in zip(files, (text + "\n", render(report, "report.md"), render(report, "report.html"))):
+        file.write_text(content, encoding="utf-8")
+    return files
+
+
+def read(path: str | Path) -> Report:
+    """The report in a report.json.
+
+    Raises:
+        ValueError: it is no such file.
+    """
     try:
-        from rich.console import Console
-        from rich.progress import track as bar
-    except ImportError:
-        yield from batches
-        return
-    yield from bar(batches, description=description, total=total, console=Console(stderr=True), transient=True)
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = record["survey"]
+        found["drift"] = {name: Drift(**drift) for name, drift in found["drift"].items()}
+        found["grids"] = [GridDrift(**{**grid, "grid": tuple(grid["grid"])}) for grid in found["grids"]]
+        found["pictures"] = [Picture(**{**one, "grid": tuple(one["grid"])}) for one in found["pictures"]]
+        derived = ("survey", "headline", "verdict")
+        return Report(survey=Survey(**found), **{key: value for key, value in record.items() if key not in derived})
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a report of naflex-fast drift: {error!r}") from error
 
 
-def rows(results: dict[str, Drift]) -> list[tuple[str, ...]]:
-    """The table's cells as text, a row per strategy."""
-    return [
-        (
-            name,
-            f"{drift.embed_max_abs:.2e}",
-            f"{drift.embed_rel_rms:.2e}",
-            f"{drift.pooled_cosine_distance:.2e}",
-            f"{drift.neighbours:.2%}",
-            f"{drift.agreement:.2%}",
-            "-" if drift.accuracy is None else f"{drift.accuracy:.2%}",
-        )
-        for name, drift in results.items()
-    ]
+def render(report: Report, name: str) -> str:
+    """The text of report.md or report.html, from the template of that name beside this file."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    from . import plots
 
-def print_table(results: dict[str, Drift], *, model: str, weights: str, images: int, baseline: str = "stock") -> None:
-    """Print the drift table under a title that names the model, its weights and the number of images."""
-    origin = "timm's own result" if baseline == "stock" else baseline
-    title = f"Drift from {origin}: {model}; weights: {weights}; {images:,} images"
-    cells = rows(results)
-    print(title)
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        widths = [max(len(row[i]) for row in [HEADINGS, *cells]) for i in range(len(HEADINGS))]
-        for row in [HEADINGS, *cells]:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-        return
-    table = Table()
-    for i, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
-    for row in cells:
-        table.add_row(*row)
-    console = Console()
-    # A pipe has no width of its own; 80 columns would cut the table.
-    Console(width=None if console.is_terminal else 130).print(table)
-
-
-def write_json(path: str | Path, results: dict[str, Drift], *, model: str, weights: str, images: int) -> None:
-    """Write ``{"model", "weights", "images", "strategies": {name: drift}}``."""
-    report = dict(model=model, weights=weights, images=images)
-    strategies = {name: asdict(drift) for name, drift in results.items()}
-    Path(path).write_text(json.dumps({**report, "strategies": strategies}, indent=2) + "\n", encoding="utf-8")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    helpers = dict(words=words, cells=cells, columns=columns, groups=groups, facts=facts, percent=percent, plots=plots)
+    sentences = dict(headline=headline(report.survey), verdict=verdict(report.survey, report.stand_in))
+    return environment.get_template(f"{name}.j2").render(report=report, survey=report.survey, **helpers, **sentences)

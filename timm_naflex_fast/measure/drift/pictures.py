@@ -1,4 +1,4 @@
-"""An image as the model saw it, beside a map of drift over its patches."""
+"""Images as the model saw them, each with a map of drift over its patches per contender."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .peers import NAMES
-
-SIDE = 192  # pixels along the longer side of a kept image
+SIDE = 256  # pixels along the longer side of a kept image
 FIRST = ("matmul", "grid_sample", "issue-2514-zeros")  # whose maps are kept, where they were measured
 
 
@@ -54,33 +52,30 @@ def picture(name: str, inputs: dict[str, Tensor], sample: int, maps: dict[str, T
     valid = inputs["patch_valid"][sample]
     y, x = inputs["patch_coord"][sample][valid].long().cpu().unbind(-1)
     h, w = int(y.max()) + 1, int(x.max()) + 1
-    names = [n for n in FIRST if n in maps] or [n for n in NAMES if n in maps][1:4]
     found = {}
-    for key in names:
+    for key in [n for n in FIRST if n in maps] or list(maps)[1:4]:
         grid = torch.zeros(h, w)
         grid[y, x] = maps[key][valid].float().cpu()
         found[key] = [[float(f"{value:.3g}") for value in row] for row in grid.tolist()]
-    return Picture(name, (h, w), _jpeg(inputs["patches"][sample][valid], y, x, model.embeds), found)
+    return Picture(name, (h, w), _jpeg(inputs["patches"][sample][valid].float().cpu(), y, x, model.embeds), found)
 
 
 def _jpeg(patches: Tensor, y: Tensor, x: Tensor, embeds: Any) -> str:
+    """The image of the patches (N, P*P*C) or (N, P, P, C) at (y, x)."""
     from PIL import Image
 
-    channels = embeds.in_chans
+    channels, last = embeds.in_chans, getattr(embeds, "channels_last", True)
     if patches.ndim == 2:  # flat, of the model's own patch size
         height, width = embeds.patch_size
-        shape = (height, width, channels) if getattr(embeds, "channels_last", True) else (channels, height, width)
-        patches = patches.reshape(-1, *shape)
-    if not getattr(embeds, "channels_last", True):
+        patches = patches.reshape(-1, *((height, width, channels) if last else (channels, height, width)))
+    if not last:
         patches = patches.permute(0, 2, 3, 1)
-    patches = patches.float().cpu()
     cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *patches.shape[1:])
     cells[y, x] = patches
-    pixels = cells.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1, 2)
+    pixels = cells.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1, 2)  # (height, width, C)
     low, high = pixels.min(), pixels.max()
     pixels = ((pixels - low) / (high - low).clamp(min=1e-6) * 255).round().to(torch.uint8)
-    array = pixels[..., :3].numpy() if channels >= 3 else pixels[..., 0].numpy()
-    image = Image.fromarray(array)
+    image = Image.fromarray(pixels[..., :3].numpy() if channels >= 3 else pixels[..., 0].numpy())
     scale = SIDE / max(image.size)
     image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
     file = io.BytesIO()
