@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
-OVER_BATCH = (
-    "bench --workload diverse --batch 1 4 16 64 128 256 --patience 10 --no-memory --budget 0.7 "
-    "--contenders stock timm-flag-bilinear interpolate_cached matmul plain-add"
+OVER_BATCH = f"bench --workload diverse --batch 1 4 16 64 {FEW} --no-memory --budget 0.7"
+LARGE = (
+    "bench --workload diverse --batch 128 256 --contenders interpolate_cached matmul plain-add --no-memory --budget 0.7"
 )
 SMALL, BASE = "bench --model vit_small_patch16_224", "bench --model naflexvit_base_patch16_siglip"
 
@@ -34,6 +34,8 @@ COMMANDS = {
     "--contenders stock timm-flag-bilinear matmul plain-add",
     "speed/batches_train": f"{OVER_BATCH} --phase train",
     "speed/batches_infer": f"{OVER_BATCH} --phase infer",
+    "speed/batches_train_large": f"{LARGE} --phase train",
+    "speed/batches_infer_large": f"{LARGE} --phase infer",
     # A training step of 64 images holds about 8 GB (small, siglip), 16 (base, siglip), 30 (small, diverse).
     "model/small": f"{SMALL} --workload siglip diverse --batch 8 --budget 30",
     "model/small_64": f"{SMALL} --workload siglip --batch 64 --budget 60",

@@ -77,7 +77,7 @@ def fill(text: str) -> str:
 
 def draw() -> None:
     """The plots that the pages show."""
-    over_batch = speed_tables.rows("speed/batches_train", "speed/batches_infer")
+    over_batch = speed_tables.rows("speed/batches_*")
     compared = speed_tables.rows(*speed_tables.TARGETED, *speed_tables.OTHERS)
     if over_batch:
         plots.time_over_batch(over_batch, SPEED / "time_over_batch.png")

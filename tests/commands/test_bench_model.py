@@ -75,7 +75,7 @@ def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkey
 
 
 def test_bfloat16_runs_under_autocast(tiny):
-    made = bench_model.races(tiny, NAME, [WORKLOADS["siglip"]], [1], "bfloat16", ["infer"], ["stock"])
+    made = bench_model.races(tiny, NAME, [WORKLOADS["siglip"]], [1], ["bfloat16"], ["infer"], ["stock"])
     race, seen = next(made), []
     tiny.blocks[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     run(race, 1)
