@@ -1,37 +1,21 @@
-"""Two pictures of a result: time over batch size, and how many times faster than timm each strategy is.
+"""Two plots of result files: time over batch size, and how many times faster than timm each strategy is.
 
-No background and middle tones, so that they can be read on a light and on a dark page.
+uv run benchmarks/plots.py results/speed/batches_train.json [more files] --out DIR
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .race import BASELINE, FLOOR, Row
+from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
+from timm_naflex_fast.measure.bench.report import read_json
+from timm_naflex_fast.measure.style import INK, colour, panels, require_matplotlib
 
-INK, FAINT = "#7d8590", "#7d859055"
-COLOURS = {
-    BASELINE: "#e5534b",
-    "matmul": "#2f81f7",
-    "interpolate_cached": "#2da44e",
-    "grid_sample": "#c9880a",
-    FLOOR: INK,
-    "stock-bilinear": "#d4679c",
-    "stock-bicubic": "#a371f7",
-    "issue-2514": "#b0704f",
-    "hf-siglip2": "#1b9aaa",
-}
-
-
-def require() -> None:
-    """Raise RuntimeError unless matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError("--plot needs matplotlib: pip install matplotlib") from error
+FEW = {"stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul", PLAIN_ADD}
 
 
 def plot(rows: Sequence[Row], folder: str | Path) -> list[Path]:
@@ -39,17 +23,12 @@ def plot(rows: Sequence[Row], folder: str | Path) -> list[Path]:
 
     Returns:
         The files written.
-
-    Raises:
-        RuntimeError: matplotlib is not installed.
     """
-    require()
-    folder = Path(folder)
+    folder, found = Path(folder), []
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
     if _several_batches(rows):
         found.append(time_over_batch(rows, folder / "time_over_batch.png"))
-    if any(row.times_faster is not None and row.contender not in (BASELINE, FLOOR) for row in rows):
+    if any(row.times_faster is not None and row.contender not in (BASELINE, PLAIN_ADD) for row in rows):
         found.append(times_faster(rows, folder / "times_faster.png"))
     return found
 
@@ -59,8 +38,8 @@ def time_over_batch(rows: Sequence[Row], path: str | Path) -> Path:
     several = _several_batches(rows)
     workloads = list(dict.fromkeys(row.workload for row in several))
     kinds = list(dict.fromkeys(map(_kind, several)))
-    figure, panels = _panels(len(kinds), len(workloads), 6.4, 4.4)
-    for across, kind in zip(panels, kinds):
+    figure, axes = panels(len(kinds), len(workloads), 6.4, 4.4)
+    for across, kind in zip(axes, kinds):
         for panel, workload in zip(across, workloads):
             here = [row for row in several if row.workload == workload and _kind(row) == kind]
             panel.set_title(f"{workload}, {_words(kind, several)}")
@@ -74,8 +53,8 @@ def _lines(panel: Any, rows: Sequence[Row]) -> None:
     lines = {name: _line(rows, name) for name in dict.fromkeys(row.contender for row in rows)}
     ours = {row.contender for row in rows if row.ours}
     for name, line in lines.items():
-        style = ":" if name == FLOOR else "-" if name in ours else "--"
-        panel.plot(*zip(*line), style, marker="o", markersize=4, color=_colour(name))
+        style = ":" if name == PLAIN_ADD else "-" if name in ours else "--"
+        panel.plot(*zip(*line), style, marker="o", markersize=4, color=colour(name))
     panel.set(xscale="log", yscale="log")
     batches = sorted({row.batch for row in rows})
     panel.set_xticks(batches, [str(batch) for batch in batches])
@@ -86,19 +65,19 @@ def _lines(panel: Any, rows: Sequence[Row]) -> None:
 
 def times_faster(rows: Sequence[Row], path: str | Path) -> Path:
     """Bars, log scale: times faster than stock, per workload at the largest batch that stock ran; 1 is as fast."""
-    compared = [row for row in rows if row.times_faster is not None and row.contender != FLOOR]
+    compared = [row for row in rows if row.times_faster is not None and row.contender != PLAIN_ADD]
     workloads = list(dict.fromkeys(row.workload for row in compared))
     kinds = list(dict.fromkeys(map(_kind, compared)))
     names = [name for name in dict.fromkeys(row.contender for row in compared) if name != BASELINE]
-    figure, panels = _panels(len(kinds), 1, max(7.0, 0.9 + 0.3 * len(names) * len(workloads)), 2.9)
-    for (panel,), kind in zip(panels, kinds):
+    figure, axes = panels(len(kinds), 1, max(7.0, 0.9 + 0.3 * len(names) * len(workloads)), 2.9)
+    for (panel,), kind in zip(axes, kinds):
         labels = []
         for place, workload in enumerate(workloads):
             here = [row for row in compared if row.workload == workload and _kind(row) == kind]
             batch = max((row.batch for row in here), default=0)
             labels.append(f"{workload}\nB={batch}" if batch else workload)
             _bars(panel, place, [row for row in here if row.batch == batch], names)
-        panel.axhline(1, color=_colour(BASELINE), linewidth=1)
+        panel.axhline(1, color=colour(BASELINE), linewidth=1)
         panel.set(yscale="log", title=_words(kind, compared), ylabel="times faster than stock")
         _plain_numbers(panel.yaxis)
         panel.set_xticks(range(len(workloads)), labels)
@@ -115,7 +94,7 @@ def _bars(panel: Any, place: int, rows: Sequence[Row], names: list[str]) -> None
     for row in (row for row in rows if row.contender in names):
         at = place + width * (names.index(row.contender) - (len(names) - 1) / 2)
         ratio = row.times_faster or 1.0
-        panel.bar(at, ratio - 1, 0.92 * width, bottom=1, color=_colour(row.contender))
+        panel.bar(at, ratio - 1, 0.92 * width, bottom=1, color=colour(row.contender))
         up = ratio >= 1
         panel.annotate(
             f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if up else f"{ratio:.2f}",
@@ -152,11 +131,6 @@ def _line(rows: Sequence[Row], contender: str) -> list[tuple[int, float]]:
     return sorted({row.batch: row.median_ms for row in rows if row.contender == contender}.items())
 
 
-def _colour(name: str) -> str:
-    spare = ("#6e7f0e", "#8957e5", "#0a7c86", "#bf5b17")
-    return COLOURS.get(name) or COLOURS.get(name.split()[0]) or spare[sum(map(ord, name)) % len(spare)]
-
-
 def _name_ends(panel: Any, lines: dict[str, list[tuple[int, float]]]) -> None:
     """Write each contender's name at the end of its line, moved apart where two would overlap."""
     low, high = (math.log(value) for value in panel.get_ylim())
@@ -170,7 +144,7 @@ def _name_ends(panel: Any, lines: dict[str, list[tuple[int, float]]]) -> None:
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
-                color=_colour(name),
+                color=colour(name),
                 annotation_clip=False,
             )
 
@@ -205,25 +179,24 @@ def _plain_numbers(axis: Any) -> None:
 def _swatch(name: str) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(color=_colour(name))
-
-
-def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # no pyplot: nothing global, no display
-
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for panel in panels.flat:
-        panel.patch.set_alpha(0)
-        panel.grid(True, color=FAINT, linewidth=0.5)
-        panel.tick_params(colors=INK, which="both")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(INK)
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(INK)
-    return figure, panels
+    return Patch(color=colour(name))
 
 
 def _save(figure: Any, path: str | Path) -> Path:
     figure.savefig(path, dpi=130, transparent=True)
     return Path(path)
+
+
+def main() -> None:
+    """Draw what the result files hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--out", default=".", metavar="DIR")
+    options = parser.parse_args()
+    require_matplotlib("this")
+    rows = [row for path in options.files for row in read_json(path)[0]]
+    print(f"written: {', '.join(map(str, plot(rows, options.out)))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timm_naflex_fast.measure.bench.plot import COLOURS, FAINT, INK
+from timm_naflex_fast.measure.style import COLOURS, FAINT, INK
 
 STEPS_TO_COINCIDE, TOLERANCE = 200, 1e-4
 NUDGED = "stock, one rounding away"  # timm's own code, started with one weight at the next float32

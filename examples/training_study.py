@@ -29,7 +29,7 @@ from train_digits import MODES, RECIPE, train
 from training_report import NUDGED, STEPS_TO_COINCIDE, TOLERANCE, draw, read, report
 
 import timm_naflex_fast
-from timm_naflex_fast.measure.bench.report import provenance
+from timm_naflex_fast.measure.provenance import provenance
 from timm_naflex_fast.measure.tables import track
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "training_study"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from timm_naflex_fast.measure.bench.plot import COLOURS, INK
 from timm_naflex_fast.measure.drift.report import Report
+from timm_naflex_fast.measure.style import COLOURS, INK
 
 WAYS = {"grid_sample": "grid_sample (timm's fast flag)", "matmul": "matmul (this package)"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,11 +10,6 @@ RESULTS = ROOT / "results" / "training_study"
 sys.path.append(str(ROOT / "examples"))
 
 from training_report import conclusions, cross_table, draw, provenance_line, read  # noqa: E402
-
-
-def measure() -> None:
-    """Train and evaluate it all again."""
-    subprocess.run([sys.executable, str(ROOT / "examples" / "training_study.py")], check=True)
 
 
 def redraw() -> None:

@@ -1,6 +1,8 @@
-"""The bench's material: workloads against their description, folders of images, peers, and what a timed step does."""
+"""The bench's material: workloads against their description, folders of images, and what a timed step does."""
 
 import math
+from contextlib import ExitStack
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -9,14 +11,13 @@ from oracles import NEW_TIMM, STOCK, is_pristine
 from PIL import Image
 from timm.data import create_transform
 
-import timm_naflex_fast
-from timm_naflex_fast import functional, status
+from timm_naflex_fast import status
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench import peers, pos_embeds
-from timm_naflex_fast.measure.bench.folder import Sizes, folder_workload, read_sizes
-from timm_naflex_fast.measure.bench.memory import peak_memory
-from timm_naflex_fast.measure.bench.race import Contender, run
-from timm_naflex_fast.measure.bench.workloads import PHOTO_ASPECTS, WORKLOADS, coordinates, fit
+from timm_naflex_fast.measure.bench import pos_embed
+from timm_naflex_fast.measure.bench.meters import peak_memory
+from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender, run
+from timm_naflex_fast.measure.bench.workloads import PHOTO_ASPECTS, WORKLOADS, Sizes, coordinates, fit, read_sizes
+from timm_naflex_fast.measure.contenders import LEARNED, OURS, use
 
 
 def test_the_six_workloads():
@@ -91,107 +92,65 @@ def test_old_timm_cannot_have_a_radio_table(capsys):
 
 def small(**options):
     """One race on the diverse workload, and the generator that keeps it ready."""
-    made = pos_embeds.races([WORKLOADS["diverse"]], [3], channels=4, **options)
+    made = pos_embed.races([WORKLOADS["diverse"]], [3], channels=4, **options)
     return next(made), made
 
 
-def embedded(name, workload="diverse", grids=((5, 7), (4, 4), (9, 31))):
-    workload = WORKLOADS[workload]
-    embeds, coord = workload.embeds(4), coordinates(list(grids))
-    torch.nn.init.normal_(embeds.pos_embed)
-    table = embeds.pos_embed.detach()
-    handle = pos_embeds.enable("stock", pos_embed=name, model=embeds) if name in peers.OURS else None
-    x = torch.zeros(*coord.shape[:2], 4)
-    with torch.no_grad():
-        got = peers.adder(name, embeds, coord)(x)
-    if handle:
-        handle.restore()
-    return got, workload.embeds(4), table, coord
+GRIDS = [(5, 7), (4, 4), (9, 31)]
 
 
-@pytest.mark.parametrize("name", ["stock", "interpolate_cached", "matmul"])
-def test_exact_contenders_give_timms_result(name):
-    got, embeds, table, coord = embedded(name)
-    embeds.pos_embed.data.copy_(table)
-    want = torch.zeros_like(got)
-    with torch.no_grad():
-        STOCK["_apply_learned_naflex_pos_embed"](embeds, want, coord)
-    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+@pytest.mark.parametrize("name", pos_embed.CONTENDERS)
+def test_a_training_step_is_forward_and_backward_of_the_step_alone(name, monkeypatch):
+    monkeypatch.setattr(pos_embed, "MOST_BYTES", math.inf)
+    found, _made = small(phases=["train"], contenders=[name])
+    if not found.contenders:
+        pytest.skip(found.about["left_out"][name])
+    (contender,) = found.contenders
+    if name == PLAIN_ADD:
+        contender.run(contender.prepare())
+        return
+    seen = []
+    for _ in range(2):  # the first leaves a gradient behind, which the second must not add to
+        given = contender.prepare()
+        assert not given.is_leaf
+        given.register_hook(lambda grad: seen.append(grad.clone()))
+        contender.run(given)
+    assert len(seen) == 2 and torch.equal(*seen) and bool(seen[0].any())
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_stock_grid_sample_is_timms_own(mode):
-    got, embeds, table, coord = embedded(f"stock-{mode}")
-    embeds.pos_embed.data.copy_(table)
-    embeds.pos_embed_interp_mode = mode
-    want = torch.zeros_like(got)
-    with torch.no_grad():
-        STOCK["_apply_learned_naflex_pos_embed_grid_sample"](embeds, want, coord)
-    assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("workload", ["siglip", "diverse"])
-def test_issue_2514_is_its_formula(workload):
-    got, embeds, table, coord = embedded("issue-2514", workload)
-    how = dict(mode=embeds.pos_embed_interp_mode, padding_mode="zeros", dense_positions=True)
-    want = functional.add_pos_embed_(torch.zeros_like(got), table, coord, strategy="grid_sample", **how)
-    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
-
-
-def test_hf_loop_where_installed():
-    pytest.importorskip("transformers.models.siglip2")
-    grids = ((5, 7), (4, 4), (9, 20))
-    got, _, table, coord = embedded("hf-siglip2", "siglip", grids)
-    want = functional.add_pos_embed_(torch.zeros_like(got), table, coord, mode="bilinear")
-    for sample, (h, w) in enumerate(grids):
-        torch.testing.assert_close(got[sample, : h * w], want[sample, : h * w], atol=2e-6, rtol=0)
-
-
-def test_the_stock_contender_is_timms_own_while_something_else_is_on():
-    with timm_naflex_fast.enable("grid_sample"):
-        got, embeds, table, coord = embedded("stock")
-    embeds.pos_embed.data.copy_(table)
-    want = torch.zeros_like(got)
-    with torch.no_grad():
-        STOCK["_apply_learned_naflex_pos_embed"](embeds, want, coord)
-    assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("name", [name for name in peers.NAMES if name != "floor" and not peers.missing(name)])
-def test_a_training_step_is_forward_and_backward_of_the_step_alone(name):
-    workload = WORKLOADS["diverse"]
-    coord = coordinates([(5, 7), (4, 4), (9, 31)])
+@pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])
+def test_a_training_steps_result_and_gradient_are_timms(name):
+    workload, coord = WORKLOADS["diverse"], coordinates(GRIDS)
+    embeds, reference = workload.embeds(4), workload.embeds(4)
     x, g = torch.randn(*coord.shape[:2], 4), torch.randn(*coord.shape[:2], 4)
     values = [torch.randn(1, 32, 32, 4) for _ in range(2)]
-    start, seen, embeds = x.clone(), [], workload.embeds(4)
-    with pos_embeds.enable("stock", pos_embed=name if name in peers.OURS else "stock", model=embeds):
-        made = pos_embeds._contender(name, embeds, peers.adder(name, embeds, coord), "train", x, g, values)
-        for step in range(2):  # the first leaves a gradient behind, which the second must not add to
-            given = made.prepare()
-            assert not given.is_leaf and given.data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
-            given.register_hook(seen.append)
-            made.run(given)
-            assert torch.equal(embeds.pos_embed.detach(), values[step])
-    assert len(seen) == 2 and all(torch.equal(grad, g) for grad in seen) and x.grad is None
-    if name in ("stock", "interpolate_cached", "matmul"):
-        want, reference = start.clone(), workload.embeds(4)
+    want = x.clone()
+    method = STOCK[LEARNED + "_grid_sample" * (name in ("timm-flag-bilinear", "grid_sample"))]
+    if name == "timm-flag-bilinear":
+        reference.pos_embed_interp_mode = "bilinear"
+    with ExitStack() as on:
+        on.enter_context(use(name, embeds))
+        contender = pos_embed._contender(name, embeds, coord, x, g, cycle(values), on)
         for value in values:
+            given = contender.prepare()
+            assert given.data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
+            contender.run(given)
+            assert torch.equal(embeds.pos_embed.detach(), value)
             reference.pos_embed.data.copy_(value)
             reference.pos_embed.grad = None
             want = want.detach().requires_grad_().clone()
-            STOCK["_apply_learned_naflex_pos_embed"](reference, want, coord)
+            method(reference, want, coord)
             want.backward(g)
-        torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
-        torch.testing.assert_close(embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5)
-    assert bool(embeds.pos_embed.grad.any())
+    torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5)
 
 
-def test_the_floor_touches_x_and_only_x():
-    found, _made = small(phases=["infer"], contenders=["floor", "stock"])
-    floor, stock = found.contenders
+def test_the_plain_add_touches_x():
+    found, _made = small(phases=["infer"], contenders=[PLAIN_ADD, "stock"])
+    plain, stock = found.contenders
     x = stock.prepare()
     before = x.clone()
-    floor.run(floor.prepare())
+    plain.run(plain.prepare())
     assert bool((x != before).all())
 
 
@@ -209,7 +168,7 @@ def test_infer_changes_the_table_and_frozen_does_not():
         assert torch.allclose(*steps, atol=1e-5) is same
 
 
-@pytest.mark.parametrize("phase", pos_embeds.PHASES)
+@pytest.mark.parametrize("phase", pos_embed.PHASES)
 def test_a_race_that_is_over_does_not_time_timm_under_our_name(phase):
     found, made = small(phases=[phase], contenders=["matmul", "stock"])
     made.close()
@@ -218,11 +177,11 @@ def test_a_race_that_is_over_does_not_time_timm_under_our_name(phase):
 
 
 def test_every_contender_has_the_same_x_and_its_own_choice():
-    made = pos_embeds.races([WORKLOADS["siglip"]], [2], ["bfloat16"], ["infer"], channels=4)
+    made = pos_embed.races([WORKLOADS["siglip"]], [2], ["bfloat16"], ["infer"], channels=4)
     found = next(made)
-    assert [c.name for c in found.contenders] == [n for n in peers.NAMES if n not in found.about["left_out"]]
-    assert len(status().models) == 3
-    xs = [c.prepare() for c in found.contenders if c.name != "floor"]
+    assert [c.name for c in found.contenders] == [n for n in pos_embed.CONTENDERS if n not in found.about["left_out"]]
+    assert {flags.pos_embed for flags in status().models} == {"stock", *OURS}
+    xs = [c.prepare() for c in found.contenders if c.name != PLAIN_ADD]
     assert all(x is xs[0] for x in xs) and xs[0].dtype == torch.bfloat16
     grids = WORKLOADS["siglip"].grids(2)
     assert found.about["tokens"] == sum(h * w for h, w in grids)
@@ -233,14 +192,14 @@ def test_every_contender_has_the_same_x_and_its_own_choice():
 
 
 def test_what_does_not_fit_in_memory_is_left_out_with_the_reason(monkeypatch):
-    monkeypatch.setattr(pos_embeds, "MOST_BYTES", 4 * 3 * 4 * 32 * 32 - 1)
-    found, _made = small(phases=["train"], contenders=["stock", "stock-bilinear", "issue-2514", "grid_sample"])
+    monkeypatch.setattr(pos_embed, "MOST_BYTES", 4 * 3 * 4 * 32 * 32 - 1)
+    found, _made = small(phases=["train"], contenders=["stock", "timm-flag-bilinear", "issue-2514-zeros"])
     assert [c.name for c in found.contenders] == ["stock"]
     assert all("its backward needs" in why for why in found.about["left_out"].values())
     assert len(small(phases=["infer"], contenders=["stock", "grid_sample"])[0].contenders) == 2
 
 
-@pytest.mark.parametrize("phase", pos_embeds.PHASES)
+@pytest.mark.parametrize("phase", pos_embed.PHASES)
 def test_peak_memory_on_cpu(phase):
     def hold(size):
         kept = torch.ones(size)
@@ -249,7 +208,7 @@ def test_peak_memory_on_cpu(phase):
 
     peak = peak_memory(torch.device("cpu"))(Contender("a", lambda _: hold(10**6)))
     assert 4e6 <= peak < 4.5e6
-    found, _made = small(phases=[phase], contenders=["floor", "stock"])
+    found, _made = small(phases=[phase], contenders=[PLAIN_ADD, "stock"])
     rows = run(found, 1, peak_memory=peak_memory(torch.device("cpu")))
     assert rows[0].peak_bytes < rows[1].peak_bytes
 
@@ -296,13 +255,13 @@ def test_folders_without_images(what, tmp_path, capsys):
     if what == "unreadable":
         (folder / "a.jpg").write_text("no")
     assert cli.main(["bench", "--sizes-from", str(folder)]) == 2
-    message = {"missing": "is not a folder", "empty": "looked for .jpg", "unreadable": "not readable: a.jpg"}[what]
+    message = {"missing": "is not a folder", "empty": "looked for .jpg", "unreadable": "can be read: a.jpg"}[what]
     assert message in capsys.readouterr().err
 
 
 def test_batches_of_a_folder_take_each_image_before_any_again():
     sizes = Sizes("somewhere/photos", [(1, n) for n in range(1, 11)], [])
-    workload = folder_workload(sizes, WORKLOADS["diverse"])
+    workload = sizes.workload(WORKLOADS["diverse"])
     assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
     grids = workload.grids(25)
     assert sorted(grids[:10]) == sorted(grids[10:20]) == sizes.grids and grids[:10] != sizes.grids

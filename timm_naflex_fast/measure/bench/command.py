@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,6 @@ from ..contenders import NAMES, OURS, check_names
 from ..tables import check_writable, progress
 from .race import BASELINE, PLAIN_ADD, Race, Row, run
 from .workloads import WORKLOADS, Sizes, Workload, read_sizes, siglip_grids
-
-MOVED = {"--patch-embed": "patch_kernels.py", "--rope": "rope.py", "--plot": "plots.py", "--read": "plots.py"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--channels", type=int, metavar="C", help="width of the tokens (768)")
     add("--rounds", type=int, default=30, metavar="R", help="timed rounds, at most (30)")
     add("--budget", type=float, default=2.0, metavar="S", help="seconds per contender and race, at least 3 rounds (2)")
-    add("--patience", type=float, metavar="S", help="who took longer than S seconds skips the larger batches")
     add("--no-memory", action="store_true", help="do not measure peak memory")
     add("--model", metavar="NAME", help="a whole timm NaFlexVit: a training step and an inference, stock and ours")
     add("--sizes-from", metavar="DIR", help="grids of a folder's images, headers alone; ends with a recommendation")
@@ -40,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--patch-size", type=int, metavar="P", help="with --sizes-from: pixels along a patch's side (16)")
     add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help=argparse.SUPPRESS)  # the last release's; wrote bench.json and bench.csv there
-    for option in MOVED:
-        add(option, nargs="*", help=argparse.SUPPRESS)
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -56,9 +52,8 @@ def bench(options: argparse.Namespace) -> int:
     from .report import advise, print_race, summary, write_json
 
     sizes = _read_folder(options) if options.sizes_from else None
-    races = _model_races(options, sizes) if options.model else _pos_embed_races(options, sizes)
     about, rows = provenance(shlex.join(["naflex-fast", *options.arguments])), list[Row]()
-    for done in _measure(races, options):
+    for done in _measure(_races(options, sizes), options):
         rows += done
         print_race(done)
     for line in summary(rows):
@@ -78,10 +73,8 @@ def bench(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Find wrong options before the work; fill in the defaults."""
-    for option, script in MOVED.items():
-        if getattr(options, option[2:].replace("-", "_")) is not None:
-            raise ValueError(f"{option} is no longer an option; use benchmarks/{script} in a clone of the repository")
     if options.out:
+        warnings.warn("--out DIR is now --json FILE; it writes DIR/bench.json", FutureWarning, stacklevel=2)
         check_writable(folder=options.out)
         options.json = options.json or str(Path(options.out) / "bench.json")
     check_writable(options.json)
@@ -93,6 +86,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--device cuda: PyTorch sees no GPU here; valid: cpu")
     if options.max_seq_len is not None and not (options.sizes_from or options.model):
         raise ValueError("--max-seq-len goes with --sizes-from DIR or --model NAME, whose images it divides")
+    if options.model and options.workload and options.max_seq_len is not None and not options.sizes_from:
+        raise ValueError("--seq-len makes a workload of its own; leave out --workload")
     if options.patch_size is not None and (options.model or not options.sizes_from):
         raise ValueError("--patch-size goes with --sizes-from DIR; a model has its own")
     if options.model and options.channels is not None:
@@ -106,7 +101,10 @@ def _check(options: argparse.Namespace) -> None:
     options.batch = options.batch or [8 if options.model else 64]
     options.dtype = options.dtype or ["bfloat16" if options.model and options.device == "cuda" else "float32"]
     options.phase = options.phase or list(suite.PHASES)
-    chosen = [PLAIN_ADD if name == "floor" else name for name in options.contenders or ()]
+    chosen = options.contenders or []
+    if "floor" in chosen:
+        warnings.warn(f"the contender 'floor' is now called {PLAIN_ADD!r}", FutureWarning, stacklevel=2)
+        chosen = [PLAIN_ADD if name == "floor" else name for name in chosen]
     if options.model:
         options.contenders = check_names(chosen, (BASELINE, *OURS)) or [BASELINE, "matmul"]
     else:
@@ -134,15 +132,26 @@ def _read_folder(options: argparse.Namespace) -> Sizes:
     return sizes
 
 
-def _pos_embed_races(options: argparse.Namespace, sizes: Sizes | None) -> Iterator[Race]:
-    from .pos_embed import races
-
+def _races(options: argparse.Namespace, sizes: Sizes | None) -> Iterator[Race]:
+    named, most = options.workload or ["siglip"], options.max_seq_len
     if sizes is not None:
-        workloads = [sizes.workload(WORKLOADS[(options.workload or ["siglip"])[0]])]
+        workloads = [sizes.workload(WORKLOADS[named[0]])]
+    elif most:
+        workloads = [replace(WORKLOADS["siglip"], name=f"siglip-{most}", draw=siglip_grids(most))]
+    elif options.model:
+        workloads = [WORKLOADS[name] for name in named]
     else:
         workloads = list(_runnable(options.workload))
-    how: dict[str, Any] = dict(device=options.device, channels=options.channels or 768)
-    return races(workloads, options.batch, options.dtype, options.phase, options.contenders, **how)
+    if options.model:
+        from . import model
+
+        made = model.load(options.model, options.device)
+        how = (options.batch, options.dtype, options.phase, options.contenders)
+        return model.races(made, options.model, workloads, *how)
+    from . import pos_embed
+
+    where: dict[str, Any] = dict(device=options.device, channels=options.channels or 768)
+    return pos_embed.races(workloads, options.batch, options.dtype, options.phase, options.contenders, **where)
 
 
 def _runnable(names: list[str] | None) -> Iterator[Workload]:
@@ -161,23 +170,6 @@ def _runnable(names: list[str] | None) -> Iterator[Workload]:
             print(f"not run: workload {name}, {why}")
 
 
-def _model_races(options: argparse.Namespace, sizes: Sizes | None) -> Iterator[Race]:
-    from .model import load, races
-
-    workloads = [WORKLOADS[name] for name in options.workload or ["siglip"]]
-    if sizes is not None:
-        workloads = [sizes.workload(workloads[0])]
-    elif options.max_seq_len:
-        if options.workload:
-            raise ValueError("--seq-len makes a workload of its own; leave out --workload")
-        workloads = [
-            replace(workloads[0], name=f"siglip-{options.max_seq_len}", draw=siglip_grids(options.max_seq_len))
-        ]
-    model = load(options.model, options.device)
-    for dtype in options.dtype:
-        yield from races(model, options.model, workloads, options.batch, dtype, options.phase, options.contenders)
-
-
 def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[list[Row]]:
     """The rows of each race. Each race is dropped before the next is made, because its tensors are large."""
     import torch
@@ -186,29 +178,15 @@ def _measure(races: Iterator[Race], options: argparse.Namespace) -> Iterator[lis
     from .report import print_left_out, title
 
     device = torch.device(options.device)
-    warmup, slow = WARMUPS[device.type], dict[tuple[Any, ...], str]()
-    measure_memory = None if options.no_memory or options.model else peak_memory(device)
+    warmup, seconds = WARMUPS[device.type], stopwatch(device)
+    memory = None if options.no_memory or options.model else peak_memory(device)
     while (race := next(races, None)) is not None:
-        work = race.suite, race.workload, race.phase, race.dtype
-        out = {c.name: slow[work, c.name] for c in race.contenders if (work, c.name) in slow}
-        race.about["left_out"] = {**race.about.get("left_out", {}), **out}
-        race = replace(race, contenders=tuple(c for c in race.contenders if c.name not in out))
         if not race.contenders:
             print(title(race))
             print_left_out(race)
             continue
+        how: dict[str, Any] = dict(budget=options.budget, warmup=warmup, stopwatch=seconds, peak_memory=memory)
         with progress(title(race), len(race.contenders) * (warmup + options.rounds)) as advance:
-            rows = run(
-                race,
-                options.rounds,
-                budget=options.budget,
-                warmup=warmup,
-                stopwatch=stopwatch(device),
-                peak_memory=measure_memory,
-                advance=advance,
-            )
+            rows = run(race, options.rounds, advance=advance, **how)
         del race
-        for row in rows:
-            if options.patience is not None and row.median_ms > 1e3 * options.patience:
-                slow[work, row.contender] = f"took {row.median_ms / 1e3:.1f} s at B={row.batch}"
         yield rows

@@ -32,17 +32,23 @@ STEP_WORDS = {"train": "a training step", "infer": "an inference"}
 
 
 def load(name: str, device: str) -> Any:
-    """A timm NaFlexVit with random weights and a classifier.
+    """A timm NaFlexVit with random weights and a classifier; a ViT is made as a NaFlexVit, where timm can.
 
     Raises:
-        ValueError: timm has no such model, or it is no NaFlexVit; names the valid ones.
+        ValueError: timm has no such model, or it is no NaFlexVit; names valid ones.
     """
     import timm
 
     name = name.split(".")[0]  # weights do not change the time
-    if not timm.is_model(name) or "naflexvit" not in name:
-        raise ValueError(f"{name!r} is no NaFlexVit of timm's; valid: {', '.join(timm.list_models('naflexvit*'))}")
-    return timm.create_model(name, num_classes=CLASSES).to(device)
+    how: dict[str, Any] = {} if "naflexvit" in name else {"use_naflex": True}
+    try:
+        model = timm.create_model(name, num_classes=CLASSES, **how)
+    except (RuntimeError, TypeError):
+        model = None
+    if not hasattr(model, "embeds"):
+        valid = ", ".join([*timm.list_models("naflexvit*"), "vit_small_patch16_224 and other ViTs"])
+        raise ValueError(f"timm cannot make {name!r} a NaFlexVit; valid: {valid}")
+    return model.to(device)
 
 
 def races(
@@ -50,15 +56,15 @@ def races(
     name: str,
     workloads: Sequence[Workload],
     batches: Sequence[int] = (8,),
-    dtype: str = "float32",
+    dtypes: Sequence[str] = ("float32",),
     phases: Sequence[str] = PHASES,
     contenders: Sequence[str] = (BASELINE, "matmul"),
 ) -> Iterator[Race]:
-    """One race per workload, batch size and phase. All contenders run the same model, switched before each run.
+    """One race per dtype, workload, batch size and phase. All contenders run the same model, switched before each run.
 
     A race can run until the next one is asked for.
     """
-    for workload, batch, phase in product(workloads, sorted(set(batches)), phases):
+    for dtype, workload, batch, phase in product(dtypes, workloads, sorted(set(batches)), phases):
         with ExitStack() as stack:
             race = _race(model, workload, batch, dtype, phase, contenders, stack)
             race.about["model"] = name

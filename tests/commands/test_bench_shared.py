@@ -1,0 +1,64 @@
+"""What bench and drift share: provenance, tables, progress, files, plot style."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from timm_naflex_fast.measure import style, tables
+from timm_naflex_fast.measure.contenders import NAMES
+from timm_naflex_fast.measure.provenance import provenance
+
+
+def test_provenance():
+    about = provenance("naflex-fast bench")
+    assert list(about) == ["command", "date", "commit", "machine", "python", "torch", "timm"]
+    assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
+)
+def test_three_digits(value, text):
+    assert tables.number(value) == text
+
+
+def test_plain_tables_without_rich(capsys, monkeypatch):
+    for name in ("rich", "rich.console", "rich.table"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    tables.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
+    assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
+
+
+def test_writable_files_and_folders(tmp_path):
+    tables.check_writable(tmp_path / "new.json", tmp_path / "a" / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]  # the folder is made, the file is not
+    (tmp_path / "old.json").write_text("kept")
+    tables.check_writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "kept"
+    tables.write_json(tmp_path / "old.json", {"a": [1]})
+    assert json.loads((tmp_path / "old.json").read_text()) == {"a": [1]}
+    with pytest.raises(OSError, match="missing"):
+        tables.check_writable(tmp_path / "missing" / "a.json")
+    with pytest.raises(OSError, match=r"old\.json"):
+        tables.check_writable(folder=tmp_path / "old.json")
+
+
+def test_progress_prints_a_line_every_ten_seconds_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = iter([0.0, 4.0, 11.0, 11.5, 20.0, 22.0, 22.5])
+    monkeypatch.setattr(tables.time, "monotonic", lambda: next(clock))
+    assert list(tables.track("abcd", "measuring", 4)) == list("abcd")
+    assert capsys.readouterr().err == "measuring: 2 of 4 done\nmeasuring: 4 of 4 done\n"
+
+
+def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
+    pytest.importorskip("matplotlib")
+    figure, axes = style.panels(1, 2, 2.0, 2.0)
+    axes[0, 0].plot([1, 2], [3, 4], color=style.colour("matmul"))
+    figure.savefig(tmp_path / "a.png", transparent=True)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "RGBA" and np.asarray(image)[0, 0, 3] == 0
+    assert len(set(map(style.colour, style.COLOURS))) == len(style.COLOURS) == len(set(style.COLOURS.values()))
+    assert {"stock", "matmul", "timm-flag-bilinear", "issue-2514-zeros"} <= {*NAMES} & {*style.COLOURS}
