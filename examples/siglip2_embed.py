@@ -245,6 +245,7 @@ class OldName(argparse.Action):
     """Take ``--weights`` for ``--checkpoint``, with a warning; to be removed after the next release."""
 
     def __call__(self, parser: Any, options: Any, value: Any, name: str | None = None) -> None:
+        """Warn, and keep the value."""
         print(
             f"{parser.prog}: {name} is now called --checkpoint; the old name goes with the next release",
             file=sys.stderr,

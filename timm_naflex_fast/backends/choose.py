@@ -98,7 +98,8 @@ def traced_plainly() -> bool:
     if torch.jit.is_tracing():
         return True
     if hasattr(torch.compiler, "is_exporting"):
-        return torch.compiler.is_exporting()
+        # The flag behind it: Dynamo of torch 2.11 takes the call itself for true under torch.compile as well.
+        return getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling()
 
 
@@ -170,7 +171,7 @@ def add_groups(
 # (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
 _RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
     ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
-    ("matmul", 2): lambda tables, *rest: exact.resample_lines(tables, *rest, line_sum),
+    ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
     ("interpolate_cached", 1): lambda *arguments: interpolate.resample(*arguments[:4]),
     ("interpolate_cached", 2): lambda *arguments: interpolate.resample(*arguments[:4]),
 }

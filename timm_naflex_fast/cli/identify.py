@@ -39,8 +39,8 @@ def identify(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     try:
         tensors = load_file(options.file)
-    except SafetensorError as error:
-        raise ValueError(f"{options.file} is not a safetensors file: {error}") from error
+    except SafetensorError as problem:
+        raise ValueError(f"{options.file} is not a safetensors file: {problem}") from problem
     if missing := [name for name in ("table", "sizes", "result") if name not in tensors]:
         raise ValueError(f"{options.file} lacks {', '.join(missing)}; it must hold table, sizes and result")
     result = tensors["result"]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import argparse
@@ -87,7 +87,7 @@ def prepare_process() -> None:
 def _patch(flags: dict[str, str], module: Any) -> None:
     from ..patching.install import enable
 
-    enable(flags["pos_embed"], patch_embed=flags["patch_embed"], rope=flags["rope"])
+    enable(cast("Mode", flags["pos_embed"]), patch_embed=flags["patch_embed"], rope=flags["rope"])
 
 
 def _report(process: int) -> None:

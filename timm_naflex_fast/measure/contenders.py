@@ -170,9 +170,9 @@ def _timms_own(name: str) -> Callable[..., Any]:
     """timm's method of NaFlexEmbeds, whether it is replaced at present or not."""
     from timm.models.naflexvit import NaFlexEmbeds
 
-    from ..patching.timm import originals
+    from ..patching.install import original
 
-    return originals.get(name, NaFlexEmbeds.__dict__[name])
+    return original(NaFlexEmbeds, name)
 
 
 def issue_2514(table: Tensor, patch_coord: Tensor, mode: str, padding_mode: str = "zeros") -> Tensor:

@@ -15,7 +15,7 @@ else:
 
 _ours = sys.modules.pop(__name__)
 try:
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as error:
     if error.name != __name__:
         raise

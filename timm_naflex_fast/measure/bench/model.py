@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...patching.install import enable
+from ...patching.modes import Mode
 from .meters import WARMUPS, Marks
 from .race import BASELINE, Contender, Race, Row
 from .workloads import Workload, coordinates
@@ -87,7 +88,7 @@ def _race(
     def prepare(contender: str) -> str:
         on.close()
         if contender != BASELINE:
-            on.enter_context(enable(contender, model=model))
+            on.enter_context(enable(cast(Mode, contender), model=model))
         model.train(phase == "train")
         return contender
 
