@@ -48,7 +48,8 @@ def test_a_measuring_commands_options_import_no_torch(command):
 
 
 def test_importing_the_package_imports_no_torch():
-    code = "import sys, timm_naflex_fast as t\nprint('torch' in sys.modules, t.functional.__name__, t.enable.__name__, dir(t))"
+    what = "'torch' in sys.modules, t.functional.__name__, t.enable.__name__, dir(t)"
+    code = f"import sys, timm_naflex_fast as t; print({what})"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.startswith("False timm_naflex_fast.functional enable [") and "'status'" in out
     with pytest.raises(AttributeError, match="has no attribute 'enabled'"):

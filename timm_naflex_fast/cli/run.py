@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     import argparse
 
+    from ..patching.modes import Mode
+
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 TRIGGER = "timm.models.naflexvit"  # the last of timm's modules in which something is replaced
 STARTUP = str(Path(__file__).with_name("startup"))
