@@ -163,6 +163,8 @@ def resample_pos_embeds(
     """
     _check_tensors(table=table)
     _check_table(table)
+    if not table.is_floating_point():
+        raise ValueError(f"table must be floating point; got {table.dtype}")
     how, form = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
@@ -173,7 +175,7 @@ def resample_pos_embeds(
     out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     work = torch.promote_types(table.dtype, torch.float32)
     choose.add_groups(out, (table,), groups, counts, how, form, work)
-    return out if length is None else out.view(len(sizes), length, -1)
+    return out if length is None else out.view(len(sizes), length, table.shape[-1])
 
 
 def resample_pos_embed(
