@@ -190,12 +190,11 @@ def test_json_schema(report, tmp_path):
     assert {type(value) for row in found["pictures"][0]["maps"]["grid_sample"] for value in row} == {float}
 
 
-@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
-def test_without_renderers_it_says_so_before_measuring(missing, monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, missing, None)
+def test_without_matplotlib_it_says_so_before_measuring(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("timm_naflex_fast.measure.drift.inputs.load_model", None)
     assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", "--out", str(tmp_path)]) == 2
-    assert f"--out needs {missing}: pip install" in capsys.readouterr().err
+    assert "needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 # the inputs and the command
@@ -232,9 +231,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     assert len(report.skipped) == 1 and report.max_seq_len == [16, 36]
     assert {"issue-2514-zeros", "timm-flag-bilinear", "matmul"} <= set(report.survey.drift)
     assert report.made["command"].startswith("naflex-fast drift --model")
-    passes = re.search(
-        r"(\d+) contenders on (\d+) batches: stock, .*\nthis takes about \d+ (seconds|minutes)", printed.err
-    )
+    passes = re.search(r"(\d+) contenders on (\d+) batches: stock, .*\nthis takes about [\d.]+ minutes", printed.err)
     assert int(passes[1]) == len(report.survey.drift) and int(passes[2]) == 2
     Page((out / "report.html").read_text())
 

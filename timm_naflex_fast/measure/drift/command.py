@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import images
 from ..contenders import NAMES, OURS, check_names
 from ..provenance import provenance
+from ..style import require_matplotlib
 from ..tables import check_writable, print_table, progress, write_json
 
 if TYPE_CHECKING:
@@ -38,16 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[256],
         metavar="N",
-        help="most patches per image (256); of several, every image is measured at each",
+        help="most patches per image (256), or several",
     )
     add("--patch-size", type=int, metavar="P", help="resample the patch kernels to P x P pixels")
     add("--batch-size", type=int, default=16, metavar="B", help="images per batch (16)")
-    add(
-        "--contenders",
-        nargs="+",
-        metavar="NAME",
-        help=f"what to measure: {' '.join(NAMES)} (this package's {len(OURS)}; with --out all)",
-    )
+    add("--contenders", nargs="+", metavar="NAME", help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
     add("--strategies", nargs="+", help=argparse.SUPPRESS)  # the name before 0.2
     add("--baseline", default="stock", metavar="NAME", help="compare with this contender (stock)")
     add("--dtype", default="float32", choices=DTYPES, help="cast the whole model to it (float32)")
@@ -87,9 +83,7 @@ def prepare(options: argparse.Namespace) -> None:
     names = options.contenders or options.strategies or (NAMES if options.out else OURS)
     options.baseline, *_ = options.contenders = check_names([options.baseline, *names])
     if options.out:
-        from .report import require_renderers
-
-        require_renderers()
+        require_matplotlib("--out")
     check_writable(file=options.json, folder=options.out)
 
 
@@ -160,16 +154,12 @@ def _clock(runs: list[str], batches: int, options: argparse.Namespace) -> Iterat
                 # Batches of more patches take longer: the first one has the first length.
                 lengths = options.max_seq_len
                 longer = sum(lengths) / len(lengths) / lengths[0]
-                seconds = (time.monotonic() - started) * longer * len(runs) * batches
-                print(f"this takes about {_duration(seconds)}", file=sys.stderr, flush=True)
+                minutes = (time.monotonic() - started) * longer * len(runs) * batches / 60
+                print(f"this takes about {minutes:.1f} minutes", file=sys.stderr, flush=True)
                 say = False
             advance()
 
         yield after_pass
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{max(1, seconds):.0f} seconds"
 
 
 def _print(report: Report) -> None:

@@ -66,7 +66,14 @@ def load_model(
                 # As an overlay, timm converts keys and shapes as it does for weights from the hub.
                 model = timm.create_model(name, **how, pretrained_cfg_overlay=dict(file=str(checkpoint)))
         else:
-            weights, model = f"pretrained, {name}", _pretrained(name, how)
+            weights = f"pretrained, {name}"
+            try:
+                model = timm.create_model(name, **how)
+            except Exception as error:  # whatever the hub's client raises
+                raise RuntimeError(
+                    f"the pretrained weights of {name!r} could not be loaded ({_one_line(error)}); "
+                    "give a local file with --checkpoint FILE, or --random-weights to measure an untrained model"
+                ) from error
     if not hasattr(model, "embeds"):
         raise ValueError(f"{name!r} is no NaFlexVit; valid: {', '.join(naflex)}")
     if random_weights:
@@ -84,21 +91,12 @@ def reading(checkpoint: str | Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a cut-off safetensors file, a pickle of something else, tensors of another model
-        why = " ".join(str(error).split())
-        why = why if len(why) <= 300 else f"{why[:300]} ..."
-        raise ValueError(f"the checkpoint {checkpoint} cannot be loaded ({type(error).__name__}: {why})") from error
+        raise ValueError(f"the checkpoint {checkpoint} cannot be loaded ({_one_line(error)})") from error
 
 
-def _pretrained(name: str, how: dict[str, Any]) -> nn.Module:
-    import timm
-
-    try:
-        return timm.create_model(name, **how)
-    except Exception as error:  # whatever the hub's client raises
-        raise RuntimeError(
-            f"the pretrained weights of {name!r} could not be loaded ({type(error).__name__}: {error}); "
-            "give a local file with --checkpoint FILE, or --random-weights to measure an untrained model"
-        ) from error
+def _one_line(error: Exception) -> str:
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return words if len(words) <= 300 else f"{words[:300]} ..."
 
 
 def _smooth_table(embeds: Any) -> None:

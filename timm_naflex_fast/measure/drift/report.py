@@ -183,15 +183,6 @@ def facts(report: Report) -> dict[str, str]:
 FILES = ("report.json", "report.md", "report.html")
 
 
-def require_renderers() -> None:
-    """Raise RuntimeError unless what draws and writes the report is installed."""
-    for name in ("jinja2", "matplotlib"):
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise RuntimeError(f"--out needs {name}: pip install 'timm-naflex-fast[report]'") from error
-
-
 def write(report: Report, folder: str | Path) -> list[Path]:
     """Write the report in every form into ``folder``, which is made; returns the files."""
     folder = Path(folder)
