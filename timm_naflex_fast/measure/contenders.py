@@ -149,11 +149,13 @@ def _options(contender: Contender, embeds: Any) -> dict[str, Any]:
 
 def _methods(name: str, embeds: Any) -> dict[str, Callable[..., Any]]:
     """The function (x, patch_coord) that each of timm's two methods is replaced by."""
-    if name == "stock":
-        return {method: _timms_own(method).__get__(embeds) for method in (LEARNED, SAMPLED)}
+    from timm.models.naflexvit import NaFlexEmbeds
+
+    from ..patching.install import original
+
     method = CONTENDERS[name].method
-    if method is not None:
-        return dict.fromkeys((LEARNED, SAMPLED), _timms_own(method).__get__(embeds))
+    if name == "stock" or method is not None:
+        return {own: original(NaFlexEmbeds, method or own).__get__(embeds) for own in (LEARNED, SAMPLED)}
 
     def add(x: Tensor, patch_coord: Tensor) -> None:
         if name == "hf-siglip2":
@@ -164,15 +166,6 @@ def _methods(name: str, embeds: Any) -> dict[str, Callable[..., Any]]:
         x.add_(added.to(x.dtype))
 
     return dict.fromkeys((LEARNED, SAMPLED), add)
-
-
-def _timms_own(name: str) -> Callable[..., Any]:
-    """timm's method of NaFlexEmbeds, whether it is replaced at present or not."""
-    from timm.models.naflexvit import NaFlexEmbeds
-
-    from ..patching.install import original
-
-    return original(NaFlexEmbeds, name)
 
 
 def issue_2514(table: Tensor, patch_coord: Tensor, mode: str, padding_mode: str = "zeros") -> Tensor:
