@@ -167,7 +167,7 @@ def test_committed_reports_are_small_and_name_their_weights(name):
     assert f"<dd>{html.escape(found.weights)}</dd>" in text
     assert found.stand_in == (name == "photos") == ("Stand-in weights" in text)
     assert all(found.survey.exact(exact) for exact in ("interpolate_cached", "matmul"))
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 250_000
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000  # the maps of the photos are most of it
 
 
 def test_json_schema(report, tmp_path):

@@ -70,7 +70,7 @@ def drift_map(picture: Picture, top: float) -> str:
     from PIL import Image
 
     h, w = picture.grid
-    across, down = 2.9 * max(0.45, min(1, w / h)), 2.9 * min(1, h / w)
+    across, down = 2.9 * max(0.6, min(1, w / h)), 2.9 * min(1, h / w)
     figure, axes = panels(1, 1 + len(picture.maps), across, down + 0.8)
     photo, *others = axes.flat
     with Image.open(io.BytesIO(base64.b64decode(picture.jpeg))) as image:
@@ -97,8 +97,9 @@ def _address(figure: Any, form: str) -> str:
     from matplotlib import rc_context
 
     file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "drift", "svg.fonttype": "none"}):
-        more: dict[str, Any] = dict(metadata={"Date": None}) if form == "svg" else dict(pil_kwargs={"quality": 80})
-        figure.savefig(file, format=form, transparent=True, dpi=110, **more)
-    kind = {"svg": "svg+xml"}.get(form, form)
+    # Words stay words in an SVG, each with the list of fonts.
+    with rc_context({"svg.hashsalt": "drift", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}):
+        more: dict[str, Any] = dict(metadata={"Date": None}) if form == "svg" else dict(pil_kwargs={"quality": 70})
+        figure.savefig(file, format=form, transparent=True, dpi=100, **more)
+    kind = "svg+xml" if form == "svg" else form
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
