@@ -180,8 +180,3 @@ def test_command_line_errors_are_one_line(arguments, message, capsys):
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
     assert message in err and err.startswith("naflex-fast drift: ") and err.count("\n") == 1
-
-
-def test_info_and_module_entry_point():
-    out = subprocess.run([sys.executable, "-m", "timm_naflex_fast", "info"], capture_output=True, text=True, check=True)
-    assert timm.__version__ in out.stdout and "stock" in out.stdout
