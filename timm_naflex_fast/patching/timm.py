@@ -276,24 +276,17 @@ LIBRARY = Library(
     example="timm.create_model('naflexvit_base_patch16_gap')",
     modes=MODES,
     table={
-        (EMBEDS, "_apply_learned_naflex_pos_embed"): Replacement(
-            "pos_embed", _apply_learned_naflex_pos_embed, NAFLEX, f"{_LEARNED} pos_embed_antialias"
-        ),
-        (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): Replacement(
-            "pos_embed", _apply_learned_naflex_pos_embed_grid_sample, FLAGGED, _LEARNED
-        ),
-        (EMBEDS, "_apply_learned_pos_embed"): Replacement(
-            "pos_embed", _apply_learned_pos_embed, PLAIN, f"{_LEARNED} pos_embed_antialias"
-        ),
-        (EMBEDS, "_apply_factorized_naflex_pos_embed"): Replacement(
-            "pos_embed", _apply_factorized_naflex_pos_embed, NAFLEX, _FACTORIZED
-        ),
-        (EMBEDS, "_apply_factorized_naflex_pos_embed_grid_sample"): Replacement(
-            "pos_embed", _apply_factorized_naflex_pos_embed_grid_sample, FLAGGED, _FACTORIZED
-        ),
-        (EMBEDS, "_apply_factorized_pos_embed"): Replacement(
-            "pos_embed", _apply_factorized_pos_embed, PLAIN, _FACTORIZED
-        ),
+        **{
+            (EMBEDS, ours.__name__): Replacement("pos_embed", ours, who, reads)
+            for ours, who, reads in (
+                (_apply_learned_naflex_pos_embed, NAFLEX, f"{_LEARNED} pos_embed_antialias"),
+                (_apply_learned_naflex_pos_embed_grid_sample, FLAGGED, _LEARNED),
+                (_apply_learned_pos_embed, PLAIN, f"{_LEARNED} pos_embed_antialias"),
+                (_apply_factorized_naflex_pos_embed, NAFLEX, _FACTORIZED),
+                (_apply_factorized_naflex_pos_embed_grid_sample, FLAGGED, _FACTORIZED),
+                (_apply_factorized_pos_embed, PLAIN, _FACTORIZED),
+            )
+        },
         (VIT, "_generate_rope_naflex"): Replacement(
             "rope", _generate_rope_naflex, ROPE, "num_prefix_tokens rope rope_is_mixed", optional=_NO_ROPE
         ),
