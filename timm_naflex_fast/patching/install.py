@@ -306,7 +306,7 @@ class Status:
     ``flags`` is the choice for every model, ``models`` each model's own, ``replaced`` maps the libraries' methods to
     what computes them for every model (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts
     who computed which step, ``fallbacks`` why a library's own code ran although something else was chosen.
-    Under ``torch.compile`` a learned table counts at each call ("matmul", "grid_sample"), everything else when traced.
+    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not.
     """
 
     flags: Flags

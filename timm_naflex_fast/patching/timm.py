@@ -68,10 +68,7 @@ def _add_learned(embeds: Any, name: str, x: Tensor, where: Any) -> None:
     mode = embeds.pos_embed_interp_mode
     unknown = None if mode in SEPARABLE_MODES else _not_separable(mode)
     unless = unknown or _plain_in_graph(where)
-    who, why = decide(LIBRARY, embeds, (EMBEDS, name), x, embeds.pos_embed, unless=unless)
-    operator = torch.compiler.is_compiling() and not choose.traced_plainly() and _strategy(who) == "matmul"
-    if not operator:  # which counts each of its runs itself
-        count("timm", "pos_embed", who, why)
+    who = runs(LIBRARY, embeds, (EMBEDS, name), x, embeds.pos_embed, unless=unless)
     if who == "stock":
         return original(type(embeds), _timms(embeds, name, unknown))(embeds, x, where)
     antialias = getattr(embeds, "pos_embed_antialias", True)
