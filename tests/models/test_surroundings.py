@@ -8,9 +8,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.resampling.bags import steps
-from timm_naflex_fast.resampling.matrices import resize_matrix
-from timm_naflex_fast.resampling.patch_kernels import axis_inverse, factors
+from timm_naflex_fast.resampling import cache
 
 COORD = row_major([(2, 3)])
 MODES = ["matmul", "interpolate_cached", "grid_sample"]
@@ -22,8 +20,7 @@ def first(out):
 
 @pytest.fixture
 def embeds():
-    for cached in (resize_matrix, steps, axis_inverse, factors):
-        cached.cache_clear()
+    cache.clear_all()
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 
 

@@ -181,7 +181,7 @@ def test_threads_never_see_half_a_patch():
         (dict(pos_embed="nope"), "'nope' is not valid for pos_embed"),
         (dict(patch_embed="grid_sample"), "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'"),
         (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
-        (dict(model=nn.Linear(2, 2)), "Linear contains no timm's NaFlexEmbeds"),
+        (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
         (dict(model="naflexvit"), "must be a torch.nn.Module"),
     ],
 )
@@ -196,7 +196,7 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
 
 
 def test_disable_of_a_model_without_embeds():
-    with pytest.raises(ValueError, match="contains no timm's NaFlexEmbeds"):
+    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
         disable(nn.Linear(2, 2))
 
 

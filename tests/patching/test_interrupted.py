@@ -34,7 +34,7 @@ class CtrlC:
             if frame.f_code.co_filename == install.__file__ and leaves:
                 return self.trace
             turns = self.turns[frame.f_code, frame.f_lineno] = self.turns.get((frame.f_code, frame.f_lineno), 0) + 1
-            if turns > 4:
+            if turns > 2:
                 return self.trace
             self.left -= 1
             if self.left == 0:
@@ -83,7 +83,7 @@ def test_an_interrupt_at_any_line_leaves_timm_removable(work):
         out = embed(model)  # neither an endless recursion nor anything half-done
         status()
         if lines % 2:  # by disable alone, or by another enable first
-            enable("matmul")
+            enable("matmul", model=model)
             assert torch.allclose(embed(model), want, atol=1e-5)
             assert status().calls == {("pos_embed", "matmul"): 1}
         disable()
@@ -108,6 +108,7 @@ def test_an_interrupted_switch_can_be_repeated(where):
             if handle is None:
                 handle = enable("grid_sample", model=model)
                 assert not torch.allclose(embed(model), want, atol=1e-4)
-                disable()
         handle.restore()
+        if where == "enable":
+            disable()  # what the interrupted call had chosen is what the second one restores
         assert is_pristine() and torch.equal(embed(model), want), line

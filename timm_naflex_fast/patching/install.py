@@ -34,25 +34,26 @@ cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this
 
 
 def _library(name: str) -> Library:
-    """A library's table.
+    """The table of an installed library.
 
     Raises:
         RuntimeError: the library is not installed, too old, or lacks a class that we know.
     """
-    file = f"{__package__}.{name}"
-    if file not in sys.modules:
-        try:
-            installed = importlib.import_module(name)
-        except ImportError as error:
-            raise RuntimeError(f"{name} cannot be imported: {error}") from error
-        try:
-            importlib.import_module(file)
-        except (ImportError, AttributeError) as error:
-            what = f"{name} {installed.__version__} does not have what timm_naflex_fast replaces: {error}"
-            raise RuntimeError(what) from error
-    library = sys.modules[file].LIBRARY
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeError(f"{name} cannot be imported: {error}") from error
+    library = _table_of(name)
     version_of(library)
     return library
+
+
+def _table_of(name: str) -> Library:
+    file = f"{__package__}.{name}"
+    try:
+        return importlib.import_module(file).LIBRARY
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"the installed {name} does not have what timm_naflex_fast replaces: {error}") from error
 
 
 def _in_use() -> list[Library]:
@@ -144,22 +145,25 @@ def _targets(model: nn.Module, names: Iterable[str] | None) -> tuple[list[nn.Mod
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    # A library that nobody has imported has made no model.
-    libraries = [_library(name) for name in names or [n for n in LIBRARIES if n in sys.modules] or ["timm"]]
-    roots = " or ".join(f"{library.name}'s {library.root}" for library in libraries)
+    # A library of which nothing is imported has made no model.
+    tables = [_library(name) for name in names] if names else [_table_of(name) for name in LIBRARIES]
+    libraries = [known for known in tables if any(home.partition(":")[0] in sys.modules for home, _ in known.table)]
+    none = " and ".join(f"no {known.name} {known.root}" for known in tables)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module that contains {roots}; got {type(model).__name__}")
+        wanted = none.replace("no ", "").replace(" and ", " or ")
+        raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
     modules, inside = [], []
     for library in libraries:
+        version_of(library)
         owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
         found = [module for module in model.modules() if isinstance(module, owners)]
-        if any(cls.__name__ in library.root.split(", ") for module in found for cls in type(module).__mro__):
+        if any(cls.__name__ == library.root for module in found for cls in type(module).__mro__):
             modules += found
             inside.append(library)
     if not inside:
         raise ValueError(
-            f"{type(model).__name__} contains no {roots}; valid is any module that does, "
-            f"such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
+            f"{type(model).__name__} contains {none}; valid is any module that does, "
+            f"such as {' or '.join(known.example for known in tables)}, or a wrapper around one"
         )
     return modules, inside
 
@@ -302,7 +306,7 @@ class Status:
     ``flags`` is the choice for every model, ``models`` each model's own, ``replaced`` maps the libraries' methods to
     what computes them for every model (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts
     who computed which step, ``fallbacks`` why a library's own code ran although something else was chosen.
-    A graph of ``torch.compile`` counts when it is traced.
+    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not.
     """
 
     flags: Flags

@@ -84,7 +84,7 @@ def decide(
     return (who, None) if reason is None else ("stock", reason)
 
 
-# The compiler calls this once, when it traces: a graph counts as one call. Traced itself, it would guard on the counts.
+# The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
 @torch.compiler.assume_constant_result
 def count(library: str, step: str, who: str, reason: str | None = None) -> None:
     """Count one call for ``status()``, and warn the first time that the library's own code runs for this reason."""

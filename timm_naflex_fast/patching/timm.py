@@ -67,7 +67,8 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
 def _add_learned(embeds: Any, name: str, x: Tensor, where: Any) -> None:
     mode = embeds.pos_embed_interp_mode
     unknown = None if mode in SEPARABLE_MODES else _not_separable(mode)
-    who = runs(LIBRARY, embeds, (EMBEDS, name), x, embeds.pos_embed, unless=unknown or _plain_in_graph(where))
+    unless = unknown or _plain_in_graph(where)
+    who = runs(LIBRARY, embeds, (EMBEDS, name), x, embeds.pos_embed, unless=unless)
     if who == "stock":
         return original(type(embeds), _timms(embeds, name, unknown))(embeds, x, where)
     antialias = getattr(embeds, "pos_embed_antialias", True)
@@ -272,24 +273,17 @@ LIBRARY = Library(
     example="timm.create_model('naflexvit_base_patch16_gap')",
     modes=MODES,
     table={
-        (EMBEDS, "_apply_learned_naflex_pos_embed"): Replacement(
-            "pos_embed", _apply_learned_naflex_pos_embed, NAFLEX, f"{_LEARNED} pos_embed_antialias"
-        ),
-        (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): Replacement(
-            "pos_embed", _apply_learned_naflex_pos_embed_grid_sample, FLAGGED, _LEARNED
-        ),
-        (EMBEDS, "_apply_learned_pos_embed"): Replacement(
-            "pos_embed", _apply_learned_pos_embed, PLAIN, f"{_LEARNED} pos_embed_antialias"
-        ),
-        (EMBEDS, "_apply_factorized_naflex_pos_embed"): Replacement(
-            "pos_embed", _apply_factorized_naflex_pos_embed, NAFLEX, _FACTORIZED
-        ),
-        (EMBEDS, "_apply_factorized_naflex_pos_embed_grid_sample"): Replacement(
-            "pos_embed", _apply_factorized_naflex_pos_embed_grid_sample, FLAGGED, _FACTORIZED
-        ),
-        (EMBEDS, "_apply_factorized_pos_embed"): Replacement(
-            "pos_embed", _apply_factorized_pos_embed, PLAIN, _FACTORIZED
-        ),
+        **{
+            (EMBEDS, ours.__name__): Replacement("pos_embed", ours, who, reads)
+            for ours, who, reads in (
+                (_apply_learned_naflex_pos_embed, NAFLEX, f"{_LEARNED} pos_embed_antialias"),
+                (_apply_learned_naflex_pos_embed_grid_sample, FLAGGED, _LEARNED),
+                (_apply_learned_pos_embed, PLAIN, f"{_LEARNED} pos_embed_antialias"),
+                (_apply_factorized_naflex_pos_embed, NAFLEX, _FACTORIZED),
+                (_apply_factorized_naflex_pos_embed_grid_sample, FLAGGED, _FACTORIZED),
+                (_apply_factorized_pos_embed, PLAIN, _FACTORIZED),
+            )
+        },
         (VIT, "_generate_rope_naflex"): Replacement(
             "rope", _generate_rope_naflex, ROPE, "num_prefix_tokens rope rope_is_mixed", optional=_NO_ROPE
         ),

@@ -1,0 +1,93 @@
+"""Proof of effect: who computed what since enable(), and why a library's own code ran instead."""
+
+import pytest
+import torch
+from oracles import BATCH, NEW_TIMM, embed, row_major, small_vit
+
+from timm_naflex_fast import disable, enable, status
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize(
+    ("mode", "flagged", "who", "plain"),
+    [
+        ("matmul", False, "matmul", "matmul"),
+        ("interpolate_cached", False, "interpolate_cached", "interpolate_cached"),
+        ("grid_sample", False, "grid_sample", "stock"),
+        ("matmul", True, "grid_sample", "matmul"),
+        ("grid_sample", True, "grid_sample", "stock"),
+        ("interpolate_cached", True, "stock", "interpolate_cached"),
+    ],
+)
+def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
+    model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
+    enable(mode)
+    embed(model), embed(model)
+    assert status().calls == {("pos_embed", who): 2} and status().fallbacks == {}
+    enable(mode)
+    model.embeds(torch.zeros(1, 1, 24, 28))
+    assert status().calls == {("pos_embed", plain): 1}
+    suffix = "_grid_sample" if flagged else ""
+    assert status().replaced[f"NaFlexEmbeds._apply_{kind}_naflex_pos_embed{suffix}"] == who
+    assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
+
+
+@pytest.mark.skipif(not NEW_TIMM, reason="an older interpolator has no resampler")
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("who", ["matmul", "stock"])
+def test_patch_kernels_and_rotary_tables(who, frozen):
+    model = small_vit(enable_patch_interpolator=True, rope_type="axial").requires_grad_(not frozen)
+    other = small_vit()
+    enable(model=other)  # so that ours is in place when timm's own is chosen
+    with enable("matmul" if who == "matmul" else "stock"):
+        batch = dict(patches=torch.randn(1, 6, 3, 5, 1), patch_coord=row_major([(2, 3)]))
+        for _ in range(3):
+            model(batch | {"patch_valid": torch.ones(1, 6).bool()})
+        rope = "batched" if who == "matmul" else "stock"
+        assert status().calls == {("pos_embed", who): 3, ("patch_embed", who): 3, ("rope", rope): 3}
+
+
+def test_an_inner_with_counts_for_itself():
+    model = small_vit()
+    with enable():
+        embed(model)
+        with enable("interpolate_cached"):
+            assert status().calls == {}
+            embed(model), embed(model)
+            assert status().calls == {("pos_embed", "interpolate_cached"): 2}
+        embed(model)
+        assert status().calls == {("pos_embed", "matmul"): 2}
+    assert status().calls == {}
+    enable()
+    embed(model)
+    assert "pos_embed: matmul" in str(status())
+    disable()
+    assert status().calls == {} and "nothing is patched in this process" in str(status())
+
+
+def test_enabled_and_never_used_is_said():
+    enable()
+    assert "(nothing yet)" in str(status())
+
+
+def test_fallbacks_are_named_and_the_chosen_result_is_kept():
+    model = small_vit().requires_grad_(False)
+    patches, coord = BATCH["patches"], BATCH["patch_coord"]
+
+    def by_sample(patches, coord):
+        x = model.embeds.proj(patches[None])
+        model.embeds._apply_learned_naflex_pos_embed_grid_sample(x, coord[None])
+        return x
+
+    want = torch.stack([by_sample(p, c)[0] for p, c in zip(patches, coord)])
+    enable("grid_sample")
+
+    def default(patches, coord):
+        x = model.embeds.proj(patches[None])
+        model.embeds._apply_learned_naflex_pos_embed(x, coord[None])
+        return x[0]
+
+    got = torch.func.vmap(default)(patches, coord)  # timm's own code of the flag, not that of its default
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    assert status().calls == {("pos_embed", "stock"): 1} and status().fallbacks == {"a torch.func transform": 1}
+    assert "1 times because of a torch.func transform" in str(status())
