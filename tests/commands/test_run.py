@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import train_with_timms_loader
 
-from timm_naflex_fast import status
+from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 
@@ -157,7 +157,8 @@ def executed(monkeypatch):
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
     monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
     monkeypatch.delenv("RANK", raising=False)
-    return calls
+    yield calls
+    disable()
 
 
 def prepare(environment, monkeypatch):
