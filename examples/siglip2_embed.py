@@ -31,8 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.drift import ImageFolder, load_model, track
-from timm_naflex_fast.measure.drift.inputs import DTYPES
+from timm_naflex_fast.measure.drift.inputs import DTYPES, load_model
+from timm_naflex_fast.measure.images import image_files
+from timm_naflex_fast.measure.tables import track
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 Settings = dict[str, Any]
@@ -187,11 +188,11 @@ def run(options: argparse.Namespace) -> int:
     model, weights = load_model(options.model, options.checkpoint, random_weights=options.random_weights)
     model.reset_classifier(0)
     sha256 = fingerprint(model)
-    dtype = DTYPES[options.dtype]
+    dtype = getattr(torch, options.dtype)
     model.to(options.device, dtype)
     settings = dict(model=options.model, weights_sha256=sha256, max_seq_len=options.max_seq_len, dtype=options.dtype)
     output = Output(options.out, settings)
-    files = ImageFolder(options.images, model, options.max_seq_len).files
+    files = image_files(options.images)
     names = {path: path.relative_to(options.images).as_posix() for path in files}
     left = [path for path in files if names[path] not in output.done]
     loader = DataLoader(
@@ -244,8 +245,11 @@ class OldName(argparse.Action):
     """Take ``--weights`` for ``--checkpoint``, with a warning; to be removed after the next release."""
 
     def __call__(self, parser: Any, options: Any, value: Any, name: str | None = None) -> None:
-        """Warn, and take the value."""
-        print(f"{parser.prog}: {name} is now --checkpoint; the old name goes with the next release", file=sys.stderr)
+        """Warn, and keep the value."""
+        print(
+            f"{parser.prog}: {name} is now called --checkpoint; the old name goes with the next release",
+            file=sys.stderr,
+        )
         options.checkpoint = value
 
 

@@ -202,4 +202,4 @@ def test_bad_weights(photos, tmp_path, capsys):
     old = [str(photos), "--out", str(tmp_path / "out"), "--weights", str(missing)]
     assert siglip2_embed.main(old) == 2
     warning, error = capsys.readouterr().err.splitlines()
-    assert "--weights is now --checkpoint" in warning and str(missing) in error
+    assert "--weights is now called --checkpoint" in warning and str(missing) in error
