@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -47,18 +47,17 @@ def pytest_report_header() -> list[str]:
     return str(status()).splitlines()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """With ``--naflex-leaks`` every test uses the fixture, first, so that it is torn down last."""
-    if config.getoption("naflex_leaks"):
-        for item in items:
-            if "naflex_leaks" not in getattr(item, "fixturenames", ["naflex_leaks"]):
-                item.fixturenames.insert(0, "naflex_leaks")
-
-
 @pytest.fixture
 def naflex_leaks() -> Iterator[None]:
     """Fail the test if it leaves timm patched otherwise than before, or unpatched with tables in the cache."""
     with no_leaks():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _naflex_leaks_of_all(request: pytest.FixtureRequest) -> Iterator[None]:
+    # pytest sets up this fixture before every other one of a single test, so it is torn down after them.
+    with no_leaks() if request.config.getoption("naflex_leaks") else nullcontext():
         yield
 
 
@@ -71,7 +70,7 @@ def no_leaks() -> Iterator[None]:
         gc.collect()  # a model's choice ends with the model
     after = status()
     leaks = [
-        f"{what} {now}, before it {then}"
+        f"{what}: {_short(now)}, before: {_short(then)}"
         for (what, then), now in zip(_patches(before).items(), _patches(after).values())
         if now != then
     ]
@@ -86,7 +85,15 @@ def no_leaks() -> Iterator[None]:
 
 def _patches(now: Any) -> dict[str, Any]:
     models = sorted(str(flags) for flags in now.models)
-    return {"the global choice": now.flags, "models' own choices": models, "replaced methods": now.replaced}
+    return {
+        "the choice for every model": now.flags,
+        "models with their own choice": models,
+        "replaced methods": sorted(now.replaced),
+    }
+
+
+def _short(value: Any) -> str:
+    return str(value) if not isinstance(value, list) else f"{len(value)} ({value[0]} ...)" if value else "none"
 
 
 def _tables() -> int:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
@@ -89,7 +89,8 @@ def prepare_process() -> None:
 def _patch(flags: dict[str, str], module: Any) -> None:
     from ..patching.install import enable
 
-    enable(cast("Mode", flags["pos_embed"]), patch_embed=flags["patch_embed"], rope=flags["rope"])
+    pos_embed: Any = flags["pos_embed"]
+    enable(pos_embed, patch_embed=flags["patch_embed"], rope=flags["rope"])
 
 
 def _report(process: int) -> None:

@@ -10,11 +10,11 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
-import torch
-from torch import nn
+if TYPE_CHECKING:  # the commands read the names below, and answer without torch
+    from torch import nn
 
 Mode = Literal[
     "stock", "interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "grid-sample", "matmul-resample"
@@ -126,6 +126,8 @@ def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
     Under ``torch.compile`` it reads through ``hasattr``: the compiler checks before each call whether the answer is
     still the same. It does not check whether a key is missing in ``__dict__``. Nothing is written while tracing.
     """
+    import torch
+
     own: Any = None
     if module is not None:
         if not torch.compiler.is_compiling():
