@@ -65,7 +65,7 @@ def switch_nothing_but_a_handle(model):
         pass
 
 
-@pytest.mark.parametrize("work", [switch_everything, switch_nothing_but_a_handle])
+@pytest.mark.parametrize("work", [pytest.param(switch_everything, marks=pytest.mark.slow), switch_nothing_but_a_handle])
 def test_an_interrupt_at_any_line_leaves_timm_removable(work):
     model = small_vit()
     work(model)
