@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .backends import choose
 from .resampling import cache, matrices
-from .resampling.grids import Group, check_coord, check_mode, check_size, group_sizes, sizes_on_host
+from .resampling.grids import Group, check_coord, check_mode, check_size, sizes_on_host
 from .resampling.identify import identify_resampling
 from .resampling.matrices import Resampling
 from .resampling.patch_kernels import resample_patch_kernel
@@ -159,7 +159,8 @@ def resample_pos_embeds(
 
     Raises:
         ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
-            divide a size, a ``length`` too small for an image.
+            divide a size, a ``length`` too small for an image. A graph cannot look into a tensor of sizes and raises
+            none of these; packed embeddings need sizes on the host there.
     """
     _check_tensors(table=table)
     _check_table(table)
@@ -170,12 +171,8 @@ def resample_pos_embeds(
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    sizes = sizes_on_host(grid_sizes)
-    groups, counts = group_sizes(sizes, merge=merge, pads=padding == "first", length=length)
-    out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
-    work = torch.promote_types(table.dtype, torch.float32)
-    choose.add_groups(out, (table,), groups, counts, how, form, work)
-    return out if length is None else out.view(len(sizes), length, table.shape[-1])
+    pads = padding == "first"
+    return choose.resample_sizes(table, grid_sizes, how, form, merge=merge, length=length, pads=pads)
 
 
 def resample_pos_embed(

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import compiled as operators
 from timm_naflex_fast.backends import exported as plain
-from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import Resampling
 
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
@@ -227,3 +227,43 @@ def test_interpolate_cached_breaks_the_graph_and_stays_right():
         with enable("interpolate_cached"):
             assert relative(torch.compile(model, backend=backend)(BATCH), want) <= 1e-5
     assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("padding", ["zeros", "first"])
+@pytest.mark.parametrize("how", ["compile", "export"])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_padded_embeddings_from_sizes_in_one_graph(padding, how, columns):
+    class Embed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(6, 5, 8))
+
+        def forward(self, sizes):
+            settings = dict(mode="bilinear", length=40, padding=padding, merge=2)
+            return resample_pos_embeds(self.table, sizes, **settings)
+
+    model = Embed()
+    sizes, other = torch.tensor([[2, 4, 4], [1, 6, 6], [3, 2, 2]]), torch.tensor([[1, 2, 2], [2, 2, 8], [1, 4, 10]])
+    sizes, other = sizes[:, 3 - columns :], other[:, 3 - columns :]
+    if how == "compile":
+        graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+    else:
+        graph = torch.export.export(model, (sizes,)).module()
+    for some in (sizes, other):
+        want, got = model(some), graph(some)
+        torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    weight = torch.randn_like(want)
+    grads = [torch.autograd.grad((out * weight).sum(), m.table)[0] for out, m in ((got, graph), (want, model))]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+def test_packed_embeddings_from_sizes_in_one_graph():
+    table, sizes = torch.randn(6, 5, 8, requires_grad=True), [(3, 4), (7, 2)]
+
+    def embed(table):
+        return resample_pos_embeds(table, sizes, mode="bicubic")
+
+    want, got = embed(table), torch.compile(embed, backend="aot_eager", fullgraph=True)(table)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)

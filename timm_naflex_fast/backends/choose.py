@@ -13,9 +13,10 @@ Factorized tables take the plain operations in every graph. This is the only fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from ..resampling.grids import (
     check_tokens,
     group_grids,
     group_sizes,
+    sizes_on_host,
     token_counts,
     whole_batch,
     whole_numbers,
@@ -113,20 +115,96 @@ def add_sizes(
     add_groups(x, (table,), groups, counts, how, strategy)
 
 
+def resample_sizes(
+    table: Tensor,
+    sizes: Tensor | Sequence[Sequence[int]],
+    how: Resampling,
+    strategy: str,
+    *,
+    merge: int = 1,
+    length: int | None = None,
+    pads: bool = False,
+) -> Tensor:
+    """The table ([1,] H0, W0, C) resampled to sizes (h, w) or (t, h, w): packed (T, C), or (B, N, C) for a ``length``.
+
+    ``pads``: tokens behind an image get its first cell, else zeros.
+    """
+    if traced_plainly() or (torch.compiler.is_compiling() and strategy == "matmul"):
+        return _resample_in_graph(table, sizes, how, merge=merge, length=length, pads=pads)
+    return _resample_eagerly(table, sizes, how, strategy, merge=merge, length=length, pads=pads)
+
+
+@torch.compiler.disable  # the sizes are read on the host, which cannot be captured
+def _resample_eagerly(
+    table: Tensor, sizes: Any, how: Resampling, strategy: str, *, merge: int, length: int | None, pads: bool
+) -> Tensor:
+    groups, counts = group_sizes(sizes_on_host(sizes), merge=merge, pads=pads, length=length)
+    out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
+    add_groups(out, (table,), groups, counts, how, strategy, torch.promote_types(table.dtype, torch.float32))
+    return out if length is None else out.view(len(sizes), length, table.shape[-1])
+
+
+def _resample_in_graph(
+    table: Tensor, sizes: Any, how: Resampling, *, merge: int, length: int | None, pads: bool
+) -> Tensor:
+    """The same with coordinates in place of groups: computed from the sizes, and nothing is read back."""
+    packed = length is None
+    if packed and isinstance(sizes, Tensor):
+        raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence of sizes, or a length")
+    if not isinstance(sizes, Tensor):
+        listed = sizes_on_host(sizes)
+        group_sizes(listed, merge=merge, length=length)  # raises what it raises in eager code
+        counts = [t * h * w for t, h, w in listed]
+        sizes, length = torch.tensor(listed), max(counts) if length is None else length
+    assert length is not None
+    frames, h, w = (
+        (n[:, None].to(table.device) for n in sizes.unbind(1))
+        if sizes.shape[1] == 3
+        else (1, *(n[:, None].to(table.device) for n in sizes.unbind(1)))
+    )
+    token = torch.arange(length, device=table.device)[None]
+    cell, cells = token % (h * w), frames * h * w
+    block, inner = cell // (merge * merge), cell % (merge * merge)
+    y = block // (w // merge) * merge + inner // merge
+    x = block % (w // merge) * merge + inner % merge
+    in_first = token < h * w
+    coord = torch.stack((y, x), -1) * in_first[..., None]
+    out = torch.zeros(len(sizes), length, table.shape[-1], dtype=table.dtype, device=table.device)
+    add_learned(out, table, coord, how)
+    if sizes.shape[1] == 3:
+        out = out.gather(1, cell[..., None].expand(-1, -1, out.shape[-1]))
+    rest = out[:, :1] if pads else torch.zeros_like(out[:, :1])
+    out = torch.where((token < cells)[..., None], out, rest)
+    if packed:
+        return torch.cat([image[:n] for image, n in zip(out, counts)])
+    return out
+
+
 @torch.compiler.disable  # the groups are read on the host, which cannot be captured
 def add_eagerly(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str) -> None:
     """Read the grids, then add the one learned table, or the two lines of a factorized one, into ``x`` in place."""
     check_writable(x)
-    if isinstance(where, Tensor):
-        pads = how.sampler != "interpolate"
-        groups = group_grids(where, x, pads=pads)
-        if how.sampler == "affine_grid" and groups:
-            size = whole_numbers(where).amax((0, 1)) + 1
-            h, w = size.tolist()
-            how = replace(how, within=how.lengths(h, w))
-    else:
-        groups = whole_batch(x, where)
+    groups, how = _read_groups(x, where, how)
     add_groups(x, tables, groups, token_counts(groups, x), how, strategy)
+
+
+def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resampling) -> Tensor:
+    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C)."""
+    groups, how = _read_groups(g, where, how)
+    if not groups:
+        return g.new_zeros(table_shape)
+    (grad,) = _gradients([table_shape], groups, token_counts(groups, g), how, torch.float32, g)
+    return grad
+
+
+def _read_groups(x: Tensor, where: Where, how: Resampling) -> tuple[list[Group], Resampling]:
+    if not isinstance(where, Tensor):
+        return whole_batch(x, where), how
+    groups = group_grids(where, x, pads=how.sampler != "interpolate")
+    if how.sampler == "affine_grid" and groups:
+        h, w = (whole_numbers(where).amax((0, 1)) + 1).tolist()
+        how = replace(how, within=how.lengths(h, w))
+    return groups, how
 
 
 def add_groups(
@@ -215,6 +293,8 @@ def _gradients(
     g: Tensor,
 ) -> Iterable[Tensor]:
     """The gradients of one learned table, or of the two of a factorized one, from that of the tokens."""
+    if not counts:  # an empty batch
+        return [g.new_zeros(shape) for shape in shapes]
     if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
         tokens = Tokens.of(g, counts)
         if len(shapes) == 1:
@@ -239,6 +319,8 @@ def _add_differentiable(
             tokens.add(group, embedding.detach().to(x.dtype))
 
     def gradients(g: Tensor) -> Iterable[Tensor]:
+        if not counts:  # an empty batch
+            return [torch.zeros_like(embedding) for embedding in cells]
         if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
             return [sum_plainly(Tokens.of(g, counts), group) for group in groups]
         tokens = Tokens.of(g.detach(), counts)

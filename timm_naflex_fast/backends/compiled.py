@@ -108,13 +108,7 @@ def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -
 
 
 def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    """The gradient of the table, whose values are not looked at."""
-    leaf, out = table.requires_grad_(), torch.zeros_like(g)
-    with torch.enable_grad():
-        _eager_add(out, leaf, patch_coord, how)
-        if not out.requires_grad:  # an empty batch
-            return torch.zeros_like(table, memory_format=torch.contiguous_format)
-        return torch.autograd.grad(out, leaf, g)[0].contiguous()
+    return choose.gradient_eagerly(g, table.shape, patch_coord, how).to(table.dtype)
 
 
 eager = _register("", _eager_add, _eager_grad, in_cuda_graphs=False)

@@ -92,7 +92,7 @@ def sample_matrix(n: int, n0: int, how: Resampling, within: int = 0) -> Tensor:
     """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
     # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
     y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within, how)
-    image = torch.eye(n0, device="cpu").view(1, n0, n0, 1)
+    image = torch.eye(n0, dtype=torch.float32, device="cpu").view(1, n0, n0, 1)
     where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
     mode = "bilinear" if how.mode == "linear" else how.mode
     sampled = F.grid_sample(image, where, mode=mode, padding_mode="border", align_corners=how.align_corners)
@@ -107,8 +107,8 @@ def cell_positions(n: int, align_corners: bool) -> Tensor:
 
 def affine_positions(n: int, within: int, how: Resampling) -> Tensor:
     """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
-    zoom = torch.tensor(within, device="cpu") / torch.tensor(n, device="cpu")
-    theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], device="cpu")
+    zoom = torch.tensor(within, dtype=torch.float32, device="cpu") / n
+    theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], dtype=torch.float32, device="cpu")
     theta[0, 1, 1], theta[0, 1, 2] = zoom, zoom - 1
     return F.affine_grid(theta, [1, 1, within, 2], align_corners=how.align_corners)[0, :n, 0, 1]
 
