@@ -15,7 +15,6 @@ from timm_naflex_fast.functional import resample_patch_kernel
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import resize_matrix
 
-
 STOCK = PRISTINE[PatchEmbedInterpolator]
 side = st.integers(4, 24)
 
