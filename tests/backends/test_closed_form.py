@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.backends.closed_form import axis_weights, tap_weights
@@ -13,7 +13,6 @@ HOW = [("bilinear", a, c) for a in (True, False) for c in (True, False)]
 HOW += [("bicubic", a, c) for a in (True, False) for c in (True, False)] + [("linear", False, False)]
 
 
-@settings(max_examples=500)
 @given(sizes, sizes, st.sampled_from(HOW))
 def test_rows_are_those_of_the_resize_matrix(n, n0, how):
     mode, antialias, align_corners = how
@@ -30,7 +29,6 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, how):
     torch.testing.assert_close(got.sum(1), torch.ones(n, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@settings(max_examples=200)
 @given(sizes, sizes, st.sampled_from(["bilinear", "bicubic", "linear"]), st.booleans())
 def test_taps_are_the_weights_without_antialias(n, n0, mode, align_corners):
     align_corners &= mode != "linear"

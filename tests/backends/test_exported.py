@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
-from hypothesis import given, settings
+from hypothesis import given
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 from test_exact import BASE
 
@@ -21,13 +21,11 @@ def ours(case, embeds, x, coord):
     return x
 
 
-@settings(max_examples=300)
 @given(cases())
 def test_learned_equals_timm_forward_and_gradients(case):
     equals_timm(ours, case)
 
 
-@settings(max_examples=100)
 @given(cases())
 def test_learned_is_as_close_to_float64_as_timm(case):
     case.channels = 1024 if case.length <= 64 else 128
@@ -58,7 +56,6 @@ def equal_but_for_ties(case, embeds, got):
 
 
 # Not by a count of differing numbers: one tie shows in every sample of its grid, and a factorized one in a whole line.
-@settings(max_examples=200)
 @given(cases(dtypes=HALF))
 def test_half_precision_x_is_equal_but_for_ties(case):
     embeds, coord = case.embeds(), case.coord()
@@ -69,7 +66,6 @@ def test_half_precision_x_is_equal_but_for_ties(case):
         assert equal_but_for_ties(case, embeds, want) and equal_but_for_ties(case, embeds, got)
 
 
-@settings(max_examples=150)
 @given(cases(kind="factorized", antialias=True, align_corners=False, dtypes=(torch.float32, *HALF)))
 def test_factorized_equals_timm_forward_and_gradients(case):
     embeds, coord = case.embeds(), case.coord()

@@ -10,6 +10,7 @@ from oracles import OLD_TORCH, relative, row_major, small_vit, vit_batch
 from test_rope_tables import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
 from timm_naflex_fast.rope import batched_rope
 
@@ -196,10 +197,12 @@ class OtherRope(timms.RotaryEmbeddingCat):
 def test_what_we_do_not_know_stays_with_timm_and_is_said_once(module, reason, monkeypatch, recwarn):
     model = vit("axial")
     model.rope = module()
-    replacements.warned.clear()
+    library.warned.clear()
     asked = []
     enable()
-    monkeypatch.setitem(replacements.originals, "_generate_rope_naflex", lambda *a: asked.append(a) or "timm's")
+    monkeypatch.setitem(
+        library.originals, (type(model), "_generate_rope_naflex"), lambda *a: asked.append(a) or "timm's"
+    )
     for _ in range(2):
         assert model._generate_rope_naflex(torch.zeros(1, 2, 4), torch.zeros(1, 2, 2)) == "timm's"
     assert len(asked) == 2 and len(recwarn) == 1 and reason in str(recwarn[0].message)
@@ -208,7 +211,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(module, reason, mo
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
 def test_random_coordinates_in_a_graph_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
-    replacements.warned.clear()
+    library.warned.clear()
     monkeypatch.setattr(replacements, "_capturing", lambda: True)
     with enable(), pytest.warns(UserWarning, match="random rotary coordinates"):
         torch.manual_seed(0)

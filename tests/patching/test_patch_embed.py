@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import PRISTINE, relative, row_major, small_vit
+from oracles import PRISTINE, finished_tables, relative, row_major, small_vit
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.layers.patch_embed import resample_patch_embed as timms
 
@@ -14,11 +14,6 @@ import timm_naflex_fast
 from timm_naflex_fast.functional import resample_patch_kernel
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import resize_matrix
-
-
-def kept_tables():
-    return cache.usage()[0].get("finished tables", 0)
-
 
 STOCK = PRISTINE[PatchEmbedInterpolator]
 side = st.integers(4, 24)
@@ -87,7 +82,7 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, write, monkeypatch
     timm_naflex_fast.enable(model=model, pos_embed="stock")
     for _ in range(3):
         assert relative(project(model, (6, 5)), want) <= 1e-5
-    assert kept_tables() == 1
+    assert finished_tables() == 1
     with monkeypatch.context() as context:
         context.setattr(PatchEmbedInterpolator, "resample_linear_weight", None)  # kept, so not asked for
         project(model, (6, 5))
@@ -103,13 +98,13 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, write, monkeypatch
     cache.clear_all()
     assert torch.equal(got, project(model, (6, 5)))
     timm_naflex_fast.disable()
-    assert kept_tables() == 0
+    assert finished_tables() == 0
 
 
 def test_a_weight_that_is_trained_is_not_kept(model):
     timm_naflex_fast.enable(model=model)
     project(model, (6, 5)).sum().backward()
-    assert kept_tables() == 0 and model.embeds.proj.weight.grad.abs().max() > 0
+    assert finished_tables() == 0 and model.embeds.proj.weight.grad.abs().max() > 0
 
 
 def test_an_empty_batch(model):
@@ -187,3 +182,58 @@ def test_training_on_many_patch_sizes_has_timms_losses():
         return found
 
     assert losses("matmul") == pytest.approx(losses("stock"), abs=1e-4)
+
+
+@pytest.mark.parametrize("new", [(5, 6), (3, 4)])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_many_gradients_in_one_call(new, create_graph):
+    weight = torch.randn(3, 2, 4, 4, requires_grad=True)
+    out = resample_patch_kernel(weight, new)
+    upstream = torch.randn(5, *out.shape)
+    together = torch.autograd.grad(out, weight, upstream, is_grads_batched=True, create_graph=create_graph)[0]
+    in_turn = torch.stack([torch.autograd.grad(out, weight, g, retain_graph=True)[0] for g in upstream])
+    assert relative(together, in_turn) <= 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians(strategy):
+    weight = torch.randn(3, 2, 4, 4)
+
+    def resampled(weight):
+        return resample_patch_kernel(weight, (5, 6))
+
+    want = torch.autograd.functional.jacobian(resampled, weight)
+    got = torch.autograd.functional.jacobian(resampled, weight, vectorize=True, strategy=strategy)
+    transform = torch.func.jacrev if strategy == "reverse-mode" else torch.func.jacfwd
+    assert relative(got, want) <= 1e-6 and relative(transform(resampled)(weight), want) <= 1e-6
+
+
+LAYOUTS = {
+    "channels last": lambda: torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last),
+    "slice": lambda: torch.randn(6, 5, 9, 10)[:, :3, :8, 2:],
+    "transposed": lambda: torch.randn(6, 3, 8, 8).transpose(2, 3),
+    "expanded": lambda: torch.randn(6, 1, 8, 8).expand(-1, 3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_that_are_not_contiguous(layout):
+    weight = LAYOUTS[layout]()
+    for new in ((5, 6), (8, 6), (6, 8), (8, 8)):
+        assert torch.equal(resample_patch_kernel(weight, new), resample_patch_kernel(weight.contiguous(), new))
+
+
+def test_a_frozen_weight_can_be_swapped_after_its_kernel_was_kept(model):
+    """As ``torch.__future__.set_swap_module_params_on_conversion`` asks for; weak references would forbid it."""
+    model.requires_grad_(False)
+    timm_naflex_fast.enable(model=model, pos_embed="stock")
+    project(model, (6, 5))
+    assert finished_tables() == 1
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    patches = torch.randn(2, 6, 6, 5, 1).double()
+    out = model.embeds(patches, patch_coord=row_major([(2, 3)] * 2))
+    assert (out[0] if isinstance(out, tuple) else out).dtype is torch.float64

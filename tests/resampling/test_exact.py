@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
-from hypothesis import given, settings
+from hypothesis import given
 from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 from timm_naflex_fast.backends import choose
@@ -20,20 +20,17 @@ def ours(case, embeds, x, coord):
     return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
 
 
-@settings(max_examples=1000)
 @given(cases())
 def test_learned_equals_timm_forward_and_gradients(case):
     equals_timm(ours, case)
 
 
-@settings(max_examples=300)
 @given(cases())
 def test_learned_is_as_close_to_float64_as_timm(case):
     case.channels = 1024 if case.length <= 64 else 128
     as_close_to_float64_as_timm(ours, case)
 
 
-@settings(max_examples=300)
 @given(cases(dtypes=HALF))
 def test_half_precision_x_is_equal_but_for_ties(case):
     embeds, coord = case.embeds(), case.coord()
@@ -48,7 +45,6 @@ def test_half_precision_x_is_equal_but_for_ties(case):
     assert (off > 0).sum() <= max(2, 0.01 * off.numel())
 
 
-@settings(max_examples=400)
 @given(cases(kind="factorized", antialias=True, align_corners=False, dtypes=(torch.float32, *HALF)))
 def test_factorized_equals_timm_forward_and_gradients(case):
     embeds, coord = case.embeds(), case.coord()

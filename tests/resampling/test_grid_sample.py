@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import HALF, run
-from hypothesis import given, settings
+from hypothesis import given
 from oracles import NEW_TIMM, Case, cases, relative, stock, tables
 
 import timm_naflex_fast
@@ -35,13 +35,11 @@ def check(case):
         assert all(relative(a, b) <= 1e-5 for a, b in zip(got_gp, want_gp))
 
 
-@settings(max_examples=200)
 @given(cases(use_grid_sample=True, dtypes=(torch.float32, *HALF)))
 def test_learned_equals_timms_flag(case):
     check(case)
 
 
-@settings(max_examples=150)
 @given(cases(kind="factorized", use_grid_sample=True, antialias=True, align_corners=False))
 def test_factorized_equals_timms_flag(case):
     check(case)
@@ -78,7 +76,6 @@ def test_padding_that_names_no_cell_counts_as_the_first(kind):
     assert torch.equal(direct(case, embeds, torch.zeros(2, 15, 4), coord), want)
 
 
-@settings(max_examples=100)
 @given(cases(use_grid_sample=True))
 def test_within_2e_6_and_as_close_to_float64_as_timms_flag(case):
     embeds, coord = case.embeds(), case.coord()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checks import HALF, run
-from hypothesis import given, settings
+from hypothesis import given
 from oracles import Case, cases, finished_tables, is_pristine, kept_tensors, relative, stock, tables
 
 import timm_naflex_fast
@@ -40,13 +40,11 @@ def check(case):
     assert torch.equal(bits(frozen), bits(want)) and frozen.requires_grad
 
 
-@settings(max_examples=400)
 @given(cases(dtypes=(torch.float32, *HALF)))
 def test_learned_is_bit_identical(case):
     check(case)
 
 
-@settings(max_examples=200)
 @given(cases(kind="factorized", antialias=True, align_corners=False, dtypes=(torch.float32, *HALF)))
 def test_factorized_is_bit_identical(case):
     check(case)

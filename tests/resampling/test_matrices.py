@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
@@ -13,7 +13,6 @@ sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
 
 
-@settings(max_examples=200)
 @given(sizes, sizes, modes, st.booleans(), st.booleans())
 def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corners):
     signal = torch.randn(1, 1, n0, 5, dtype=torch.float64)  # width 5: F.interpolate(antialias=True) errs at width 1
@@ -23,7 +22,6 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
     torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
 
 
-@settings(max_examples=100)
 @given(sizes, sizes)
 def test_linear_matrix_resizes_as_interpolate_does(n, n0):
     signal = torch.randn(1, 3, n0, dtype=torch.float64)
@@ -37,7 +35,6 @@ def test_matrix_of_the_same_size_is_the_identity(mode, antialias):
     assert torch.equal(resize_matrix(13, 13, mode, antialias), torch.eye(13))
 
 
-@settings(max_examples=100)
 @given(sizes, sizes, modes, st.booleans())
 def test_taps_hold_the_whole_matrix(n, n0, mode, antialias):
     matrix = resize_matrix(n, n0, mode, antialias)
@@ -69,7 +66,6 @@ def test_unknown_mode_names_the_valid_ones():
         resize_matrix(3, 4, "nearest")
 
 
-@settings(max_examples=100)
 @given(sizes, sizes, st.integers(1, 20), st.integers(1, 20), modes, st.booleans(), st.booleans())
 def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, align_corners):
     table = torch.randn(rows, cols, 3, dtype=torch.float64)
@@ -119,7 +115,6 @@ def as_matmul(table, sizes, how):
     return [resample_pos_embed(table, size, mode=how.mode, antialias=how.antialias).flatten(0, 1) for size in sizes]
 
 
-@settings(max_examples=25)
 @given(
     st.integers(1, 7),
     st.integers(1, 7),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_matrices import cell_weights
 
@@ -25,7 +25,6 @@ def apply(plan, cells, h, table_size, adjoint):
     return plan[1](plan[0](cells.view(table_size[0], -1)).view(-1, channels))
 
 
-@settings(max_examples=300)
 @given(
     sizes,
     sizes,

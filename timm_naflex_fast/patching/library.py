@@ -80,7 +80,7 @@ def decide(
     who = replacement.who.get(chosen(module, replacement.step, library.flags), "stock")
     if who == "stock":
         return "stock", None
-    reason = unless or choose.unusual(*tensors)
+    reason = unless or (choose.unusual(*tensors) if tensors else None)  # ours takes any tensors if none are named
     return (who, None) if reason is None else ("stock", reason)
 
 

@@ -16,10 +16,15 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import choose
-from ..resampling.frozen import frozen_kernel, is_frozen
 from ..resampling.grids import check_coord
 from ..resampling.matrices import SEPARABLE_MODES, Resampling
-from ..resampling.patch_kernels import prewarm_factors, resample_linear_kernel, resample_patch_kernel
+from ..resampling.patch_kernels import (
+    frozen_kernel,
+    is_frozen,
+    prewarm_factors,
+    resample_linear_kernel,
+    resample_patch_kernel,
+)
 from ..rope import batched_rope, read_rope
 from .library import Library, Replacement, count, decide, original, runs
 from .modes import MODES, chosen

@@ -17,13 +17,14 @@ of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cache import kept
+from .cache import finished, kept
 from .grids import check_mode, check_size
 from .matrices import resize_matrix
 from .precision import no_autocast, product_dtype
@@ -218,3 +219,20 @@ def resample_linear_kernel(
         return weight
     x = weight.reshape(len(weight), old[0], old[1] * in_chans)
     return _resample(x, old, new, mode, antialias, in_chans).flatten(1)
+
+
+def is_frozen(weight: Tensor) -> bool:
+    """Whether a kernel resampled from ``weight`` may be kept: no gradient is asked for, and comparing pays.
+
+    On an accelerator it does not: the host would have to wait for the answer, and resampling again costs no more.
+    """
+    return weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced()
+
+
+def frozen_kernel(weight: Tensor, size: Size, how: Hashable, resample: Callable[[Tensor, Size], Tensor]) -> Tensor:
+    """``resample(weight, size)``, from an earlier call if ``weight`` has the same bits as then; do not write to it.
+
+    ``how`` names whatever else the result depends on.
+    """
+    (kernel,) = finished((weight,), [size], ("patch kernel", how), lambda size: resample(weight, size))
+    return kernel
