@@ -1,8 +1,8 @@
 """Measure what the README and docs/ show: one command per result file.
 
-uv run benchmarks/all.py speed/siglip counts      # these result files again
-uv run benchmarks/all.py                          # all of them (an hour); then tools/update_readme.py
-uv run benchmarks/all.py --tiny                   # check that every command works: tiny sizes, nothing is kept
+uv run benchmarks/measure.py speed/siglip counts      # these result files again
+uv run benchmarks/measure.py                          # all of them (an hour); then tools/update_readme.py
+uv run benchmarks/measure.py --tiny                   # check that every command works: tiny sizes, nothing is kept
 """
 
 from __future__ import annotations
