@@ -96,7 +96,7 @@ def test_gpu(results):
 
 
 def test_each_result_file_has_a_command_that_exists():
-    for name, command in commands.COMMANDS.items():
+    for command in commands.COMMANDS.values():
         script = command.split()[0]
         assert script in commands.TINY
         assert script == "bench" or (commands.ROOT / "benchmarks" / script).exists()
