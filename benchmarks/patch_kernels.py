@@ -6,7 +6,7 @@ uv run benchmarks/patch_kernels.py --json results/patch_kernels.json
 | --- | --- |
 | train | forward and backward at a size met before |
 | first | the forward at a size that was not met before |
-| frozen | a forward without gradients, with a size and a weight met before |
+| frozen | projecting one patch without gradients, with a size and a weight met before |
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ def race(old: Size, new: Size, layout: str, phase: str, kernels: int = 768) -> R
         if name == "matmul":
             on.enter_context(timm_naflex_fast.enable("stock", patch_embed="matmul"))
         module = interpolator() if phase == "first" else known
+        if phase == "frozen":
+            patch = torch.zeros((1, 1, *new, IN_CHANS) if linear else (1, IN_CHANS, *new))
+            return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
         return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
 
     def step(resample: Callable[[], Tensor]) -> None:

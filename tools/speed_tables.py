@@ -1,4 +1,4 @@
-"""The tables on speed in the README and docs/, written from the files that benchmarks/all.py leaves in results/."""
+"""The tables on speed in the README and docs/, written from the files that benchmarks/measure.py leaves in results/."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def origin(*patterns: str) -> str:
     names = " ".join(str(path.relative_to(RESULTS).with_suffix("")) for path in files(*patterns))
     return (
         f"{each('machine')}; torch {each('torch')}, timm {each('timm')}; {each('date')}, commit {each('commit')}; "
-        f"`uv run benchmarks/all.py {names}`."
+        f"`uv run benchmarks/measure.py {names}`."
     )
 
 

@@ -1,7 +1,7 @@
 """Write the tables and plots of the README and docs/ from results/: uv run tools/update_readme.py.
 
-No figure is typed by hand. benchmarks/all.py measures; so do examples/drift_report.py, examples/training_study.py and
-tools/version_matrix.py. Each result file holds the command that made it.
+No figure is typed by hand. benchmarks/measure.py measures, and examples/drift_report.py, examples/training_study.py
+and tools/version_matrix.py do. Each result file holds the command that made it.
 """
 
 import sys

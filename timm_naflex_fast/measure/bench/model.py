@@ -198,16 +198,17 @@ def conclude(rows: Sequence[Row]) -> Iterator[str]:
     for (model, workload, batch, dtype), phases in found.items():
         ours = dict.fromkeys(row.contender for race in phases.values() for row in race.values() if row.ours)
         for contender in ours:
-            parts, spreads = [], [0.0]
+            parts, spreads = list[str](), list[float]()
             for phase in sorted(phases, reverse=True):
                 stock, own = phases[phase].get(BASELINE), phases[phase].get(contender)
                 if stock is not None and own is not None:
                     parts.append(f"{_saving(stock, own)} {STEP_WORDS[phase]} ({_shares(stock, own)})")
                     spreads += [row.spread for row in (stock, own) if row.spread is not None]
             if parts:
+                noise = f"differ by up to {100 * max(spreads):.1f} %" if spreads else "were too few to tell the noise"
                 yield (
                     f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{contender}` "
-                    f"{' and '.join(parts)}; rounds of the same code differ by up to {100 * max(spreads):.1f} %."
+                    f"{' and '.join(parts)}; rounds of the same code {noise}."
                 )
 
 

@@ -1,8 +1,8 @@
 """Measure what the README and docs/ show: one command per result file.
 
-uv run benchmarks/all.py speed/siglip counts      # these result files again
-uv run benchmarks/all.py                          # all of them (an hour); then tools/update_readme.py
-uv run benchmarks/all.py --tiny                   # check that every command works: tiny sizes, nothing is kept
+uv run benchmarks/measure.py speed/siglip counts      # these result files again
+uv run benchmarks/measure.py                          # all of them (an hour); then tools/update_readme.py
+uv run benchmarks/measure.py --tiny                   # check that every command works: tiny sizes, nothing is kept
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ COMMANDS = {
     "rope": "rope.py",
 }
 TINY = {
-    "bench": "--rounds 1 --budget 0.01 --batch 1 2",
+    "bench": "--rounds 1 --budget 0.01 --batch 1 2 --channels 4",
+    "--model": "--rounds 1 --budget 0.01 --batch 1 --model vit_tiny_patch16_224",
     "heap.py": "--rounds 1 --budget 0.01 --batch 2 --channels 4",
     "counts.py": "--batch 2 --channels 32",
     "patch_kernels.py": "--rounds 1 --budget 0.01 --kernels 2",
@@ -63,9 +64,7 @@ def measure(name: str, folder: Path, tiny: bool = False) -> None:
     out = folder / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     start = ["-m", "timm_naflex_fast", "bench"] if script == "bench" else [f"benchmarks/{script}"]
-    small = TINY[script].split() if tiny else []
-    if tiny and script == "bench" and "--model" not in options:
-        small += ["--channels", "4"]
+    small = TINY["--model" if "--model" in options else script].split() if tiny else []
     path = out.relative_to(ROOT) if out.is_relative_to(ROOT) else out
     subprocess.run([sys.executable, *start, *options, *small, "--json", str(path)], check=True, cwd=ROOT)
 
