@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from ..patching.modes import Mode
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 TRIGGER = "timm.models.naflexvit"  # the last of timm's modules in which something is replaced
