@@ -37,8 +37,8 @@ SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic
 def few_programs(monkeypatch):
     """More than one split of everything, but few: the interpreter takes its programs one after another."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(matmul_triton, "FORWARD_PROGRAMS", 8)
-        monkeypatch.setattr(matmul_triton, "GRAD_PROGRAMS", 12)
+        monkeypatch.setattr(matmul_triton, "PROGRAMS", 8)
+        monkeypatch.setattr(matmul_triton, "LONGEST", 96)
 
 
 def ours(case, embeds, x, coord):
@@ -269,14 +269,14 @@ def test_operators_pass_opcheck():
 
 @runs
 def test_kernels_that_err_do_not_serve(monkeypatch):
-    matmul_triton._agrees.cache_clear()
+    matmul_triton._agreed.clear()
     assert matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agrees.cache_clear()
+    matmul_triton._agreed.clear()
     launch = matmul_triton.launch_forward
     monkeypatch.setattr(matmul_triton, "launch_forward", lambda x, *rest: launch(x, *rest) or x.mul_(1 + 1e-5))
     with pytest.warns(UserWarning, match="results are not those of the CPU"):
         assert not matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agrees.cache_clear()
+    matmul_triton._agreed.clear()
 
 
 @runs
