@@ -79,11 +79,11 @@ def strips_grad_kernel(
                         past = start + tl.arange(0, CELLS)
                         g_at = sample_at + past.to(tl.int64)[:, None] * g_n
                         total += tl.load(g_at, mask=(past < N)[:, None] & in_c[None, :], other=0.0).to(tl.float32)
-                    band = tl.load(bands_ptr + to_w * (to_w - 1) // 2)
-                    tap = cell - ((band >> 16) & 0xFFFF).to(tl.int32)
-                    sees = (tap >= 0) & (tap < (band & 0xFFFF).to(tl.int32))
-                    weight = tl.load(weights_ptr + (band >> 32) + tap, mask=sees, other=0.0)
-                    grad += weight[:, None] * tl.sum(total, 0)[None, :]
+                    band0 = tl.load(bands_ptr + to_w * (to_w - 1) // 2)
+                    tap = cell - ((band0 >> 16) & 0xFFFF).to(tl.int32)
+                    sees = (tap >= 0) & (tap < (band0 & 0xFFFF).to(tl.int32))
+                    weight0 = tl.load(weights_ptr + (band0 >> 32) + tap, mask=sees, other=0.0)
+                    grad += weight0[:, None] * tl.sum(total, 0)[None, :]
         out_at = strips_ptr + ((number * W0 + cell) * C)[:, None] + c[None, :]
         tl.store(out_at, grad, mask=(cell < W0)[:, None] & in_c[None, :])
 
