@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from oracles import NEW_TIMM, Case, relative, row_major, stock
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import choose as forms
 from timm_naflex_fast.backends import compiled as operator
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_
@@ -351,12 +350,12 @@ def test_nothing_is_read_back_to_the_host(monkeypatch):
 
 @runs
 def test_operators_pass_opcheck():
-    how, coord = ("bilinear", True, False, False), row_major([(1, 2)]).to(DEVICE)
+    how, coord = ("bilinear", True, False, False, "interpolate"), row_major([(1, 2)]).to(DEVICE)
     x, table = (torch.randn(*shape, 2, device=DEVICE, requires_grad=True) for shape in ((1, 2), (2, 1)))
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]  # with dynamic shapes: ten seconds more
     checks += ["test_aot_dispatch_dynamic"] * (not INTERPRETED)
-    torch.library.opcheck(operator.triton.add, (x, table, coord, *how), test_utils=checks)
-    torch.library.opcheck(operator.triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
+    torch.library.opcheck(operator.on_triton.add, (x, table, coord, *how), test_utils=checks)
+    torch.library.opcheck(operator.on_triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
 
 
 @runs
@@ -374,11 +373,10 @@ def test_kernels_that_err_do_not_serve(monkeypatch):
 @runs
 def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
     if DEVICE == "cpu":
-        monkeypatch.setattr(matmul_triton, "serves", lambda x, table: True)
+        monkeypatch.setattr(matmul_triton, "serves", lambda x, table, how: True)
     embeds, coord = BASE.embeds(), BASE.coord()
     want, _, want_gp = run(stock, BASE, embeds, coord)
     embeds.to(DEVICE)
-    assert forms.learned_form(BASE.x().to(DEVICE), embeds.pos_embed) is matmul_triton
     launched, launch = [], matmul_triton.launch_forward
     monkeypatch.setattr(matmul_triton, "launch_forward", lambda *args: launched.append(1) or launch(*args))
 

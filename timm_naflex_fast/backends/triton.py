@@ -28,17 +28,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..resampling import exact as matmul
-from ..resampling.grids import group_grids
-from ..resampling.matrices import Resampling, constants, traceable_resize_matrix
+from ..resampling import cache
+from ..resampling.matrices import Resampling, axis_matrix
 from ..resampling.precision import once_differentiable
+from ..resampling.tokens import AddInPlace, check_writable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
@@ -65,9 +64,9 @@ class Bands(NamedTuple):
     widest: Tensor
 
 
-def serves(x: Tensor, table: Tensor) -> bool:
+def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device):
+    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler == "affine_grid":
         return False
     if x.dtype not in DTYPES or table.dtype not in DTYPES or max(table.shape[-3:-1]) > LONGEST:
         return False
@@ -83,41 +82,26 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     Raises:
         RuntimeError: the first call with such a table, where a CUDA graph is being captured.
     """
+    check_writable(x)
     if x.numel() == 0:
         return
     patch_coord = patch_coord.to(x.device)
     plan = make_plan(patch_coord, table.shape, how)
-    if torch.is_grad_enabled() and (table.requires_grad or x.requires_grad):
-        _AddLearned.apply(x, table, patch_coord, *plan, how)
-    else:
+
+    def add() -> None:
         launch_forward(x, table, patch_coord, plan, how)
 
+    def gradients(g: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            grad = table_grad(g, table.shape, patch_coord, plan, how)
+        return [once_differentiable(grad, g)]
 
-class _AddLearned(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, table: Tensor, patch_coord: Tensor, *plan_and_how: Any) -> Tensor:
-        *plan, how = plan_and_how
-        launch_forward(x, table, patch_coord, Plan(*plan), how)
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, table, patch_coord, *plan, ctx.how = inputs
-        ctx.table_shape, ctx.table_dtype = table.shape, table.dtype
-        if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(patch_coord, *plan)
-        ctx.mark_dirty(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        grad_table = None
-        if ctx.needs_input_grad[1]:
-            patch_coord, *plan = ctx.saved_tensors
-            with torch.no_grad():
-                grad_table = table_grad(g, ctx.table_shape, patch_coord, Plan(*plan), ctx.how)
-            grad_table = once_differentiable(grad_table.view(ctx.table_shape).to(ctx.table_dtype), g)
-        return g, grad_table, None, None, None, None, None
+    if torch.is_grad_enabled() and table.requires_grad:
+        AddInPlace.apply(x, add, gradients, table)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        AddInPlace.apply(x, add, None)
+    else:
+        add()
 
 
 def make_plan(patch_coord: Tensor, table_shape: torch.Size, how: Resampling) -> Plan:
@@ -288,7 +272,7 @@ def _both_bands(
     return _bands(table_shape[-3], how, device, LONGEST), _bands(table_shape[-2], how, device, LONGEST)
 
 
-@lru_cache(maxsize=16)
+@cache.kept("bands")
 def _bands(n0: int, how: Resampling, device: torch.device, longest: int) -> tuple[Bands, Bands]:
     """The bands of ``A_n`` and of ``A_n^T``, for an axis of ``n0`` cells and every n up to ``longest``."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -296,11 +280,8 @@ def _bands(n0: int, how: Resampling, device: torch.device, longest: int) -> tupl
             "timm_naflex_fast: the first call with such a table copies its resize matrices to the GPU, which no CUDA "
             "graph can record; run the model once before you capture it"
         )
-    with constants("cpu"):
-        lengths = range(1, longest + 1)
-        how_to = (how.mode, how.antialias, how.align_corners, torch.float32, "cpu")
-        matrices = [traceable_resize_matrix(n, n0, *how_to) for n in lengths]
-        return _pack(matrices, device), _pack([matrix.t() for matrix in matrices], device)
+    matrices = [axis_matrix(0, n, n, n0, how) for n in range(1, longest + 1)]
+    return _pack(matrices, device), _pack([matrix.t() for matrix in matrices], device)
 
 
 def _pack(matrices: list[Tensor], device: torch.device) -> Bands:
@@ -309,7 +290,7 @@ def _pack(matrices: list[Tensor], device: torch.device) -> Bands:
         nonzero = (matrix != 0).to(torch.uint8)
         first = nonzero.argmax(1)
         end = (matrix.shape[1] - nonzero.flip(1).argmax(1)) * nonzero.amax(1)
-        column = torch.arange(matrix.shape[1])
+        column = torch.arange(matrix.shape[1], device="cpu")
         weights.append(matrix[(column >= first[:, None]) & (column < end[:, None])])
         firsts.append(first)
         counts.append((end - first).clamp(min=0))
@@ -374,4 +355,15 @@ def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampli
 
 
 def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    matmul.add_learned(x, table, group_grids(patch_coord, x), how)
+    from .choose import add_eagerly
+
+    add_eagerly(x, (table,), patch_coord, how, "matmul")
+
+
+def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """The gradient of the table, whose values are not looked at, in its dtype."""
+    if g.numel() == 0:
+        return torch.zeros_like(table, memory_format=torch.contiguous_format)
+    patch_coord = patch_coord.to(g.device)
+    plan = make_plan(patch_coord, table.shape, how)
+    return table_grad(g, table.shape, patch_coord, plan, how).to(table.dtype)
