@@ -110,9 +110,9 @@ def tests(o: argparse.Namespace) -> dict[str, Any]:
     select = ["-m", "not slow"] if o.quick else ["-m", "slow or not slow"]
     if o.device == "cpu":
         select += ["-k", "bit_for_bit or out_of_place or serves_in"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *select, *names]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *select, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
+    lines = [line for line in done.stdout.splitlines() if " passed" in line or line.startswith(("FAILED", "ERROR"))]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return {"passed": done.returncode == 0, "last_line": lines[-1] if lines else done.stderr[-500:], "failed": failed}
 
@@ -152,7 +152,7 @@ def seed(o: argparse.Namespace) -> dict[str, Any]:
     """``patch_emb(x, coords).sum().backward()`` on random grids up to 31 x 31, and a patch kernel 32 -> 16."""
     import torch
     from timm.layers.patch_embed import PatchEmbedInterpolator
-    from timm.models import NaFlexEmbeds
+    from timm.models.naflexvit import NaFlexEmbeds
 
     from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 
@@ -332,7 +332,9 @@ def main() -> int:
         command = [sys.executable, __file__, "--out", str(o.out), "--device", o.device, "--part", part]
         try:
             limit *= 3 if o.device == "cpu" else 1
-            done = subprocess.run(command + ["--quick"] * o.quick, env=env, timeout=limit, capture_output=True, text=True)
+            done = subprocess.run(
+                command + ["--quick"] * o.quick, env=env, timeout=limit, capture_output=True, text=True
+            )
             error = done.stderr.strip().splitlines()[-1:] if done.returncode else []
         except subprocess.TimeoutExpired:
             error = [f"stopped after {limit} s"]

@@ -6,10 +6,12 @@ shows races, timing, or CUDA's own rounding of float64 arithmetic.
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -433,3 +435,18 @@ def test_kernels_compile(name, copy_or_padding, dtype):
         assert "cvt.rn.bf16" in ptx
     if name != "plan_kernel":
         assert ptx.count("fma.rn.f32") >= 16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the rehearsal is for a CPU without a GPU")
+@pytest.mark.skipif(_too_new_numpy(), reason="the interpreter of this Triton needs numpy < 2.4")
+def test_what_a_gpu_is_asked_is_rehearsed(tmp_path):
+    """The parts that a CPU can run give figures; nothing ends in an error, and at most eight files are written."""
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path), "--quick", "--device", "cpu"]
+    subprocess.run(command, check=True, timeout=1800)
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert len(list(tmp_path.iterdir())) == 8
+    assert {part: record["error"] for part, record in found.items() if "error" in record} == {}
+    assert found["tests"]["passed"] and found["kernels"]["siglip"].startswith("every kernel ran")
+    assert {row["contender"] for row in found["step"]["rows"]} >= {"stock", "matmul", "plain-add"}
