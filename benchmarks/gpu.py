@@ -8,7 +8,7 @@ python benchmarks/gpu.py --out DIR --quick --device cpu    # rehearsal, Triton's
 | --- | --- |
 | machine | versions, bytes a second of a copy and of ``x.add_(ready)``, bfloat16 products |
 | tests | are the kernels right on the GPU: against timm, float64, TF32 flags, CUDA graphs, no host wait |
-| step | time of a step: every contender, workload, phase, batch size and dtype (``naflex-fast bench``); without Triton |
+| step | time of a step by contender, workload, phase, batch size and dtype (``naflex-fast bench``); without Triton |
 | seed | the experiment of timm issue 2514 (its figures: 240 and 1,940 ms at 256 images, 370 and 7,230 at 512) |
 | model | images a second of a whole training step, before and after; eager and compiled |
 | rope | rotary tables |
