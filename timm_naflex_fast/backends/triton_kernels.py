@@ -193,12 +193,10 @@ def add_kernel(
 ):
     """``out = x + embedding``; tokens without an embedding are written only with COPY. ``out`` may be ``x``.
 
-    Programs: (B * splits, blocks of CHANNELS). A token sums the few cells of its strip that it sees. A sample too high
-    for strips sums rows of the table as well.
+    Programs: (B * splits, any number for the blocks of CHANNELS). A token sums the few cells of its strip that it
+    sees. A sample too high for strips sums rows of the table as well.
     """
     sample = (tl.program_id(0) // splits).to(tl.int64)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    in_c = c < C
     x_ptr += sample * x_b
     out_ptr += sample * out_b
     coord_ptr += sample * coord_b
@@ -230,24 +228,28 @@ def add_kernel(
         weights_y_at = weights_y_ptr + (band >> 32)
         row = tl.where(high, most + ((band >> 16) & 0xFFFF).to(tl.int32), strip0 + y)
         count_y = tl.where(high, (band & 0xFFFF).to(tl.int32), 1)
-        embedding = tl.zeros([TOKENS, CHANNELS], tl.float32)
-        for j in range(taps_y):
-            weight_y = tl.load(weights_y_at + j, mask=known & high & (count_y > j), other=0.0)
-            weight_y = tl.where(high, weight_y, 1.0)
-            at = strips_ptr + (((row + j) * W0 + first_x) * C)[:, None] + c[None, :]
-            for k0 in range(0, taps_x, TAPS):
-                for k in tl.static_range(TAPS):
-                    seen = (count_x > k0 + k) & (count_y > j)
-                    weight = weight_y * tl.load(weights_x_at + k0 + k, mask=seen, other=0.0)
-                    cell = tl.load(at + (k0 + k) * C, mask=seen[:, None] & in_c[None, :], other=0.0)
-                    embedding += weight[:, None] * cell
-        embedding = tl.where(known[:, None], embedding, float("nan"))
-        mask = (n < end)[:, None] & in_c[None, :]
-        x_at = x_ptr + n.to(tl.int64)[:, None] * x_n + (c * x_c)[None, :]
-        value = tl.load(x_at, mask=mask, other=0.0)
-        # Rounded to the dtype of x before the addition, as timm does, and after it.
-        total = (value.to(tl.float32) + embedding.to(value.dtype).to(tl.float32)).to(value.dtype)
-        if COPY:
-            total = tl.where((n < tokens)[:, None], total, value)
-        out_at = out_ptr + n.to(tl.int64)[:, None] * out_n + (c * out_c)[None, :]
-        tl.store(out_at, total, mask=mask)
+        # What is known of the tokens by now serves several blocks of channels.
+        for c0 in range(tl.program_id(1) * CHANNELS, C, tl.num_programs(1) * CHANNELS):
+            c = c0 + tl.arange(0, CHANNELS)
+            in_c = c < C
+            embedding = tl.zeros([TOKENS, CHANNELS], tl.float32)
+            for j in range(taps_y):
+                weight_y = tl.load(weights_y_at + j, mask=known & high & (count_y > j), other=0.0)
+                weight_y = tl.where(high, weight_y, 1.0)
+                at = strips_ptr + (((row + j) * W0 + first_x) * C)[:, None] + c[None, :]
+                for k0 in range(0, taps_x, TAPS):
+                    for k in tl.static_range(TAPS):
+                        seen = (count_x > k0 + k) & (count_y > j)
+                        weight = weight_y * tl.load(weights_x_at + k0 + k, mask=seen, other=0.0)
+                        cell = tl.load(at + (k0 + k) * C, mask=seen[:, None] & in_c[None, :], other=0.0)
+                        embedding += weight[:, None] * cell
+            embedding = tl.where(known[:, None], embedding, float("nan"))
+            mask = (n < end)[:, None] & in_c[None, :]
+            x_at = x_ptr + n.to(tl.int64)[:, None] * x_n + (c * x_c)[None, :]
+            value = tl.load(x_at, mask=mask, other=0.0)
+            # Rounded to the dtype of x before the addition, as timm does, and after it.
+            total = (value.to(tl.float32) + embedding.to(value.dtype).to(tl.float32)).to(value.dtype)
+            if COPY:
+                total = tl.where((n < tokens)[:, None], total, value)
+            out_at = out_ptr + n.to(tl.int64)[:, None] * out_n + (c * out_c)[None, :]
+            tl.store(out_at, total, mask=mask)
