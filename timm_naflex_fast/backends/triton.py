@@ -29,7 +29,7 @@ the machine code for sm_90 (triton 3.9; 93 registers in float32, 70 in bfloat16,
 | radio float32 | 2.0 | 459 M 0.79, 3.2 GB 1.08 | 0.30 | 1.4, 2.4 |
 | radio bfloat16 | 2.0 | 380 M 0.65, 1.6 GB 0.54 | 0.30 | 0.95, 1.2 |
 
-| work | strips' gradient: instructions, bytes | table's gradient | forward + backward, plain add + one read (target 1.5) |
+| work | strips' gradient: instructions, bytes | table's gradient | forward + backward, add + read (target 1.5) |
 | --- | --- | --- | --- |
 | diverse float32 | 208 M 0.36, 0.49 GB 0.16 | 0.06 | 0.83, 1.51 |
 | diverse bfloat16 | 185 M 0.32, 0.24 GB 0.08 | 0.06 | 0.73, 0.76 |
