@@ -36,15 +36,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 # Seconds that each part may take: with --quick (9 minutes together), and without.
-LIMITS = {
-    "machine": (30, 60),
-    "tests": (120, 900),
-    "step": (150, 1500),
-    "seed": (80, 300),
-    "model": (80, 900),
-    "rope": (30, 120),
-    "kernels": (50, 300),
-}
+LIMITS = dict(machine=(30, 60), tests=(120, 900), step=(150, 1500), seed=(80, 300))
+LIMITS |= dict(model=(80, 900), rope=(30, 120), kernels=(50, 300))
 ISSUE_MS = {256: (240, 1940), 512: (370, 7230)}  # timm issue 2514: forward, forward and backward
 CONTENDERS = "stock timm-flag-bilinear timm-flag-bicubic hf-siglip2 interpolate_cached grid_sample matmul plain-add"
 
@@ -298,13 +291,8 @@ def summary(out: Path) -> list[str]:
         if row["workload"] == "diverse" and row["phase"] == "train" and row["times_faster"] is not None:
             verdict = "met" if row["times_faster"] >= 300 else "MISSED"
             lines.append(f"{verdict}: {work}: {row['times_faster']:.0f} times faster than timm (target 300)")
-    every = [
-        (ms, name, work)
-        for work, times in found.get("kernels", {}).items()
-        if isinstance(times, dict)
-        for name, (ms, _) in times.items()
-        if name.endswith("_kernel")
-    ]
+    works = [(work, times) for work, times in found.get("kernels", {}).items() if isinstance(times, dict)]
+    every = [(ms, name, work) for work, times in works for name, (ms, _) in times.items() if name.endswith("_kernel")]
     lines += [f"slowest kernels: {ms:.3f} ms {name}, {work.split(':')[0]}" for ms, name, work in sorted(every)[:-4:-1]]
     return lines
 

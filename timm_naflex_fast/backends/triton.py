@@ -177,29 +177,10 @@ def launch_forward(
                 strips, plan.heights, *along_y[:2], most, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
             )
             kernels.add_kernel[(len(x) * splits, c_blocks)](
-                x_part,
-                out_part,
-                strips,
-                coord,
-                plan.samples,
-                plan.heights,
-                *along_y[:2],
-                *along_x[:2],
-                x.shape[1],
-                channels,
-                splits,
-                most,
-                *x_part.stride(),
-                *out_part.stride(),
-                *coord.stride(),
-                W0=cols,
-                COPY=out is not None,
-                STRIPS=STRIPS,
-                TAPS=2,
-                TOKENS=TOKENS,
-                CHANNELS=c_block,
-                **FUSE,
-            )
+                x_part, out_part, strips, coord, plan.samples, plan.heights, *along_y[:2], *along_x[:2], x.shape[1],
+                channels, splits, most, *x_part.stride(), *out_part.stride(), *coord.stride(), W0=cols,
+                COPY=out is not None, STRIPS=STRIPS, TAPS=2, TOKENS=TOKENS, CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
 
 
 def table_grad(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, plan: Plan, how: Resampling) -> Tensor:
@@ -224,45 +205,18 @@ def table_grad(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, plan: Pl
         blocks, c_blocks = -(-cols // cells), -(-channels // c_block)
         with _on(g):
             kernels.strips_grad_kernel[(min(most * blocks, 512), c_blocks)](
-                g_part,
-                strips,
-                samples,
-                plan.heights,
-                *seen_x[:2],
-                *along_x[:2],
-                g.shape[1],
-                channels,
-                *g_part.stride(),
-                W0=cols,
-                PADDING=how.sampler != "interpolate",
-                STRIPS=STRIPS,
-                TAPS=2,
-                CELLS=cells,
-                CHANNELS=c_block,
-                **FUSE,
-            )
+                g_part, strips, samples, plan.heights, *seen_x[:2], *along_x[:2], g.shape[1], channels,
+                *g_part.stride(), W0=cols, PADDING=how.sampler != "interpolate", STRIPS=STRIPS, TAPS=2, CELLS=cells,
+                CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
             kernels.table_grad_kernel[(rows, -(-width // block))](
                 strips, out, plan.heights, *seen_y[:2], rows, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
             )
             kernels.token_grad_kernel[(rows * blocks, c_blocks)](
-                g_part,
-                out,
-                coord,
-                samples,
-                plan.heights,
-                *along_y[:2],
-                *along_x[:2],
-                len(g),
-                channels,
-                *g_part.stride(),
-                *coord.stride(),
-                W0=cols,
-                STRIPS=STRIPS,
-                TOKENS=TOKENS,
-                CELLS=cells,
-                CHANNELS=c_block,
-                **FUSE,
-            )
+                g_part, out, coord, samples, plan.heights, *along_y[:2], *along_x[:2], len(g), channels,
+                *g_part.stride(), *coord.stride(), W0=cols, STRIPS=STRIPS, TOKENS=TOKENS, CELLS=cells,
+                CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
         grad[..., part] = out
     return grad
 
