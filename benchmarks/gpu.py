@@ -67,6 +67,13 @@ def clock(work: Callable[[], Any], device: str, rounds: int) -> float:
     return statistics.median(times)
 
 
+def draw(name: str, batch: int, device: str) -> tuple[Any, Any]:
+    """A workload of the bench, and the coordinates of a batch."""
+    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+
+    return WORKLOADS[name], coordinates(WORKLOADS[name].grids(batch)).to(device)
+
+
 @contextmanager
 def use(mode: str) -> Iterator[None]:
     """Inside, timm's classes take ``mode``."""
@@ -84,11 +91,9 @@ def machine(o: argparse.Namespace) -> dict[str, Any]:
     x, ready = torch.zeros(n, device=o.device), torch.randn(n, device=o.device)
     side = 8192 if o.device == "cuda" else 256
     a, b = (torch.randn(side, side, device=o.device, dtype=torch.bfloat16) for _ in range(2))
-    found: dict[str, Any] = {
-        "copy_tb_s": 8e-9 * n / clock(lambda: x.copy_(ready), o.device, 10),
-        "add_tb_s": 12e-9 * n / clock(lambda: x.add_(ready), o.device, 10),
-        "bfloat16_tflop_s": 2e-9 * side**3 / clock(lambda: a @ b, o.device, 10),
-    }
+    found: dict[str, Any] = {"copy_tb_s": 8e-9 * n / clock(lambda: x.copy_(ready), o.device, 10)}
+    found["add_tb_s"] = 12e-9 * n / clock(lambda: x.add_(ready), o.device, 10)
+    found["bfloat16_tflop_s"] = 2e-9 * side**3 / clock(lambda: a @ b, o.device, 10)
     if o.device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
         found |= {"gpu": gpu.name, "memory_gib": gpu.total_memory / 2**30, "sms": gpu.multi_processor_count}
@@ -115,7 +120,6 @@ def step(o: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from timm_naflex_fast.backends import triton
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 
     file = o.out / "bench.part"
     options = "--batch 2 --channels 4 --rounds 1 --budget 0.01 --dtype float32 --no-memory".split()
@@ -132,8 +136,8 @@ def step(o: argparse.Namespace) -> dict[str, Any]:
     found["without_triton_ms"] = {}
     for name in names:
         batch, channels = (512, 768) if o.device == "cuda" else (2, 4)
-        embeds = WORKLOADS[name].embeds(channels).to(o.device)
-        coord = coordinates(WORKLOADS[name].grids(batch)).to(o.device)
+        workload, coord = draw(name, batch, o.device)
+        embeds = workload.embeds(channels).to(o.device)
         x = torch.zeros(*coord.shape[:2], channels, device=o.device)
         with use("matmul"), torch.no_grad():
             add = lambda: embeds._apply_learned_naflex_pos_embed(x, coord)  # noqa: B023, E731
@@ -147,13 +151,11 @@ def seed(o: argparse.Namespace) -> dict[str, Any]:
     from timm.layers.patch_embed import PatchEmbedInterpolator
     from timm.models.naflexvit import NaFlexEmbeds
 
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
-
     found: dict[str, Any] = {}
     cuda, rounds = o.device == "cuda", 1 if o.quick else 5
     channels = 768 if cuda else 8
     for batch in ISSUE_MS if cuda else (2,):
-        coord = coordinates(WORKLOADS["diverse"].grids(batch)).to(o.device)
+        _, coord = draw("diverse", batch, o.device)
         x = torch.randn(*coord.shape[:2], 768, device=o.device)
         for mode in ("stock", "matmul"):
             embeds = NaFlexEmbeds(embed_dim=channels, proj_type="linear", pos_embed_grid_size=(32, 32)).to(o.device)
@@ -181,11 +183,9 @@ def model(o: argparse.Namespace) -> dict[str, Any]:
     import torch
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
-
     cuda, found = o.device == "cuda", {}
     for batch in ((64,) if o.quick else (64, 256)) if cuda else (2,):
-        coord = coordinates(WORKLOADS["siglip"].grids(batch)).to(o.device)
+        _, coord = draw("siglip", batch, o.device)
         data = {"patches": torch.randn(*coord.shape[:2], 768, device=o.device), "patch_coord": coord}
         data["patch_valid"] = torch.ones(coord.shape[:2], dtype=torch.bool, device=o.device)
         for form in ("eager", "compiled") if cuda else ("eager",):
@@ -213,10 +213,8 @@ def rope(o: argparse.Namespace) -> dict[str, Any]:
     import torch
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
-
     batch, found = 64 if o.device == "cuda" else 2, {}
-    coord = coordinates(WORKLOADS["siglip"].grids(batch)).to(o.device)
+    _, coord = draw("siglip", batch, o.device)
     for kind in ("axial", "mixed"):
         cfg = NaFlexVitCfg(embed_dim=128, depth=2, num_heads=2, rope_type=kind, pos_embed="none")
         net = NaFlexVit(cfg).to(o.device).eval()
@@ -232,7 +230,6 @@ def kernels(o: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from timm_naflex_fast.backends import triton
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
     from timm_naflex_fast.resampling.matrices import Resampling
 
     cuda, found = o.device == "cuda", {}
@@ -240,8 +237,7 @@ def kernels(o: argparse.Namespace) -> dict[str, Any]:
     if not cuda:
         triton.LONGEST = 64
     for name in ("siglip",) if o.quick and not cuda else ("siglip", "diverse"):
-        like = WORKLOADS[name]
-        coord = coordinates(like.grids(batch)).to(o.device)
+        like, coord = draw(name, batch, o.device)
         how = Resampling(like.mode, like.antialias)
         for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
             table = torch.randn(*like.table, channels, device=o.device, requires_grad=True)
