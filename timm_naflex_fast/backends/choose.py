@@ -70,7 +70,8 @@ def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strateg
             return compiled.add_learned(x, table, where, how)
         if strategy == "matmul" and triton.serves(x, table, how):
             return triton.add_learned(x, table, where, how)
-    add_eagerly(x, (table,), where, how, strategy)
+    add = _add_outside_graphs if torch.compiler.is_compiling() else add_eagerly
+    add(x, (table,), where, how, strategy)
 
 
 def add_factorized(
@@ -89,7 +90,8 @@ def add_factorized(
         in_graph = torch.compiler.is_compiling() and strategy == "matmul"
         if traced_plainly() or in_graph or (x.is_cuda and sampler == "interpolate" and strategy == "matmul"):
             return exported.add_factorized(x, table_y, table_x, where, how)
-    add_eagerly(x, (table_y, table_x), where, how, strategy)
+    add = _add_outside_graphs if torch.compiler.is_compiling() else add_eagerly
+    add(x, (table_y, table_x), where, how, strategy)
 
 
 def traced_plainly() -> bool:
@@ -180,12 +182,15 @@ def _resample_in_graph(
     return out
 
 
-@torch.compiler.disable  # the groups are read on the host, which cannot be captured
 def add_eagerly(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str) -> None:
     """Read the grids, then add the one learned table, or the two lines of a factorized one, into ``x`` in place."""
     check_writable(x)
     groups, how = _read_groups(x, where, how)
     add_groups(x, tables, groups, token_counts(groups, x), how, strategy)
+
+
+# The groups are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.
+_add_outside_graphs = torch.compiler.disable(add_eagerly)
 
 
 def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resampling) -> Tensor:

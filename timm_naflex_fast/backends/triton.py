@@ -55,8 +55,7 @@ from torch import Tensor
 
 from ..resampling import cache
 from ..resampling.matrices import Resampling, axis_matrix
-from ..resampling.precision import once_differentiable
-from ..resampling.tokens import AddInPlace, check_writable
+from ..resampling.tokens import AddInPlace, check_writable, unusual
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
@@ -111,9 +110,12 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         launch_forward(x, table, patch_coord, plan, how)
 
     def gradients(g: Tensor) -> list[Tensor]:
+        if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
+            from .choose import gradient_eagerly  # PyTorch can differentiate and batch its products
+
+            return [gradient_eagerly(g, table.shape[-3:], patch_coord, how)]
         with torch.no_grad():
-            grad = table_grad(g, table.shape, patch_coord, plan, how)
-        return [once_differentiable(grad, g)]
+            return [table_grad(g, table.shape, patch_coord, plan, how)]
 
     if torch.is_grad_enabled() and table.requires_grad:
         AddInPlace.apply(x, add, gradients, table)
@@ -331,6 +333,15 @@ def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> No
     from .choose import add_eagerly
 
     add_eagerly(x, (table,), patch_coord, how, "matmul")
+
+
+def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """``x`` plus the table in a new tensor; ``x`` is read once."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel() > 0:
+        patch_coord = patch_coord.to(x.device)
+        launch_forward(x, table, patch_coord, make_plan(patch_coord, table.shape, how), how, out)
+    return out
 
 
 def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:

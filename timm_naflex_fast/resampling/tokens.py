@@ -33,11 +33,12 @@ class Tokens(NamedTuple):
 
     def add(self, group: Group, cells: Tensor) -> None:
         """Add a group's cells (h*w, C) to the tokens of its samples, in place."""
-        first, cells = cells[:1], cells[: group.tokens] if group.cells is None else cells[group.cells]
+        if group.pads:
+            for sample in group.samples:
+                self.rest[sample].add_(cells[:1])
+        cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
         for sample in group.samples:
             self.in_grid[sample].add_(cells)
-            if group.pads:
-                self.rest[sample].add_(first)
 
     def sum(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The adjoint of ``add``: the sum (h*w, C) over the samples of a group, in ``dtype``."""
