@@ -206,6 +206,25 @@ def render_counts() -> str:
     return section(markdown([*headings, "host waits", "copies as large as `x`"], lines), "counts")
 
 
+def render_counts_short() -> str:
+    """Memory, host waits and copies of the gradient in one training step of many images."""
+    if not files("counts"):
+        return NOT_MEASURED
+    found = json.loads((RESULTS / "counts.json").read_text())["rows"]
+    largest = max(row["batch"] for row in found)
+    lines = []
+    for row in found:
+        if (row["workload"], row["phase"], row["batch"]) == ("diverse", "train", largest) and row["contender"] in (
+            BASELINE,
+            "matmul",
+            PLAIN_ADD,
+        ):
+            cells = [number(row["memory"] / 1e9), f"{row['host_waits']:,}", f"{row['whole_writes']:,}"]
+            lines.append([f"`{row['contender']}`", *cells])
+    headings = [f"diverse, B={largest}, C=768", "GB of memory", "host waits", "copies as large as `x`"]
+    return "\n".join(markdown(headings, lines))
+
+
 def render_patch_kernels() -> str:
     """Times faster than timm per kernel, layout and phase, with issue 2514's vmap form beside it."""
     measured = rows("patch_kernels")

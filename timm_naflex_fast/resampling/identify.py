@@ -127,6 +127,12 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
 
     Raises:
         ValueError: shapes that do not fit, sizes below 1, or numbers that are not finite.
+
+    >>> from timm_naflex_fast.functional import resample_pos_embed
+    >>> table = torch.randn(16, 16, 8)
+    >>> error, convention = identify_resampling(table, (9, 28), resample_pos_embed(table, (9, 28), mode="bilinear"))[0]
+    >>> convention["mode"], convention["antialias"], error < 1e-5
+    ('bilinear', True, True)
     """
     table = _check_table(table)
     sizes = _check_sizes(size)

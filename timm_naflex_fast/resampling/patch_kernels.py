@@ -183,6 +183,9 @@ def resample_patch_kernel(
 
     Raises:
         ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear or bicubic.
+
+    >>> resample_patch_kernel(torch.randn(768, 3, 16, 16), (14, 20)).shape
+    torch.Size([768, 3, 14, 20])
     """
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
