@@ -104,7 +104,7 @@ def _register(
 
 def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    choose.add_eagerly(out, (table,), patch_coord, how, "matmul")
+    choose.add_learned(out, table, patch_coord, how)
     return out
 
 

@@ -55,7 +55,7 @@ from torch import Tensor
 
 from ..resampling import cache
 from ..resampling.matrices import Resampling, axis_matrix
-from ..resampling.tokens import AddInPlace, check_writable, unusual
+from ..resampling.tokens import AddedInPlace, check_writable, unusual
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
@@ -106,8 +106,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     patch_coord = patch_coord.to(x.device)
     plan = make_plan(patch_coord, table.shape, how)
 
-    def add() -> None:
-        launch_forward(x, table, patch_coord, plan, how)
+    launch_forward(x, table, patch_coord, plan, how)
 
     def gradients(g: Tensor) -> list[Tensor]:
         if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
@@ -118,11 +117,9 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
             return [table_grad(g, table.shape, patch_coord, plan, how)]
 
     if torch.is_grad_enabled() and table.requires_grad:
-        AddInPlace.apply(x, add, gradients, table)
+        AddedInPlace.apply(x, gradients, table)
     elif torch.is_grad_enabled() and x.requires_grad:
-        AddInPlace.apply(x, add, None)
-    else:
-        add()
+        AddedInPlace.apply(x, None)
 
 
 def make_plan(patch_coord: Tensor, table_shape: torch.Size, how: Resampling) -> Plan:
@@ -330,9 +327,9 @@ def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampli
 
 
 def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    from .choose import add_eagerly
+    from .choose import add_learned
 
-    add_eagerly(x, (table,), patch_coord, how, "matmul")
+    add_learned(x, table, patch_coord, how)
 
 
 def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
