@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
-from timm_naflex_fast.measure.bench.report import losses, read_json
+from timm_naflex_fast.measure.bench.report import read_json
 from timm_naflex_fast.measure.tables import number
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -39,7 +39,7 @@ def origin(*patterns: str) -> str:
     abouts = [json.loads(path.read_text()) for path in files(*patterns)]
 
     def each(key: str) -> str:
-        return " / ".join(dict.fromkeys(str(about[key]) for about in abouts))
+        return " / ".join(dict.fromkeys(str(about.get(key)) for about in abouts))
 
     names = " ".join(str(path.relative_to(RESULTS).with_suffix("")) for path in files(*patterns))
     return (
@@ -136,7 +136,8 @@ def _losses() -> list[str]:
         f"{batches}), `matmul` is at worst {worst.times_faster:.2f} times as fast: {worst.workload}, {worst.phase}, "
         f"B={worst.batch}, {worst.dtype}."
     ]
-    lost = sorted(losses(measured), key=lambda row: (row.contender != "matmul", row.times_faster))
+    losses = [row for row in measured if row.ours and row.times_faster < 1]
+    lost = sorted(losses, key=lambda row: (row.contender != "matmul", row.times_faster))
     if not lost:
         return lines
     table = (
