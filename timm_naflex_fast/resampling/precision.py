@@ -1,4 +1,4 @@
-"""Keeping float32 products float32: autocast would turn them into bf16, TF32 and its kin round the factors."""
+"""Keep float32 products exact: autocast would compute them in bf16, and TF32 would round the factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def no_autocast(device: torch.device) -> torch.autocast:
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a product of ``dtype`` factors is at least as exact as IEEE ``dtype``.
 
-    Reading a flag and widening leaves PyTorch's global settings alone, which another thread may be using.
+    This reads PyTorch's global settings and never changes them: another thread may use them.
     """
     if dtype is not torch.float32:
         return dtype
