@@ -19,6 +19,7 @@ from timm_naflex_fast.measure.drift.report import Report, cells, columns, read, 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import other_libraries  # noqa: E402
 import plots  # noqa: E402
 
 README, DRIFT, SPEED = ROOT / "README.md", ROOT / "results" / "drift", ROOT / "results" / "speed"
@@ -59,6 +60,7 @@ SECTIONS = {
     "patch_embed": speed_tables.render_patch_kernels,
     "rope": speed_tables.render_rope,
     "gpu": speed_tables.render_gpu,
+    "other_libraries": other_libraries.render,
     "versions": version_matrix.render,
     "timm_tests": version_matrix.render_timms_tests,
 }
