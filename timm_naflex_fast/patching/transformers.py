@@ -30,7 +30,7 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
     who = runs(LIBRARY, self, (SIGLIP2, "forward"), pixel_values, table, unless=None)
     if who == "stock":
         return original(type(self), "forward")(self, pixel_values, spatial_shapes)
-    how = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=who)
+    how: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=who)
     return _linear(self, pixel_values) + resample_pos_embeds(_square(self, table), spatial_shapes, **how)
 
 
@@ -40,7 +40,7 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
     who = runs(LIBRARY, self, (COSMOS3, "forward"), pixel_values, table, unless=_in_exported_graph())
     if who == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
-    how = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=who)
+    how: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=who)
     return _add_packed(_linear(self, pixel_values), _square(self, table), grid_thw, how, table.dtype)
 
 
@@ -50,7 +50,7 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     who = runs(LIBRARY, self, key, pixel_values, table, unless=_in_exported_graph())
     if who == "stock":
         return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
-    how = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=who)
+    how: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=who)
     table = table.reshape(self.max_rows, self.max_cols, -1).float()
     tokens = self.patch_projection(pixel_values)
     tokens = _add_packed(tokens, table, image_grid_hw, how, tokens.dtype)
@@ -68,7 +68,7 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     patch = self.patch_embedding
     pixels = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
     table = table[1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
-    how = dict(mode=mode, antialias=False, strategy=who)
+    how: dict[str, Any] = dict(mode=mode, antialias=False, strategy=who)
     tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
     return _add_packed(tokens, table, grid_thw, how, tokens.dtype)[None]
 
