@@ -48,6 +48,7 @@ COMMANDS = {
     "counts": "counts.py",
     "patch_kernels": "patch_kernels.py",
     "rope": "rope.py",
+    "other_libraries": "other_libraries.py",
 }
 TINY = {
     "bench": "--rounds 1 --budget 0.01 --batch 1 2 --channels 4",
@@ -56,6 +57,7 @@ TINY = {
     "counts.py": "--batch 2 --channels 32",
     "patch_kernels.py": "--rounds 1 --budget 0.01 --kernels 2",
     "rope.py": "--rounds 1 --budget 0.01 --batch 1",
+    "other_libraries.py": "--rounds 1 --batch 1 --channels 8",
 }
 
 

@@ -20,6 +20,7 @@ from timm_naflex_fast.measure.drift.report import Report, cells, columns, read, 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import other_libraries  # noqa: E402
 import plots  # noqa: E402
 
 README, DRIFT, SPEED = ROOT / "README.md", ROOT / "results" / "drift", ROOT / "results" / "speed"
@@ -79,6 +80,7 @@ SECTIONS = {
     "rope": speed_tables.render_rope,
     "gpu": speed_tables.render_gpu,
     "api": api_page.render,
+    "other_libraries": other_libraries.render,
     "versions": version_matrix.render,
     "timm_tests": version_matrix.render_timms_tests,
 }

@@ -150,6 +150,23 @@ def test_timm_is_patched_in_every_process(tmp_path):
     assert re.fullmatch(line, err)
 
 
+SIGLIP2 = """
+import torch, transformers
+sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **sizes))
+mask = torch.ones(1, 8, dtype=torch.long)
+model(pixel_values=torch.randn(1, 8, 48), pixel_attention_mask=mask, spatial_shapes=torch.tensor([[2, 4]]))
+"""
+
+
+@pytest.mark.slow
+def test_transformers_is_patched(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "script.py").write_text(SIGLIP2)
+    code, _, err = run("--library", "transformers", "script.py", cwd=tmp_path)
+    assert code == 0 and re.search(r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err), err
+
+
 @pytest.fixture
 def executed(monkeypatch):
     """What ``run`` would start: (command, environment)."""
@@ -195,6 +212,8 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(executed, monkeypatch, cap
     assert main(["run", "script.py"]) == 2
     lines = capfd.readouterr().err.splitlines()
     assert "'fast' is not valid for mode" in lines[0] and "'stock'" in lines[0] and len(lines) == 2
+    assert main(["run", "--library", "transformers", "--mode", "grid-sample", "script.py"]) == 2
+    assert "'grid_sample' is not valid with transformers; valid: 'stock'" in capfd.readouterr().err
     assert "'fast' is not valid for TIMM_NAFLEX_FAST_MODE" in lines[1]
     assert not executed and status().flags.is_stock
 

@@ -1,4 +1,4 @@
-"""transformers' Siglip2: enabled by name or found in a model, the same result, and its own code again afterwards."""
+"""transformers' towers: enabled by name or found in a model, the same result, and their own code again afterwards."""
 
 import subprocess
 import sys
@@ -8,87 +8,177 @@ import torch
 from oracles import relative, small_vit
 
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching.compatible import version_of
+from timm_naflex_fast.patching.transformers import LIBRARY
 
 transformers = pytest.importorskip("transformers")
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-FORWARD = siglip2.Siglip2VisionEmbeddings.__dict__["forward"]
-SIZES = [(3, 5), (7, 2), (4, 4), (3, 5), (1, 6)]
+cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3_edge")
+radio = pytest.importorskip("transformers.models.radio.modeling_radio")
+hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
+HIDDEN = dict(hidden_size=32, patch_size=4)
+# The classes, what makes a small one, and sizes: larger and smaller than the table, equal to it, repeated, one token.
+TOWERS = {
+    "siglip2": (
+        siglip2.Siglip2VisionEmbeddings,
+        lambda: transformers.Siglip2VisionConfig(num_patches=16, **HIDDEN),
+        [(3, 5), (7, 2), (4, 4), (3, 5), (1, 6)],
+    ),
+    "cosmos3": (
+        cosmos3.Cosmos3EdgeVisionEmbeddings,
+        lambda: transformers.Cosmos3EdgeVisionConfig(num_patches=16, **HIDDEN),
+        [(1, 4, 6), (3, 2, 8), (1, 4, 4), (2, 4, 6)],
+    ),
+    "radio": (
+        radio.RadioPatchEmbeddings,
+        lambda: transformers.RadioConfig(max_img_size=32, **HIDDEN),
+        [(4, 6), (9, 1), (8, 8), (12, 3), (4, 6), (1, 1)],
+    ),
+    "hunyuan": (
+        hunyuan.HunYuanVLVisionPatchEmbed,
+        lambda: transformers.HunYuanVLVisionConfig(max_image_size=20, **HIDDEN),
+        [(1, 4, 6), (3, 2, 8), (1, 5, 5), (2, 9, 1)],
+    ),
+}
+METHODS = {cls: "_embed_packed_patches" if kind == "radio" else "forward" for kind, (cls, *_) in TOWERS.items()}
+PRISTINE = {cls: cls.__dict__[name] for cls, name in METHODS.items()}
 
 
-@pytest.fixture
-def model():
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
-    config = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **sizes)
-    model = transformers.Siglip2VisionModel(config).eval()
-    torch.nn.init.normal_(embeddings(model).position_embedding.weight)
-    return model
+def is_pristine():
+    return all(cls.__dict__[name] is PRISTINE[cls] for cls, name in METHODS.items())
 
 
-def embeddings(model):
-    (found,) = [module for module in model.modules() if isinstance(module, siglip2.Siglip2VisionEmbeddings)]
-    return found
-
-
-def embed(model, sizes=SIZES):
-    part = embeddings(model)
+def made(kind, **settings):
+    """A small tower's embeddings with random weights, in a module around them."""
+    cls, config, _ = TOWERS[kind]
+    config = config()
+    for name, value in settings.items():
+        setattr(config, name, value)
+    part = cls(config)
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(len(sizes), 18, 48, generator=generator).to(part.patch_embedding.weight.dtype)
-    return part(pixels, torch.tensor(sizes))
+    for parameter in part.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    return torch.nn.Sequential(part)
+
+
+def embed(kind, model, sizes=None):
+    """What the tower embeds of random patches: a padded batch for Siglip2, packed ones for the others."""
+    sizes = torch.tensor(sizes or TOWERS[kind][2])
+    tokens = sizes.prod(-1)
+    shape = (len(sizes), int(tokens.max()) + 4, 48) if kind == "siglip2" else (int(tokens.sum()), 48)
+    dtype = next(model.parameters()).dtype
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return model[0](pixels, sizes)
+
+
+def table_of(model):
+    (found,) = [p for name, p in model.named_parameters() if "position_embedding" in name]
+    return found
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("own", [True, False])
-def test_equals_transformers(model, mode, own):
-    table = embeddings(model).position_embedding.weight
-    want = embed(model)
-    (want_grad,) = torch.autograd.grad(want.square().sum(), table)
+@pytest.mark.parametrize("kind", TOWERS)
+def test_equals_transformers(kind, mode, own):
+    model, other = made(kind), made(kind)
+    parameters = [p for name, p in model.named_parameters() if not name.startswith("0.video")]
+    want = embed(kind, model)
+    want_grads = torch.autograd.grad(want.square().sum(), parameters)
     with enable(mode, model=model) if own else enable(mode, library="transformers"):
         with torch.no_grad():
-            plain = embed(model)
-        got = embed(model)
-        (grad,) = torch.autograd.grad(got.square().sum(), table)
-        assert status().calls == {("pos_embed", mode): 2} and status().fallbacks == {}
-        assert embed(small_vit_like(model)).shape == got.shape
-        assert ("pos_embed", "stock") in status().calls or not own  # another model keeps its own code
-    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
-    torch.testing.assert_close(plain, want, atol=2e-6, rtol=0)
-    assert relative(grad, want_grad) <= 1e-5
-    if mode == "interpolate_cached":
-        assert torch.equal(got, want) and torch.equal(plain, want)
-    assert siglip2.Siglip2VisionEmbeddings.__dict__["forward"] is FORWARD
-
-
-def small_vit_like(model):
-    return transformers.Siglip2VisionModel(model.config)
-
-
-def test_width_one_is_right_where_transformers_is_wrong(model):
-    part = embeddings(model)
-    table = part.position_embedding.weight.detach().double().view(1, 4, 4, 32).permute(0, 3, 1, 2)
-    layout = table.contiguous(memory_format=torch.channels_last)
-    truth = torch.nn.functional.interpolate(layout, (6, 1), mode="bilinear", antialias=True)[0, :, :, 0].t()
-    with torch.no_grad():
-        part.patch_embedding.weight.zero_()
-        part.patch_embedding.bias.zero_()
-        with enable(library="transformers"):
-            assert relative(embed(model, [(6, 1)])[0, :6], truth) <= 1e-6
+            plain = [embed(kind, model) for _ in range(3)]  # kept tables too
+        got = embed(kind, model)
+        grads = torch.autograd.grad(got.square().sum(), parameters)
+        assert status().calls == {("pos_embed", mode): 4} and status().fallbacks == {}
+        assert torch.equal(embed(kind, other), want) or mode == "matmul"
+        assert (status().calls.get(("pos_embed", "stock")) == 1) == own  # another model keeps its own code
+    for ours in (got, *plain):
+        assert ours.shape == want.shape and ours.dtype == want.dtype
+        assert (ours - want).abs().max() <= 2e-6 * max(1.0, table_of(model).abs().max().item())
+        assert torch.equal(ours, want) or mode == "matmul"
+    assert max(map(relative, grads, want_grads)) <= 1e-5
+    assert is_pristine() and status().replaced == {}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_half_precision_is_one_cast_from_float32(model, mode):
-    model.to(torch.bfloat16)
+@pytest.mark.parametrize("kind", ["siglip2", "cosmos3"])
+def test_width_one_is_right_where_transformers_is_wrong(kind, mode):
+    model, size = made(kind), {"siglip2": (6, 1), "cosmos3": (1, 6, 1)}[kind]
+    model[0].config.spatial_merge_size = 1
+    table = table_of(model).detach().double().view(1, 4, 4, 32).permute(0, 3, 1, 2)
+    layout = table.contiguous(memory_format=torch.channels_last)
+    truth = torch.nn.functional.interpolate(layout, (6, 1), mode="bilinear", antialias=True)[0, :, :, 0].t()
     with torch.no_grad():
-        want = embed(model)
+        model[0].patch_embedding.weight.zero_()
+        model[0].patch_embedding.bias.zero_()
+        assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2
         with enable(mode, library="transformers"):
-            got = embed(model)
+            assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", TOWERS)
+def test_half_precision_is_one_cast_from_float32(kind, mode):
+    model = made(kind).to(torch.bfloat16)
+    with torch.no_grad():
+        want = embed(kind, model)
+        with enable(mode, library="transformers"):
+            got = embed(kind, model)
+            assert status().calls == {("pos_embed", mode): 1}
     assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-7
 
 
-def test_both_libraries_and_what_is_refused(model):
+@pytest.mark.parametrize("kind", TOWERS)
+def test_autocast_gives_the_dtypes_of_transformers(kind):
+    model = made(kind)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        want = embed(kind, model)
+        with enable("interpolate_cached", library="transformers"):
+            got = embed(kind, model)
+    assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["cosmos3", "radio", "hunyuan"])
+def test_packed_towers_compile_with_graph_breaks(kind):
+    model = made(kind)
+    want = embed(kind, model)
+    with enable(library="transformers"):
+        got = embed(kind, torch.nn.Sequential(torch.compile(model[0], backend="eager")))
+        assert status().calls[("pos_embed", "matmul")] >= 1 and ("pos_embed", "stock") not in status().calls
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+def test_hunyuans_other_modes():
+    model = made("hunyuan", interpolate_mode="bicubic")
+    want = embed("hunyuan", model)
+    with enable(library="transformers"):
+        assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max()
+        assert status().calls == {("pos_embed", "matmul"): 1}
+        model[0].config.interpolate_mode = "nearest"  # takes no align_corners: transformers' own code raises
+        with pytest.raises(ValueError, match="align_corners"):
+            embed("hunyuan", model)
+        assert status().fallbacks == {"a table resized by nearest": 1}
+
+
+def test_bad_sizes_are_refused():
+    with enable(library="transformers"):
+        with pytest.raises(ValueError, match="image 0 has 18 tokens, length is 10"):
+            made("siglip2")[0](torch.zeros(1, 10, 48), torch.tensor([(3, 6)]))
+        for kind in ("cosmos3", "radio", "hunyuan"):
+            size = [(2, 2)] if kind == "radio" else [(1, 2, 2)]
+            with pytest.raises(ValueError, match="the grids have 4 patches together; pixel_values has 10"):
+                made(kind)[0](torch.zeros(10, 48), torch.tensor(size))
+        with pytest.raises(ValueError, match="2 does not divide 3 x 4"):
+            embed("cosmos3", made("cosmos3"), [(1, 3, 4)])
+
+
+def test_both_libraries_and_what_is_refused():
+    model = made("siglip2")
     with enable(library=("timm", "transformers")):
         replaced = status().replaced
-        assert replaced["Siglip2VisionEmbeddings.forward"] == "matmul"
+        assert {f"{cls.__name__}.{name}" for cls, name in METHODS.items()} <= replaced.keys()
+        assert set(replaced.values()) >= {"matmul"}
         assert replaced["NaFlexEmbeds._apply_learned_naflex_pos_embed"] == "matmul"
         with enable("interpolate_cached", library="transformers"):
             assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
@@ -100,12 +190,34 @@ def test_both_libraries_and_what_is_refused(model):
     for wrong in (dict(library="transformers"), dict(library=("timm", "transformers")), dict(model=model)):
         with pytest.raises(ValueError, match=valid):
             enable("grid_sample", **wrong)
-    with pytest.raises(ValueError, match=r"no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings"):
+    with pytest.raises(ValueError, match=r"no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3"):
         enable(model=torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"):
         enable(library="vllm")
-    assert siglip2.Siglip2VisionEmbeddings.__dict__["forward"] is FORWARD and status().replaced == {}
+    assert is_pristine() and status().replaced == {}
     disable()
+
+
+def test_other_releases(monkeypatch):
+    installed = sys.modules["transformers"]  # transformers puts another module there while it is imported
+    monkeypatch.setattr(installed, "__version__", "5.20.2")
+    with pytest.raises(RuntimeError, match=r"needs transformers >= 5\.21\.0; installed is 5\.20\.2"):
+        enable(library="transformers")
+    monkeypatch.undo()
+    if version_of(LIBRARY) != LIBRARY.newest:
+        pytest.skip("what a newer release may change is compared with the newest known one")
+    monkeypatch.setattr(installed, "__version__", "5.99.0.dev0")
+    with enable(library="transformers"):
+        assert not is_pristine()
+
+    def interpolate_pos_encoding(self, embeddings, height, width):
+        return self.position_embedding.weight * self.config.gain + self.offset
+
+    monkeypatch.setattr(hunyuan.HunYuanVLVisionPatchEmbed, "interpolate_pos_encoding", interpolate_pos_encoding)
+    changed = "HunYuanVLVisionPatchEmbed.interpolate_pos_encoding now reads offset; .* no longer reads"
+    with pytest.raises(RuntimeError, match=changed):
+        enable(library="transformers")
+    assert is_pristine()
 
 
 def test_importing_and_enabling_timm_imports_no_transformers():

@@ -179,7 +179,7 @@ def _resample_in_graph(
     x = block % (w // merge) * merge + inner % merge
     in_first = token < h * w
     coord = torch.stack((y, x), -1) * in_first[..., None]
-    out = torch.zeros(len(sizes), length, table.shape[-1], dtype=table.dtype, device=table.device)
+    out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
     add_learned(out, table, coord, how)
     if sizes.shape[1] == 3:
         out = out.gather(1, cell[..., None].expand(-1, -1, out.shape[-1]))

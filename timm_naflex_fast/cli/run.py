@@ -1,4 +1,4 @@
-"""``naflex-fast run``: Python runs a script, and timm is patched as soon as the script imports it.
+"""``naflex-fast run``: Python runs a script, and a library is patched as soon as the script imports it.
 
 ``run`` only starts Python again, with two environment variables. Every Python process inherits them: ``PYTHONPATH``
 begins with the folder ``startup``, whose ``sitecustomize`` Python imports as it starts, and ``TIMM_NAFLEX_FAST_RUN``
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
-TRIGGER = "timm.models.naflexvit"  # the last of timm's modules in which something is replaced
+# What a script imports before it can make a model: the last of timm's modules in which something is replaced.
+TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers"}
 STARTUP = str(Path(__file__).with_name("startup"))
 
 
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
     for flag, valid in (("--pos-embed", MODES), ("--patch-embed", PATCH_EMBED), ("--rope", ROPE)):
         parser.add_argument(flag, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
+    parser.add_argument(
+        "--library", action="append", choices=list(TRIGGERS), help="what to patch (timm); repeat it for both"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     parser.add_argument(
         "script",
@@ -60,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     )
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
-    order = json.dumps({"flags": flags.as_dict(), "first": True})
+    if flags.pos_embed == "grid_sample" and "transformers" in (options.library or []):
+        raise ValueError("'grid_sample' is not valid with transformers; valid: 'stock', 'interpolate_cached', 'matmul'")
+    order = json.dumps({"flags": flags.as_dict(), "libraries": options.library or ["timm"], "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
     own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X as given to this process
@@ -72,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def prepare_process() -> None:
-    """Patch timm in this process as soon as it is imported; the script's first process reports at its end."""
+    """Patch the libraries in this process as soon as they are imported; the script's first process reports at its end."""
     import wrapt
 
     order = json.loads(os.environ.get(VARIABLE) or "null")
@@ -81,33 +87,37 @@ def prepare_process() -> None:
     if order["first"]:
         os.environ[VARIABLE] = json.dumps({**order, "first": False})  # for the processes that this one starts
         if os.environ.get("RANK", "0") == "0":  # torchrun starts one first process per rank
-            atexit.register(_report, os.getpid())
-    wrapt.register_post_import_hook(partial(_patch, order["flags"]), TRIGGER)
+            atexit.register(partial(_report, order["libraries"]), os.getpid())
+    for library in order["libraries"]:
+        wrapt.register_post_import_hook(partial(_patch, order["flags"], library), TRIGGERS[library])
 
 
-def _patch(flags: dict[str, str], module: Any) -> None:
+def _patch(flags: dict[str, str], library: str, module: Any) -> None:
     from ..patching.install import enable
 
     pos_embed: Any = flags["pos_embed"]
-    enable(pos_embed, patch_embed=flags["patch_embed"], rope=flags["rope"])
+    enable(pos_embed, patch_embed=flags["patch_embed"], rope=flags["rope"], library=library)
 
 
-def _report(process: int) -> None:
+def _report(libraries: list[str], process: int) -> None:
     if os.getpid() == process:  # not a fork that ends as this process does
-        print(f"naflex-fast: {_outcome()}", file=sys.stderr, flush=True)
+        print(f"naflex-fast: {_outcome(libraries)}", file=sys.stderr, flush=True)
 
 
-def _outcome() -> str:
-    if TRIGGER not in sys.modules:
-        return "this process did not import timm; processes that it started are patched if they did"
+def _outcome(libraries: list[str]) -> str:
+    if not any(TRIGGERS[library] in sys.modules for library in libraries):
+        names = " or ".join(libraries)
+        return f"this process did not import {names}; processes that it started are patched if they did"
     from ..backends.choose import calls, fallbacks
     from ..patching.install import status
 
+    steps, reasons = dict(calls), dict(fallbacks)  # first: status() imports timm, and patching it counts anew
     now = status()
+    names = ", ".join(f"{name} {sys.modules[name].__version__}" for name in libraries if name in sys.modules)
     what = ", ".join(f"{flag}={strategy}" for flag, strategy in now.flags.as_dict().items())
     if not now.replaced:
-        return f"{what}: nothing is replaced in timm {now.timm}"
-    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(calls.items()))
-    back = "".join(f"; the library's own code ran {n} times because of {why}" for why, n in fallbacks.items())
-    functions = f"timm {now.timm}, {len(now.replaced)} functions replaced"
+        return f"{what}: nothing is replaced in {names}"
+    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(steps.items()))
+    back = "".join(f"; the library's own code ran {n} times because of {why}" for why, n in reasons.items())
+    functions = f"{names}, {len(now.replaced)} functions replaced"
     return f"{what}; {functions}; in this process ran {ran or 'none of them'}{back}"

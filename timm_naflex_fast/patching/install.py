@@ -148,7 +148,7 @@ def _targets(model: nn.Module, names: Iterable[str] | None) -> tuple[list[nn.Mod
     # A library of which nothing is imported has made no model.
     tables = [_library(name) for name in names] if names else [_table_of(name) for name in LIBRARIES]
     libraries = [known for known in tables if any(home.partition(":")[0] in sys.modules for home, _ in known.table)]
-    none = " and ".join(f"no {known.name} {known.root}" for known in tables)
+    none = " and ".join(f"no {known.name} {', '.join(known.roots)}" for known in tables)
     if not isinstance(model, nn.Module):
         wanted = none.replace("no ", "").replace(" and ", " or ")
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
@@ -157,7 +157,7 @@ def _targets(model: nn.Module, names: Iterable[str] | None) -> tuple[list[nn.Mod
         version_of(library)
         owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
         found = [module for module in model.modules() if isinstance(module, owners)]
-        if any(cls.__name__ == library.root for module in found for cls in type(module).__mro__):
+        if any(cls.__name__ in library.roots for module in found for cls in type(module).__mro__):
             modules += found
             inside.append(library)
     if not inside:
@@ -231,8 +231,8 @@ def enable(
     Args:
         mode: "matmul" (exact and fast), "interpolate_cached" (bit-identical), "grid_sample" (drifts; timm only), or
             "stock" (the library's own code: exempts a ``model``). "-" works like "_"; "matmul-resample" is "matmul".
-        model: replace in this module only (anything that contains timm's NaFlexEmbeds or transformers'
-            Siglip2VisionEmbeddings); beats the choice for every model.
+        model: replace in this module only (anything that contains timm's NaFlexEmbeds, or one of transformers'
+            towers that ``status().replaced`` names); beats the choice for every model.
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary tables: "batched" or "stock".

@@ -34,7 +34,7 @@ class Library:
     name: str
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
-    root: str  # the class that every model which we speed up contains
+    roots: tuple[str, ...]  # every model that we speed up contains one of these classes
     example: str  # such a model, in the words of an error
     modes: tuple[str, ...]
     table: Mapping[tuple[str, str], Replacement]  # by ("module:Class", method) or ("module:", function)

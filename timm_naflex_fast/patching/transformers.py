@@ -1,8 +1,9 @@
-"""transformers: Siglip2's embeddings (Siglip2 NaFlex models, LFM2-VL's tower), and their table.
+"""transformers: the towers that resample a learned table image by image, each with its replacement, and their table.
 
-transformers resizes the table image by image, in float32 on a CPU and in the table's dtype on CUDA. Ours computes in
-float32 and casts once. For grids (h, 1) the two differ: PyTorch's antialiased resize to width 1 is wrong for the memory
-layout that transformers hands over, and "matmul" is right.
+Siglip2 (also LFM2-VL's tower), Cosmos3-Edge, RADIO's packed images and HunYuan-VL. The whole batch is resampled at
+once, in float32 at least, and cast once. transformers computes Siglip2's and Cosmos3-Edge's table in its own dtype on
+CUDA. For grids (h, 1) their result is wrong: PyTorch's antialiased resize to width 1 misreads the memory layout that
+they hand over. Ours is right.
 """
 
 from __future__ import annotations
@@ -16,39 +17,119 @@ from ..backends import choose
 from ..functional import resample_pos_embeds
 from .library import Library, Replacement, original, runs
 
-SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
+_MODELS = "transformers.models"
+SIGLIP2 = f"{_MODELS}.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
+COSMOS3 = f"{_MODELS}.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
+RADIO = f"{_MODELS}.radio.modeling_radio:RadioPatchEmbeddings"
+HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     table = self.position_embedding.weight
-    unless = "transformers' embeddings in an exported graph" if choose.traced_plainly() else None
-    who = runs(LIBRARY, self, (SIGLIP2, "forward"), pixel_values, table, unless=unless)
+    who = runs(LIBRARY, self, (SIGLIP2, "forward"), pixel_values, table, unless=None)
     if who == "stock":
         return original(type(self), "forward")(self, pixel_values, spatial_shapes)
-    tokens = self.patch_embedding(pixel_values.to(self.patch_embedding.weight.dtype))
-    side = self.position_embedding_size
-    return tokens + _embeddings(table.reshape(side, side, -1), spatial_shapes, pixel_values.shape[1], who)
+    how: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=who)
+    return _linear(self, pixel_values) + resample_pos_embeds(_square(self, table), spatial_shapes, **how)
+
+
+def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
+    """Modifications: the position embeddings of all images and frames at once."""
+    table = self.position_embedding.weight
+    who = runs(LIBRARY, self, (COSMOS3, "forward"), pixel_values, table, unless=_in_exported_graph())
+    if who == "stock":
+        return original(type(self), "forward")(self, pixel_values, grid_thw)
+    how: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=who)
+    return _add_packed(_linear(self, pixel_values), _square(self, table), grid_thw, how, table.dtype)
+
+
+def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
+    """Modifications: the position embeddings of all images at once; then each image behind its prefix, as before."""
+    table, key = self.position_embedding, (RADIO, "_embed_packed_patches")
+    who = runs(LIBRARY, self, key, pixel_values, table, unless=_in_exported_graph())
+    if who == "stock":
+        return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
+    how: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=who)
+    table = table.reshape(self.max_rows, self.max_cols, -1).float()
+    tokens = self.patch_projection(pixel_values)
+    tokens = _add_packed(tokens, table, image_grid_hw, how, tokens.dtype)
+    images = tokens.split(image_grid_hw.prod(-1).tolist())
+    return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
+
+
+def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
+    """Modifications: the position embeddings of all images and frames at once."""
+    table, mode = self.position_embedding.weight, self.config.interpolate_mode
+    unless = _in_exported_graph() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
+    who = runs(LIBRARY, self, (HUNYUAN, "forward"), pixel_values, table, unless=unless)
+    if who == "stock":
+        return original(type(self), "forward")(self, pixel_values, grid_thw)
+    patch = self.patch_embedding
+    pixels = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
+    table = table[1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
+    how: dict[str, Any] = dict(mode=mode, antialias=False, strategy=who)
+    tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
+    return _add_packed(tokens, table, grid_thw, how, tokens.dtype)[None]
+
+
+def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
+    return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
+
+
+def _square(embeddings: Any, table: Tensor) -> Tensor:
+    side = embeddings.position_embedding_size
+    return table.reshape(side, side, -1)
+
+
+def _in_exported_graph() -> str | None:
+    return "a packed batch in an exported graph" if choose.traced_plainly() else None
 
 
 @torch.compiler.disable  # the sizes are read on the host, as transformers does
-def _embeddings(table: Tensor, sizes: Tensor, length: int, strategy: Any) -> Tensor:
-    return resample_pos_embeds(table, sizes, mode="bilinear", length=length, padding="first", strategy=strategy)
+def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, how: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``.
 
+    Raises:
+        ValueError: the sizes name another number of tokens, or a size cannot be merged.
+    """
+    embeddings = resample_pos_embeds(table, sizes, **how)
+    if len(embeddings) != len(tokens):
+        raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {len(tokens)}")
+    return tokens + embeddings.to(dtype)
+
+
+_WHO = {"interpolate_cached": "interpolate_cached", "matmul": "matmul"}
+_SQUARE = "patch_embedding position_embedding position_embedding_size resize_positional_embeddings"
 
 LIBRARY = Library(
     name="transformers",
-    oldest=(5, 23, 0),
+    oldest=(5, 21, 0),
     newest=(5, 23, 0),
-    root="Siglip2VisionEmbeddings",
+    roots=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
-    modes=("stock", "interpolate_cached", "matmul"),
+    modes=("stock", *_WHO),
     table={
-        (SIGLIP2, "forward"): Replacement(
-            "pos_embed",
-            siglip2_forward,
-            {"matmul": "matmul", "interpolate_cached": "interpolate_cached"},
-            "patch_embedding position_embedding position_embedding_size resize_positional_embeddings",
-        ),
+        (home, name): Replacement("pos_embed", ours, _WHO, reads)
+        for home, name, ours, reads in (
+            (SIGLIP2, "forward", siglip2_forward, _SQUARE),
+            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config"),
+            (
+                RADIO,
+                "_embed_packed_patches",
+                radio_embed_packed_patches,
+                "_interpolate_position_embedding cls_register_token patch_projection",
+            ),
+            (
+                HUNYUAN,
+                "forward",
+                hunyuan_forward,
+                "config interpolate_pos_encoding patch_embedding patch_size",
+            ),
+        )
+    },
+    reads={
+        (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
+        (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
     },
 )
