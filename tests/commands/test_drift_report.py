@@ -217,6 +217,7 @@ def small_timm(monkeypatch):
     return "naflexvit_base_patch16_gap"
 
 
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (folder / "broken.png").write_text("no image")
@@ -236,6 +237,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     Page((out / "report.html").read_text())
 
 
+@pytest.mark.ran("grid_sample")
 @pytest.mark.parametrize("option", ["--contenders", "--strategies"])
 def test_contenders_and_baseline_of_the_command(option, small_timm, folder, tmp_path, capsys):
     out = tmp_path / "figures.json"
@@ -246,6 +248,7 @@ def test_contenders_and_baseline_of_the_command(option, small_timm, folder, tmp_
     assert ("--strategies is now called --contenders" in capsys.readouterr().err) == (option == "--strategies")
 
 
+@pytest.mark.ran("matmul")
 def test_a_line_every_ten_seconds_without_a_terminal(small_timm, folder, monkeypatch, capsys):
     monkeypatch.setattr("timm_naflex_fast.measure.tables.QUIET_SECONDS", 0.0)
     command = ["drift", "--model", small_timm, "--random-weights", "--images", str(folder), "--max-seq-len", "16"]
@@ -280,6 +283,7 @@ def test_load_model_checks_dtype_and_patch_size(small_timm):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
+@pytest.mark.ran("matmul")
 def test_another_patch_size_goes_through_timms_patch_kernels(folder):
     model = small_vit(patch_size=8, in_chans=3, enable_patch_interpolator=True)
     sources = [(path.name, lambda path=path: Image.open(path)) for path in sorted(folder.iterdir())]
@@ -309,6 +313,7 @@ def test_without_images_and_without_scikit_image(monkeypatch, capsys):
     assert "scikit-image's photos: pip install scikit-image" in capsys.readouterr().err
 
 
+@pytest.mark.ran("matmul")
 def test_coordinates_name_the_place_of_a_patch():
     """The kept image and its map follow the coordinates, not the order of the tokens."""
     model = table_model()

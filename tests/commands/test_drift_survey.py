@@ -118,6 +118,7 @@ def test_everything_is_put_back_after_an_error(name):
     assert torch.equal(embed(model), stock)
 
 
+@pytest.mark.ran("matmul")
 def test_what_cannot_be_measured_is_left_out_with_the_reason():
     model = table_model()
     assert "own setting" in missing("bilinear", model.embeds)
@@ -141,6 +142,7 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason():
 # the survey
 
 
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_survey_of_a_tiny_model():
     model = table_model(pos_embed_grid_size=(12, 8)).train()
     found = survey(model, batches(labels=True), WITHOUT_HF, pictures=3)
@@ -163,6 +165,7 @@ def test_survey_of_a_tiny_model():
     assert len({picture.grid for picture in found.pictures}) == 3
 
 
+@pytest.mark.ran("grid_sample")
 @pytest.mark.skipif(not NEW_TIMM, reason="this timm's forward_intermediates takes no NaFlex batch")
 def test_per_block_drift_is_that_of_forward_intermediates():
     model = table_model()
@@ -177,6 +180,7 @@ def test_per_block_drift_is_that_of_forward_intermediates():
         assert value == pytest.approx(((ours - stock).square().sum() / stock.square().sum()).sqrt().item(), rel=1e-6)
 
 
+@pytest.mark.ran("matmul")
 def test_another_baseline_and_another_dtype():
     model = table_model().to(torch.bfloat16)
     found = survey(model, batches(), ["stock", "matmul", "grid_sample"], baseline="grid_sample")

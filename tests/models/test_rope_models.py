@@ -26,6 +26,7 @@ RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itse
 BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
 
 
+@pytest.mark.ran("rope=batched")
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("extra", ["plain", "patch dropout", "checkpointing", "class token", "autocast"])
 def test_whole_models(kind, extra):
@@ -55,6 +56,7 @@ def test_whole_models(kind, extra):
     )
 
 
+@pytest.mark.ran("rope=batched")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -98,9 +98,9 @@ def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_pat
 
 
 @needs_client
-def test_hub_without_the_file_says_how_to_give_weights(tmp_path):
+def test_hub_without_the_file_says_how_to_give_weights(tmp_path, photos):
     (tmp_path / "timm" / NAMES["base"]).mkdir(parents=True)
-    command = ["-m", "timm_naflex_fast", "drift", "--model", NAMES["base"], "--images", tmp_path]
+    command = ["-m", "timm_naflex_fast", "drift", "--model", NAMES["base"], "--images", photos]
     with hub.serve(tmp_path) as (address, requests):
         done = child(*command, environment=hub.environment(address, tmp_path / "home"))
     assert requests and done.returncode == 2

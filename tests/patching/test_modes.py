@@ -23,9 +23,9 @@ def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
     copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
     assert [uses(m) for m in copies] == ["grid_sample"] * 3
     disable(model)  # its copies have a choice of their own
-    assert uses(model) == "exact" and [uses(m) for m in copies] == ["grid_sample"] * 3
+    assert uses(model) == "stock" and [uses(m) for m in copies] == ["grid_sample"] * 3
     disable()
-    assert is_pristine() and [uses(m) for m in copies] == ["exact"] * 3
+    assert is_pristine() and [uses(m) for m in copies] == ["stock"] * 3
     enable()
     assert [own(m) for m in copies] == [None] * 3  # ended for good
 

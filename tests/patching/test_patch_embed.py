@@ -101,6 +101,7 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, write, monkeypatch
     assert finished_tables() == 0
 
 
+@pytest.mark.ran("patch_embed=matmul")
 def test_a_weight_that_is_trained_is_not_kept(model):
     timm_naflex_fast.enable(model=model)
     project(model, (6, 5)).sum().backward()
@@ -112,6 +113,7 @@ def test_an_empty_batch(model):
     assert project(model, (6, 5), batch=0).shape == (0, 6, 32)
 
 
+@pytest.mark.ran("patch_embed=matmul")
 def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back():
     holders = [
         module
@@ -128,6 +130,7 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back():
     assert all(module.resample_patch_embed is timms for module in holders)
 
 
+@pytest.mark.ran("patch_embed=matmul")
 def test_compiles_in_one_graph_at_a_fixed_size(model):
     model.requires_grad_(False)
     want = project(model, (6, 5))
@@ -162,6 +165,7 @@ def test_exports_at_a_fixed_size(model):
     assert relative(program.module()(others, coord), FixedSize(model.embeds)(others, coord)) <= 1e-5
 
 
+@pytest.mark.ran("patch_embed=matmul")
 def test_training_on_many_patch_sizes_has_timms_losses():
     def losses(mode):
         model = small_vit(enable_patch_interpolator=True, patch_size=16)

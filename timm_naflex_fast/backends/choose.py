@@ -184,7 +184,7 @@ def _resample_in_graph(
 def add_eagerly(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str) -> None:
     """Read the grids, then add the one learned table, or the two lines of a factorized one, into ``x`` in place."""
     check_writable(x)
-    groups, how = _read_groups(x, where, how)
+    groups, how = _read_groups(x, where, how, strategy)
     add_groups(x, tables, groups, token_counts(groups, x), how, strategy)
 
 
@@ -197,10 +197,13 @@ def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resa
     return grad
 
 
-def _read_groups(x: Tensor, where: Where, how: Resampling) -> tuple[list[Group], Resampling]:
+def _read_groups(
+    x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
+) -> tuple[list[Group], Resampling]:
     if not isinstance(where, Tensor):
         return whole_batch(x, where), how
-    groups = group_grids(where, x, pads=how.sampler != "interpolate")
+    squares = strategy == "interpolate_cached" and how.ar_preserving
+    groups = group_grids(where, x, pads=how.sampler != "interpolate", squares=squares)
     if how.sampler == "affine_grid" and groups:
         h, w = (whole_numbers(where).amax((0, 1)) + 1).tolist()
         how = replace(how, within=how.lengths(h, w))
