@@ -9,6 +9,7 @@ import witness
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+import timm_naflex_fast
 from timm_naflex_fast.pytest_plugin import no_leaks
 from timm_naflex_fast.resampling import cache
 
@@ -71,6 +72,13 @@ def stock_timm():
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
+
+
+@pytest.fixture
+def clean():
+    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
+    yield
+    timm_naflex_fast.disable()
 
 
 @pytest.fixture

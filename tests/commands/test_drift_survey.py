@@ -105,6 +105,7 @@ def test_contender_inside_a_model_equals_its_formula(name, mode):
         torch.testing.assert_close(got[sample, : h * w], want, atol=3e-6, rtol=0)
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("name", WITHOUT_HF)
 def test_everything_is_put_back_after_an_error(name):
     model = table_model()
@@ -112,7 +113,7 @@ def test_everything_is_put_back_after_an_error(name):
         return
     before, stock = dict(model.embeds.__dict__), embed(model)
     with pytest.raises(RuntimeError, match="half way"), use(name, model):
-        assert name in ("stock", "interpolate_cached", "matmul") or not torch.equal(embed(model), stock)
+        assert not torch.equal(embed(model), stock) or name in ("stock", "interpolate_cached", "matmul")
         raise RuntimeError("half way")
     assert model.embeds.__dict__ == before and status().flags.is_stock
     assert torch.equal(embed(model), stock)

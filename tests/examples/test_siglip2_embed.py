@@ -81,6 +81,7 @@ def test_embeddings_are_timms(photos, weights, tmp_path, capsys, workers):
     assert "5 embeddings, 0 images skipped" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.ran("matmul")
 def test_killed_in_the_middle_and_continued(photos, weights, tmp_path, capsys, monkeypatch):
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"

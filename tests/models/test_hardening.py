@@ -71,6 +71,7 @@ class Embedded(Dataset):
         return embed(self.model, vit_batch([(3, 4), (5, 2)], seed=index)), status().calls
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran("interpolate_cached")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_models_in_dataloader_workers(method):
@@ -85,6 +86,7 @@ def test_models_in_dataloader_workers(method):
         assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran("interpolate_cached")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_while_another_thread_fills_the_cache():

@@ -70,6 +70,7 @@ def test_stand_in_has_the_real_names_and_shapes(stand_in):
     assert sum(value.numel() for value in weights.values()) == pytest.approx(92.9e6, rel=1e-3)
 
 
+@pytest.mark.slow
 @needs_client
 def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_path):
     """Unpatched timm's create_model(pretrained=True) in a process that knows only the hub on loopback, then drift."""

@@ -26,6 +26,7 @@ def embeds():
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 @pytest.mark.parametrize("inside", ["fake", "make_fx"])
 def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
@@ -47,6 +48,7 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
         torch.testing.assert_close(first(embeds(patches, patch_coord=coord)), want_patches, atol=5e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "per-sample grad"])
 def test_function_transforms(embeds, mode, transform):
@@ -66,6 +68,7 @@ def test_function_transforms(embeds, mode, transform):
     torch.testing.assert_close(run(), want)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
@@ -87,6 +90,7 @@ def test_another_default_dtype(mode, kind, dtype):
     assert torch.equal(got, want)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 def test_meta_device(mode):
@@ -103,6 +107,7 @@ def test_meta_device(mode):
     assert x.abs().sum() > 0
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 def test_empty_batches_keep_the_graph(mode):
     enable(mode)
@@ -113,6 +118,7 @@ def test_empty_batches_keep_the_graph(mode):
         assert all((table.grad == 0).all() for table in tables(model.embeds))
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_float64_tables_of_the_grids_own_size_are_added_as_they_are(kind):

@@ -72,6 +72,7 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
     assert frames[0] == frames[1] == frames[2]  # graphs of choices that come back are found again
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_choice_that_came_out_of_a_pickle(model, results, backend):
     enable("grid_sample", model=model)
@@ -90,6 +91,7 @@ def test_a_choice_that_came_out_of_a_pickle(model, results, backend):
     assert gives(again, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_pickled_choice_of_before_disable_is_not_followed_when_compiled(model, results):
     enable("grid_sample", model=model)
     data = pickle.dumps(model)
@@ -98,6 +100,7 @@ def test_a_pickled_choice_of_before_disable_is_not_followed_when_compiled(model,
     assert gives(torch.compile(pickle.loads(data), backend="eager", fullgraph=True), results) == "exact"
 
 
+@pytest.mark.usefixtures("clean")
 def test_counting_does_not_recompile(model):
     enable("matmul")
     counter = CompileCounterWithBackend("eager")

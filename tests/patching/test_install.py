@@ -40,6 +40,7 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert before == {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.ran("grid_sample")
 def test_works_before_and_after_create_model():
     settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
@@ -67,6 +68,7 @@ def test_handles_restore_what_was_there_nested_too():
     assert is_pristine()
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_handle_restores_once():
     handle = enable()
     handle.restore()
@@ -128,6 +130,7 @@ class Wrapper(nn.Module):
         self.visual = nn.ModuleDict({"trunk": trunk})
 
 
+@pytest.mark.usefixtures("clean")
 def test_models_inside_others():
     model = small_vit()
     enable("grid_sample", model=Wrapper(nn.Sequential(model)))
@@ -171,6 +174,7 @@ def test_threads_never_see_half_a_patch():
     assert not bad and seen == {"stock", "grid_sample"}
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -255,6 +259,7 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
     disable()
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
     model = small_vit(pos_embed_interp_mode="nearest")
     library.warned.clear()
@@ -270,6 +275,7 @@ def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
         assert all("'nearest' stays with timm's own code" in str(w.message) for w in said)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
     model = small_vit(pos_embed_use_grid_sample=True)
@@ -280,6 +286,7 @@ def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
     assert status().calls == {("pos_embed", who): 1}
 
 
+@pytest.mark.usefixtures("clean")
 def test_status_prints_as_a_table():
     assert "stock" in str(status())
     model = small_vit()
@@ -294,6 +301,7 @@ def test_status_prints_as_a_table():
     assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_wrong_inputs_are_named(mode, kind):

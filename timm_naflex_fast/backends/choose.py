@@ -197,9 +197,7 @@ def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resa
     return grad
 
 
-def _read_groups(
-    x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
-) -> tuple[list[Group], Resampling]:
+def _read_groups(x: Tensor, where: Where, how: Resampling, strategy: str = "matmul") -> tuple[list[Group], Resampling]:
     if not isinstance(where, Tensor):
         return whole_batch(x, where), how
     squares = strategy == "interpolate_cached" and how.ar_preserving
