@@ -3,8 +3,8 @@
 uv run benchmarks/other_libraries.py --json results/other_libraries.json
 
 Errors are those of the position embeddings, the largest against float64, relative to its largest value. Times are
-medians of interleaved rounds on grids met before: without gradients, and forward and backward. Patches hold one value each, so that their
-projection costs little beside the position embeddings.
+medians of interleaved rounds on grids met before: without gradients, and forward and backward. Patches hold one value
+each, so that their projection costs little beside the position embeddings.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def race(models: dict[str, Any], batch: int, train: bool, rounds: int) -> dict[s
     seed = random.Random(batch)
     grids = [WORKLOADS["siglip"].draw(seed) for _ in range(64)]
     pixels, found = torch.randn(batch, TOKENS, 1), {mode: [] for mode in models}
-    for mode, model in models.items():
+    for model in models.values():
         once(model, torch.randn(len(grids), TOKENS, 1), torch.tensor(grids), train=False)
         once(model, pixels, torch.tensor(grids[:batch]), train)
     for _ in range(rounds):

@@ -5,9 +5,11 @@ import numpy as np
 import oracles
 import pytest
 import torch
+import witness
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+import timm_naflex_fast
 from timm_naflex_fast.pytest_plugin import no_leaks
 from timm_naflex_fast.resampling import cache
 
@@ -25,6 +27,31 @@ settings.load_profile("project")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+witness.watch()
+if os.environ.get("NAFLEX_TESTS_FORCE_STOCK"):  # every test that claims something about a mode must now fail
+    witness.force_stock()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that claims something about a mode fails if that mode's code did not run in it."""
+    overruled = witness.overruled.total() - witness.overruled["stock"]
+    with witness.ran(*witness.claims(pyfuncitem)):
+        result = yield
+    if witness.overruled.total() - witness.overruled["stock"] > overruled:
+        pyfuncitem.user_properties.append(("overruled", True))
+    return result
+
+
+def pytest_terminal_summary(terminalreporter):
+    """After a run with NAFLEX_TESTS_FORCE_STOCK: the tests that did not notice."""
+    passed = [r for r in terminalreporter.stats.get("passed", []) if ("overruled", True) in r.user_properties]
+    if passed:
+        terminalreporter.section(f"{len(passed)} tests passed although timm's own code ran in place of ours")
+    for report in passed:
+        terminalreporter.line(report.nodeid)
 
 
 def pytest_addoption(parser):
@@ -45,6 +72,13 @@ def stock_timm():
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
+
+
+@pytest.fixture
+def clean():
+    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
+    yield
+    timm_naflex_fast.disable()
 
 
 @pytest.fixture

@@ -215,6 +215,7 @@ def test_onnx_program_equals_stock_on_unseen_grids(tmp_path):
             assert relative(torch.from_numpy(got), model(batch)) <= 1e-5
 
 
+@pytest.mark.ran("interpolate_cached")
 def test_interpolate_cached_breaks_the_graph_and_stays_right():
     model, seen = small_vit(), []
 

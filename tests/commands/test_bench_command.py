@@ -22,6 +22,7 @@ def bench(*arguments):
     return cli.main(["bench", "--channels", "4", "--rounds", "1", "--no-memory", *arguments])
 
 
+@pytest.mark.ran("matmul")
 def test_command_line_end_to_end(tmp_path, capsys):
     out = tmp_path / "figures.json"
     command = ["--workload", "siglip", "--batch", "2", "1", "--contenders", "stock", "matmul", "plain-add"]
@@ -66,6 +67,7 @@ def test_the_options_need_neither_torch_nor_timm():
     assert done.returncode == 0 and "diverse" in done.stdout and "matmul" in done.stdout, done.stderr
 
 
+@pytest.mark.ran("matmul")
 def test_command_line_on_a_folder_ends_with_one_sentence(photos, capsys):
     (photos / "bad.png").write_text("no")
     assert bench("--sizes-from", str(photos), "--batch", "2", "--max-seq-len", "16", "--phase", "train") == 0

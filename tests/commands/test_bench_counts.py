@@ -66,6 +66,7 @@ def test_matmuls_bytes_are_linear_in_tokens(siglip):
         assert large[name] / large["tokens"] <= 1.02 * small[name] / small["tokens"]
 
 
+@pytest.mark.ran("matmul")
 def test_counts_extended_from_few_channels_are_those_of_many(monkeypatch):
     extended = costs("diverse", 3, "train", channels=48)
     monkeypatch.setattr("counts.NARROW", (24, 48))

@@ -25,6 +25,7 @@ def tiny(monkeypatch):
     return load_model(NAME, random_weights=True, num_classes=bench_model.CLASSES)[0]
 
 
+@pytest.mark.ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
     options = ["--model", NAME, "--batch", "2", "--seq-len", "16", "--rounds", "3", "--json", str(tmp_path / "m.json")]
     assert cli.main(["bench", *options]) == 0
@@ -42,12 +43,14 @@ def test_end_to_end(tiny, tmp_path, capsys):
     assert is_pristine()
 
 
+@pytest.mark.ran("matmul")
 def test_on_a_folders_sizes(tiny, photos, capsys):
     options = ["--sizes-from", str(photos), "--seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
     assert cli.main(["bench", "--model", NAME, *options]) == 0
     assert "(photos, float32)" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.ran("matmul")
 @pytest.mark.parametrize("phase", bench_model.PHASES)
 def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     made = bench_model.races(tiny, NAME, [WORKLOADS["siglip"]], [2], phases=[phase])

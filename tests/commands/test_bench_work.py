@@ -106,6 +106,7 @@ def small(**options):
 GRIDS = [(5, 7), (4, 4), (9, 31)]
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("name", pos_embed.CONTENDERS)
 def test_a_training_step_is_forward_and_backward_of_the_step_alone(name, monkeypatch):
     monkeypatch.setattr(pos_embed, "MOST_BYTES", math.inf)
@@ -125,6 +126,7 @@ def test_a_training_step_is_forward_and_backward_of_the_step_alone(name, monkeyp
     assert len(seen) == 2 and torch.equal(*seen) and bool(seen[0].any())
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])
 def test_a_training_steps_result_and_gradient_are_timms(name):
     workload, coord = WORKLOADS["diverse"], coordinates(GRIDS)
@@ -161,6 +163,7 @@ def test_the_plain_add_touches_x():
     assert bool((x != before).all())
 
 
+@pytest.mark.ran("matmul")
 def test_infer_changes_the_table_and_frozen_does_not():
     for phase, same in (("infer", False), ("frozen", True)):
         found, _made = small(phases=[phase], contenders=["matmul"])

@@ -52,6 +52,7 @@ def test_stock_is_zero_exact_is_tiny_grid_sample_is_not():
     assert results["grid_sample"].embed_max_abs > 0.1 and results["grid_sample"].embed_rel_rms > 1e-2
 
 
+@pytest.mark.ran("matmul")
 def test_without_labels_and_without_a_classifier():
     model = small_vit()
     model.reset_classifier(0)
@@ -147,6 +148,7 @@ def test_unreachable_hub_says_how_to_give_weights(monkeypatch):
         load_model("naflexvit_base_patch16_siglip.v2_webli")
 
 
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
     name = "naflexvit_base_patch16_siglip"
     torch.manual_seed(0)

@@ -208,6 +208,7 @@ def small_timm(monkeypatch):
     return "naflexvit_base_patch16_gap"
 
 
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (folder / "broken.png").write_text("no image")
@@ -227,6 +228,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     Page((out / "report.html").read_text())
 
 
+@pytest.mark.ran("matmul")
 def test_a_line_every_ten_seconds_without_a_terminal(small_timm, folder, monkeypatch, capsys):
     monkeypatch.setattr("timm_naflex_fast.measure.tables.QUIET_SECONDS", 0.0)
     command = ["drift", "--model", small_timm, "--random-weights", "--images", str(folder), "--max-seq-len", "16"]
@@ -286,6 +288,7 @@ def test_without_images_and_without_scikit_image(monkeypatch, capsys):
     assert "scikit-image's photos: pip install scikit-image" in capsys.readouterr().err
 
 
+@pytest.mark.ran("matmul")
 def test_coordinates_name_the_place_of_a_patch():
     """The kept image and its map follow the coordinates, not the order of the tokens."""
     model = table_model()

@@ -73,6 +73,7 @@ def test_first_steps_of_training_equal_timms(tmp_path):
             torch.testing.assert_close(other[name], value, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_four_forms_agree_and_are_timed():
     done = run("four_forms.py", "--rounds", 1)
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,8 @@ def test_one_rounding_is_one_rounding():
     assert 0 < value <= first.abs() * 2.0**-23
 
 
+@pytest.mark.slow
+@pytest.mark.ran("matmul", "grid_sample")
 def test_quick_study_writes_and_draws(one_thread, tmp_path, capsys):
     assert training_study.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

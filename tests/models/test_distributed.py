@@ -75,6 +75,7 @@ def same(got, want):
     assert max(worst.values()) <= 1e-5, worst
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("kind", KINDS)
 def test_timms_gradient_checkpointing(kind):
     model = small_vit(pos_embed=kind)
@@ -84,6 +85,7 @@ def test_timms_gradient_checkpointing(kind):
         same(gradients(model, lambda: model(BATCH)), want)
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_tensors_hooks(kind):
     model, moved = small_vit(pos_embed=kind), []
@@ -103,6 +105,7 @@ def test_saved_tensors_hooks(kind):
     assert moved
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("kind", KINDS)
 def test_grad_scaler(kind):
     def train(mode):
@@ -123,6 +126,7 @@ def test_grad_scaler(kind):
         torch.testing.assert_close(got[name], value, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.ran
 def test_ema_copy_follows_and_evaluates_like_timms():
     def train(mode):
         model = small_vit()
@@ -141,6 +145,7 @@ def test_ema_copy_follows_and_evaluates_like_timms():
         assert relative(got, want) <= 1e-5
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("kind", KINDS)
 def test_deterministic_algorithms(kind):
     model = small_vit(pos_embed=kind)

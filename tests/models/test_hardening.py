@@ -13,13 +13,14 @@ import torch
 from oracles import BATCH, embed, small_vit, vit_batch
 from torch.utils.data import DataLoader, Dataset
 
-from timm_naflex_fast import disable, enable
+from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.resampling import cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.ran("matmul", "interpolate_cached")
 def test_threads_train_and_infer_while_others_switch():
     def work(model):
         model.zero_grad()
@@ -67,21 +68,26 @@ class Embedded(Dataset):
         return 4
 
     def __getitem__(self, index):
-        return embed(self.model, vit_batch([(3, 4), (5, 2)], seed=index))
+        return embed(self.model, vit_batch([(3, 4), (5, 2)], seed=index)), status().calls
 
 
+@pytest.mark.usefixtures("clean")
+@pytest.mark.ran("interpolate_cached")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_models_in_dataloader_workers(method):
     model = small_vit().requires_grad_(False)
-    want = [Embedded(model)[index] for index in range(4)]
+    want = [Embedded(model)[index][0] for index in range(4)]
     enable("grid_sample")
     enable("interpolate_cached", model=model)  # exact in this process; in a spawned one timm is as it came
     embed(model), embed(model)
     loader = DataLoader(Embedded(model), batch_size=None, num_workers=1, multiprocessing_context=method)
-    for got, item in zip(loader, want):
+    for (got, calls), item in zip(loader, want, strict=True):
         torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
+        assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")
 
 
+@pytest.mark.usefixtures("clean")
+@pytest.mark.ran("interpolate_cached")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_while_another_thread_fills_the_cache():
     model, stop = small_vit().requires_grad_(False), threading.Event()
@@ -162,6 +168,6 @@ def test_info_says_what_a_report_needs(capsys):
         assert main(["info"]) == 0
     out = capsys.readouterr().out
     assert "NaFlexEmbeds._apply_learned_pos_embed" in out and f"{torch.__version__.split('+')[0]}" in out
-    for line in ("timm_naflex_fast  ", "triton ", "CUDA ", "of 512 MiB kept", "finished tables"):
+    for line in ("timm-naflex-fast  ", "triton ", "CUDA ", "of 512 MiB kept", "finished tables"):
         assert line in out
     assert " 0 finished tables" not in out

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from oracles import relative, small_vit
@@ -67,6 +68,7 @@ def train(mode, found):
     return torch.tensor(losses), model.embeds.proj.weight.detach()
 
 
+@pytest.mark.ran("patch_embed=matmul")
 def test_the_same_losses_as_timm():
     found = batches()
     assert {batch["patches"].shape[2] for batch, _ in found} == set(PATCH_SIZES)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from oracles import NEW_TIMM, OLD_TORCH, relative, row_major, small_vit, vit_batch
 
-from timm_naflex_fast import enable
+from timm_naflex_fast import enable, status
 
 SIZES = [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)]
 RADIO = dict(pos_embed_antialias=False, pos_embed_align_corners=True) if NEW_TIMM else {}
@@ -54,6 +54,7 @@ def naflex(model):
     return batch["patches"], batch["patch_coord"], batch["patch_valid"]
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 def test_outputs_and_gradients_equal_stock(model, mode):
     for batch in (naflex(model), (torch.randn(2, 3, 208, 272),)):
@@ -66,6 +67,7 @@ def test_outputs_and_gradients_equal_stock(model, mode):
         assert any("pos_embed" in name for name in worst)
 
 
+@pytest.mark.ran("grid_sample")
 def test_grid_sample_differs_and_by_how_much_at_least(model):
     small = vit_batch([(5, 9), (7, 6), (10, 3)], 16, 3)
     batch = small["patches"], small["patch_coord"], small["patch_valid"]
@@ -77,6 +79,7 @@ def test_grid_sample_differs_and_by_how_much_at_least(model):
         assert drift >= 1e-3
 
 
+@pytest.mark.ran("matmul", "interpolate_cached")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_plain_images_equal_stock(kind):
     for proj in ("linear", "conv"):
@@ -97,6 +100,7 @@ def test_plain_images_equal_stock(kind):
                         assert not torch.is_tensor(a) or relative(a, b) <= 1e-6
 
 
+@pytest.mark.ran
 def test_conv_patch_embedding_gives_the_linear_ones_tokens():
     linear, conv = small_vit(embed_proj_type="linear"), small_vit(embed_proj_type="conv")
     state = linear.state_dict()
@@ -118,6 +122,7 @@ def test_conv_patch_embedding_gives_the_linear_ones_tokens():
     torch.testing.assert_close(c[0] if isinstance(c, tuple) else c, a)
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 def test_autocast_equals_stock(mode):
     model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
@@ -130,6 +135,7 @@ def test_autocast_equals_stock(mode):
     assert relative(got_grads[table], want_grads[table]) <= 2e-2  # stock sums repeats in bfloat16
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 def test_empty_batch(mode):
     model = small_vit()
@@ -138,6 +144,7 @@ def test_empty_batch(mode):
     assert (out[0] if isinstance(out, tuple) else out).shape == (0, 12, 32)
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 def test_compiled_model_equals_eager(mode):
     model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
@@ -156,6 +163,7 @@ def test_plain_images_still_compile_in_one_graph():
         assert relative(compiled(image), model(image)) <= 1e-5
 
 
+@pytest.mark.ran("grid_sample")
 @pytest.mark.skipif(not NEW_TIMM, reason="older timm reads the largest grid back for its grid_sample")
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot ask whether a module has a name")
 def test_learned_grid_sample_compiles_in_one_graph():
@@ -185,9 +193,12 @@ def test_ways_to_call_a_model(transform):
             model.zero_grad()
             torch.utils.checkpoint.checkpoint(model, batch, use_reentrant=False).square().mean().backward()
             grad = model.embeds.pos_embed.grad
+        who = "stock" if transform == "func.grad" else "matmul"  # function transforms are left to timm
+        assert {key for key in status().calls if key[0] == "pos_embed"} == {("pos_embed", who)}
     assert relative(grad, stock_grad) <= 1e-5
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 def test_training_follows_timms_loss_curve(mode):
     def curve(mode):

@@ -26,6 +26,7 @@ RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itse
 BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
 
 
+@pytest.mark.ran("rope=batched")
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("extra", ["plain", "patch dropout", "checkpointing", "class token", "autocast"])
 def test_whole_models(kind, extra):
@@ -55,6 +56,7 @@ def test_whole_models(kind, extra):
     )
 
 
+@pytest.mark.ran("rope=batched")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -89,8 +91,17 @@ def fresh_compiler():
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.ran("rope=batched")
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [("mixed", True), ("dinov3", False)]
+    + [
+        pytest.param(kind, train, marks=pytest.mark.slow)
+        for kind in KINDS
+        for train in (False, True)
+        if (kind, train) not in (("mixed", True), ("dinov3", False))
+    ],
+)
 def test_captures_in_one_graph(kind, train, fresh_compiler):
     model = vit(kind)
     batches = [BATCH, vit_batch([(2, 6), (7, 5), (9, 1)] * 8, seed=1)]
@@ -159,6 +170,7 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
     assert relative(by_sample, want.movedim(-4, 0).unsqueeze(-4)) <= 1e-5
 
 
+@pytest.mark.usefixtures("clean")
 def test_flag_and_choice_of_one_model(monkeypatch):
     mine, other, calls = vit("axial"), vit("axial"), []
     monkeypatch.setattr(replacements, "batched_rope", lambda *a, **k: calls.append(0) or batched_rope(*a, **k))
@@ -186,6 +198,7 @@ class OtherRope(timms.RotaryEmbeddingCat):
     """A user's own."""
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -220,6 +233,7 @@ def test_random_coordinates_in_a_graph_stay_with_timm(monkeypatch):
     assert torch.equal(got, model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"]))
 
 
+@pytest.mark.usefixtures("clean")
 def test_wrong_inputs_are_named():
     model = vit("axial")
     enable()

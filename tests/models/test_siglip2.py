@@ -70,6 +70,7 @@ def test_stand_in_has_the_real_names_and_shapes(stand_in):
     assert sum(value.numel() for value in weights.values()) == pytest.approx(92.9e6, rel=1e-3)
 
 
+@pytest.mark.slow
 @needs_client
 def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_path):
     """Unpatched timm's create_model(pretrained=True) in a process that knows only the hub on loopback, then drift."""
@@ -98,9 +99,9 @@ def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_pat
 
 
 @needs_client
-def test_hub_without_the_file_says_how_to_give_weights(tmp_path):
+def test_hub_without_the_file_says_how_to_give_weights(tmp_path, photos):
     (tmp_path / "timm" / NAMES["base"]).mkdir(parents=True)
-    command = ["-m", "timm_naflex_fast", "drift", "--model", NAMES["base"], "--images", tmp_path]
+    command = ["-m", "timm_naflex_fast", "drift", "--model", NAMES["base"], "--images", photos]
     with hub.serve(tmp_path) as (address, requests):
         done = child(*command, environment=hub.environment(address, tmp_path / "home"))
     assert requests and done.returncode == 2

@@ -11,6 +11,7 @@ from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize(
     ("mode", "flagged", "who", "plain"),
@@ -36,6 +37,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.skipif(not NEW_TIMM, reason="an older interpolator has no resampler")
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("who", ["matmul", "stock"])
@@ -69,11 +71,13 @@ def test_an_inner_with_counts_for_itself():
     assert status().calls == {} and "nothing is patched in this process" in str(status())
 
 
+@pytest.mark.usefixtures("clean")
 def test_enabled_and_never_used_is_said():
     enable()
     assert "(nothing yet)" in str(status())
 
 
+@pytest.mark.usefixtures("clean")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model = small_vit().requires_grad_(False)
     patches, coord = BATCH["patches"], BATCH["patch_coord"]

@@ -39,6 +39,7 @@ def refused(*changes):
         assert change in str(error.value)
 
 
+@pytest.mark.usefixtures("clean")
 @newest
 def test_a_newer_timm_that_is_the_same_is_patched(newer):
     enable()
@@ -46,6 +47,7 @@ def test_a_newer_timm_that_is_the_same_is_patched(newer):
     enable("grid_sample")
 
 
+@pytest.mark.usefixtures("clean")
 @newest
 def test_every_replaced_method_has_its_contract(newer, monkeypatch):
     real, checked = contract.reads, set()

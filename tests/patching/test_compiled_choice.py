@@ -14,7 +14,7 @@ BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
 @torch.no_grad()
-def uses(compiled, results):
+def gives(compiled, results):
     """Which of two results a compiled model gives."""
     got = compiled(B)
     (name,) = [name for name, want in results.items() if torch.allclose(got, want, atol=1e-5)]
@@ -41,63 +41,66 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(model, backend=counter)
     enable("grid_sample")
-    assert uses(compiled, results) == "grid_sample"
+    assert gives(compiled, results) == "grid_sample"
     enable("stock", model=model)
-    assert uses(compiled, results) == "exact"
+    assert gives(compiled, results) == "exact"
     enable("grid_sample", model=model)
     enable("matmul")
-    assert uses(compiled, results) == "grid_sample"
+    assert gives(compiled, results) == "grid_sample"
     enable("matmul", model=model)
-    assert uses(compiled, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
+    assert gives(compiled, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
     enable("grid_sample", model=model)
     disable(model)
-    assert uses(compiled, results) == "exact"
+    assert gives(compiled, results) == "exact"
     disable()
     frames = []
     for _ in range(3):
-        assert uses(compiled, results) == "exact"
+        assert gives(compiled, results) == "exact"
         with enable("grid_sample", model=model):
-            assert uses(compiled, results) == "grid_sample"
+            assert gives(compiled, results) == "grid_sample"
             with enable("matmul", model=model):
-                assert uses(compiled, results) == "exact"
-            assert uses(compiled, results) == "grid_sample"
+                assert gives(compiled, results) == "exact"
+            assert gives(compiled, results) == "grid_sample"
         with enable("grid_sample"):
-            assert uses(compiled, results) == "grid_sample"
+            assert gives(compiled, results) == "grid_sample"
             with enable("interpolate_cached"):
-                assert uses(compiled, results) == "exact"
+                assert gives(compiled, results) == "exact"
             with enable("matmul", model=model):
-                assert uses(compiled, results) == "exact"
-            assert uses(compiled, results) == "grid_sample"
+                assert gives(compiled, results) == "exact"
+            assert gives(compiled, results) == "grid_sample"
         frames.append(counter.frame_count)
     assert frames[0] == frames[1] == frames[2]  # graphs of choices that come back are found again
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_choice_that_came_out_of_a_pickle(model, results, backend):
     enable("grid_sample", model=model)
     copy = pickle.loads(pickle.dumps(model))
     compiled = torch.compile(copy, backend=backend, fullgraph=True)
-    assert uses(compiled, results) == "grid_sample"
+    assert gives(compiled, results) == "grid_sample"
     assert status().models[0].pos_embed == "grid_sample"
     enable("matmul")
-    assert uses(compiled, results) == "grid_sample"
+    assert gives(compiled, results) == "grid_sample"
     enable("matmul", model=copy)
-    assert uses(compiled, results) == "exact"
+    assert gives(compiled, results) == "exact"
     disable()
     assert is_pristine()
     enable("matmul")
     again = torch.compile(pickle.loads(pickle.dumps(copy)), backend=backend, fullgraph=True)
-    assert uses(again, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
+    assert gives(again, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_pickled_choice_of_before_disable_is_not_followed_when_compiled(model, results):
     enable("grid_sample", model=model)
     data = pickle.dumps(model)
     disable()
     enable("matmul")
-    assert uses(torch.compile(pickle.loads(data), backend="eager", fullgraph=True), results) == "exact"
+    assert gives(torch.compile(pickle.loads(data), backend="eager", fullgraph=True), results) == "exact"
 
 
+@pytest.mark.usefixtures("clean")
 def test_counting_does_not_recompile(model):
     enable("matmul")
     counter = CompileCounterWithBackend("eager")

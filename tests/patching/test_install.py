@@ -34,12 +34,14 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     before = {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
     enable(mode=mode)
     assert not is_pristine()
-    assert uses(small_vit()) == ("grid_sample" if mode == "grid_sample" else "exact")
+    assert uses(small_vit()) == mode.replace("-", "_").replace("_resample", "")
     disable()
     assert is_pristine()
     assert before == {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
 
 
+@pytest.mark.usefixtures("clean")
+@pytest.mark.ran("grid_sample")
 def test_works_before_and_after_create_model():
     settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
     old = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
@@ -66,6 +68,7 @@ def test_handles_restore_what_was_there_nested_too():
     assert is_pristine()
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_handle_restores_once():
     handle = enable()
     handle.restore()
@@ -86,24 +89,24 @@ def test_mode_and_single_flags():
 def test_a_models_own_choice_beats_the_global_one():
     mine, other = small_vit(), small_vit()
     enable("grid_sample", model=mine)
-    assert (uses(mine), uses(other)) == ("grid_sample", "exact")
+    assert (uses(mine), uses(other)) == ("grid_sample", "stock")
     enable("matmul")
-    assert (uses(mine), uses(other)) == ("grid_sample", "exact")
+    assert (uses(mine), uses(other)) == ("grid_sample", "matmul")
     enable("grid_sample")
     enable("stock", model=mine)
-    assert (uses(mine), uses(other)) == ("exact", "grid_sample")
-    with enable("matmul", model=other):
-        assert uses(other) == "exact"
+    assert (uses(mine), uses(other)) == ("stock", "grid_sample")
+    with enable("interpolate_cached", model=other):
+        assert uses(other) == "interpolate_cached"
     assert uses(other) == "grid_sample"
     disable()
-    assert uses(mine) == uses(other) == "exact" and is_pristine()
+    assert uses(mine) == uses(other) == "stock" and is_pristine()
 
 
 def test_disable_one_model():
     mine, other = small_vit(), small_vit()
     enable("grid_sample")
     disable(mine)
-    assert (uses(mine), uses(other)) == ("exact", "grid_sample")
+    assert (uses(mine), uses(other)) == ("stock", "grid_sample")
     disable()
     enable("grid_sample", model=other)
     disable(other)
@@ -114,7 +117,7 @@ def test_a_handle_for_one_model():
     model = small_vit()
     with enable("grid_sample", model=model):
         with enable("matmul", model=model):
-            assert uses(model) == "exact" and own(model).pos_embed == "matmul"
+            assert uses(model) == "matmul" and own(model).pos_embed == "matmul"
         assert uses(model) == "grid_sample"
     assert own(model) is None and is_pristine()
 
@@ -127,6 +130,7 @@ class Wrapper(nn.Module):
         self.visual = nn.ModuleDict({"trunk": trunk})
 
 
+@pytest.mark.usefixtures("clean")
 def test_models_inside_others():
     model = small_vit()
     enable("grid_sample", model=Wrapper(nn.Sequential(model)))
@@ -136,6 +140,7 @@ def test_models_inside_others():
     assert uses(model) == "grid_sample"
 
 
+@pytest.mark.ran("grid_sample")
 def test_threads_never_see_half_a_patch():
     model = small_vit()
     reference = {}
@@ -159,16 +164,17 @@ def test_threads_never_see_half_a_patch():
     threads = [threading.Thread(target=forward) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(300):
+    for _ in range(100):
         enable("grid_sample")
         embed(model)
         disable()
     stop.set()
     for thread in threads:
         thread.join()
-    assert not bad and seen
+    assert not bad and seen == {"stock", "grid_sample"}
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -233,6 +239,7 @@ def test_replacements_take_timms_arguments():
     assert checked >= 9 + hasattr(NaFlexVitCfg, "rope_type")
 
 
+@pytest.mark.ran("matmul", "stock")
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
     ours = NaFlexEmbeds.__dict__["_apply_learned_pos_embed"]
@@ -252,6 +259,7 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
     disable()
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
     model = small_vit(pos_embed_interp_mode="nearest")
     library.warned.clear()
@@ -267,14 +275,18 @@ def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
         assert all("'nearest' stays with timm's own code" in str(w.message) for w in said)
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
     model = small_vit(pos_embed_use_grid_sample=True)
     want = embed(model)
     enable(mode)
     torch.testing.assert_close(embed(model), want, atol=5e-6, rtol=0)
+    who = "stock" if mode == "interpolate_cached" else "grid_sample"
+    assert status().calls == {("pos_embed", who): 1}
 
 
+@pytest.mark.usefixtures("clean")
 def test_status_prints_as_a_table():
     assert "stock" in str(status())
     model = small_vit()
@@ -289,6 +301,7 @@ def test_status_prints_as_a_table():
     assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
 
 
+@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_wrong_inputs_are_named(mode, kind):

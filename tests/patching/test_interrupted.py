@@ -65,13 +65,17 @@ def switch_nothing_but_a_handle(model):
         pass
 
 
+every_line = pytest.param(1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("stride", [every_line, 9])
 @pytest.mark.parametrize("work", [pytest.param(switch_everything, marks=pytest.mark.slow), switch_nothing_but_a_handle])
-def test_an_interrupt_at_any_line_leaves_timm_removable(work):
+def test_an_interrupt_at_any_line_leaves_timm_removable(work, stride):
     model = small_vit()
     work(model)
     want, lines = embed(model), 0
     while True:
-        lines += 1
+        lines += stride
         stop = CtrlC(lines)
         try:
             with stop:
@@ -92,11 +96,12 @@ def test_an_interrupt_at_any_line_leaves_timm_removable(work):
     assert lines > 100
 
 
+@pytest.mark.parametrize("stride", [every_line, 29])
 @pytest.mark.parametrize("where", ["enable", "restore"])
-def test_an_interrupted_switch_can_be_repeated(where):
+def test_an_interrupted_switch_can_be_repeated(where, stride):
     model = small_vit()
     want = embed(model)
-    for line in range(1, 400):
+    for line in range(1, 400, stride):
         handle = enable("grid_sample", model=model) if where == "restore" else None
         try:
             with CtrlC(line):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import pytest
 import timm
 from oracles import is_pristine, small_vit, uses
 
@@ -14,6 +15,7 @@ def own(model):
     return modes.own_flags(model.embeds)
 
 
+@pytest.mark.usefixtures("clean")
 def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
     model = small_vit()
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
@@ -23,9 +25,9 @@ def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
     copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
     assert [uses(m) for m in copies] == ["grid_sample"] * 3
     disable(model)  # its copies have a choice of their own
-    assert uses(model) == "exact" and [uses(m) for m in copies] == ["grid_sample"] * 3
+    assert uses(model) == "stock" and [uses(m) for m in copies] == ["grid_sample"] * 3
     disable()
-    assert is_pristine() and [uses(m) for m in copies] == ["exact"] * 3
+    assert is_pristine() and [uses(m) for m in copies] == ["stock"] * 3
     enable()
     assert [own(m) for m in copies] == [None] * 3  # ended for good
 
@@ -47,6 +49,7 @@ def test_a_collected_model_leaves_nothing():
     assert is_pristine() and status().models == ()
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
     model = small_vit()
     enable("grid_sample", model=model)

@@ -14,6 +14,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from timm_naflex_fast.backends import choose
 from timm_naflex_fast.resampling import cache
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
@@ -184,16 +185,17 @@ def embed(model, batch=BATCH):
 
 
 def uses(model) -> str:
-    """Which strategy a model's forward really runs, told from its result."""
+    """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
+    before = choose.calls.copy()
     got = embed(model)
-    x = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach()
-    want = x.clone()
-    case = Case((8, 8), 32, "bicubic", True, False, False, [], 64, torch.float32, 0)
+    ran = {who for (step, who), count in choose.calls.items() if step == "pos_embed" and count > before[step, who]}
+    (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
+    want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():
-        stock(case, model.embeds, want, BATCH["patch_coord"])
-    if not torch.allclose(got, want, atol=1e-5):
-        return "grid_sample"
-    return "exact"
+        STOCK["_apply_learned_naflex_pos_embed"](model.embeds, want, patch_coord=BATCH["patch_coord"])
+    assert torch.allclose(got, want, atol=1e-5) == (who != "grid_sample")
+    assert torch.equal(got, want) or who in ("grid_sample", "matmul")
+    return who
 
 
 def finished_tables() -> int:

@@ -72,7 +72,7 @@ def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strateg
             return triton.add_learned(x, table, where, how)
     if torch.compiler.is_compiling():
         return _learned_outside_graphs(x, table, where, how, strategy)
-    groups, counts, how = _read_groups(x, where, how)
+    groups, counts, how = _read_groups(x, where, how, strategy)
     add_groups(x, (table,), groups, counts, how, strategy)
 
 
@@ -94,7 +94,7 @@ def add_factorized(
             return exported.add_factorized(x, table_y, table_x, where, how)
     if torch.compiler.is_compiling():
         return _factorized_outside_graphs(x, table_y, table_x, where, how, strategy)
-    groups, counts, how = _read_groups(x, where, how)
+    groups, counts, how = _read_groups(x, where, how, strategy)
     add_groups(x, (table_y, table_x), groups, counts, how, strategy)
 
 
@@ -199,12 +199,15 @@ def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resa
     return grad
 
 
-def _read_groups(x: Tensor, where: Where, how: Resampling) -> tuple[list[Group], list[tuple[int, int]], Resampling]:
+def _read_groups(
+    x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
+) -> tuple[list[Group], list[tuple[int, int]], Resampling]:
     """The groups of the batch, its counts of tokens, and ``how`` with the batch's largest grid where that counts."""
     if not isinstance(where, Tensor):
         groups = whole_batch(x, where)
         return groups, token_counts(groups, x), how
-    groups = group_grids(where, x, pads=how.sampler != "interpolate")
+    squares = strategy == "interpolate_cached" and how.ar_preserving  # which resizes to (L, L), all of it
+    groups = group_grids(where, x, pads=how.sampler != "interpolate", squares=squares)
     if how.sampler == "affine_grid" and groups:
         h, w = (whole_numbers(where).amax((0, 1)) + 1).tolist()
         how = replace(how, within=how.lengths(h, w))

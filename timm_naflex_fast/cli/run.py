@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def prepare_process() -> None:
-    """Patch the libraries in this process as soon as they are imported; the script's first process reports at its end."""
+    """Patch the libraries as soon as this process imports them; the script's first process reports at its end."""
     import wrapt
 
     order = json.loads(os.environ.get(VARIABLE) or "null")

@@ -79,13 +79,14 @@ def bad_coordinate(sample: int) -> ValueError:
     )
 
 
-def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False) -> list[Group]:
+def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False, squares: bool = False) -> list[Group]:
     """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
 
     Args:
         patch_coord: (B, N, 2) coordinates (y, x), integers in any dtype.
         x: (B, N, C) tokens; only the shape is used.
         pads: padding tokens get an embedding too, that of their coordinate.
+        squares: the table is resized to (L, L), L = max(h, w), of which (h, w) is kept.
 
     Returns:
         One group for each distinct grid of row-major samples, in order of first appearance, then one group for each
@@ -95,7 +96,7 @@ def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False) -> list[G
 
     Raises:
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
-            more than 64 N + 4,096 cells.
+            more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
     """
     check_coord(patch_coord, x)
     batch, length = x.shape[:2]
@@ -121,9 +122,14 @@ def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False) -> list[G
         no_grid = not (0 < rows <= LARGEST and 0 < cols <= LARGEST)
         if no_grid or (min(low) < 0 and int(coord[sample, : rows * cols].min()) < 0):
             raise bad_coordinate(sample)
-        if rows * cols > 64 * length + 4096:
+        # An image that has all its tokens may be as long as it is: timm computes its square too.
+        square = squares and rows * cols > length
+        height, width = (max(rows, cols),) * 2 if square else (rows, cols)
+        if height * width > 64 * length + 4096:
+            resized = f", resized as {height} x {width} (ar_preserving)" if square else ""
             raise ValueError(
-                f"patch_coord of sample {sample} spans a grid of {rows} x {cols} cells, too many for {length} tokens; "
+                f"patch_coord of sample {sample} spans a grid of {rows} x {cols} cells{resized}, "
+                f"too many for {length} tokens; "
                 f"valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
             )
         if not wrong:
