@@ -80,12 +80,12 @@ def add_pos_embed_(
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
-    how, form = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         check_coord(patch_coord, x)
-        choose.add_learned(x, table, patch_coord, how, form)
+        choose.add_learned(x, table, patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
-        choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, form)
+        choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
     else:
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     return x
@@ -131,9 +131,9 @@ def add_factorized_pos_embed_(
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
-    how, form = _how(strategy, "bilinear", False, False, ar_preserving)
+    how = _how(strategy, "bilinear", False, False, ar_preserving)
     check_coord(patch_coord, x)
-    choose.add_factorized(x, table_y, table_x, patch_coord, how, form)
+    choose.add_factorized(x, table_y, table_x, patch_coord, how, strategy)
     return x
 
 
@@ -182,13 +182,13 @@ def resample_pos_embeds(
     _check_table(table)
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
-    how, form = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     pads = padding == "first"
-    return choose.resample_sizes(table, grid_sizes, how, form, merge=merge, length=length, pads=pads)
+    return choose.resample_sizes(table, grid_sizes, how, strategy, merge=merge, length=length, pads=pads)
 
 
 def resample_pos_embed(
@@ -211,7 +211,7 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    how, _ = _how("matmul", mode, antialias, align_corners, ar_preserving)
+    how = _how("matmul", mode, antialias, align_corners, ar_preserving)
     _check_tensors(table=table)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
@@ -253,14 +253,13 @@ def resize_matrix(
     return _resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
-def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> tuple[Resampling, str]:
-    """The settings, and the strategy that runs: grid_sample is the matmul strategy with other matrices."""
+def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> Resampling:
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
     check_mode(mode)
     if strategy == "grid_sample":
-        return Resampling(mode, False, align_corners, ar_preserving, "grid_sample"), "matmul"
-    return Resampling(mode, antialias, align_corners, ar_preserving), strategy
+        return Resampling(mode, False, align_corners, ar_preserving, "grid_sample")
+    return Resampling(mode, antialias, align_corners, ar_preserving)
 
 
 def _check_table(table: Tensor) -> None:

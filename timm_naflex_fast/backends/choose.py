@@ -64,11 +64,11 @@ def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strateg
         check_coord(where, x)
         if traced_plainly():
             return exported.add_learned(x, table, where, how)
-        if torch.compiler.is_compiling() and strategy == "matmul":
+        if torch.compiler.is_compiling() and strategy != "interpolate_cached":
             from . import compiled  # registering operators takes longer than importing all the rest
 
             return compiled.add_learned(x, table, where, how)
-        if strategy == "matmul" and triton.serves(x, table, how):
+        if strategy != "interpolate_cached" and triton.serves(x, table, how):
             return triton.add_learned(x, table, where, how)
     if torch.compiler.is_compiling():
         return _learned_outside_graphs(x, table, where, how, strategy)
@@ -89,8 +89,12 @@ def add_factorized(
     how = Resampling("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
     if isinstance(where, Tensor):
         check_coord(where, x)
-        in_graph = torch.compiler.is_compiling() and strategy == "matmul"
-        if traced_plainly() or in_graph or (x.is_cuda and sampler == "interpolate" and strategy == "matmul"):
+        in_graph = torch.compiler.is_compiling() and strategy != "interpolate_cached"
+        if (
+            traced_plainly()
+            or in_graph
+            or (x.is_cuda and sampler == "interpolate" and strategy != "interpolate_cached")
+        ):
             return exported.add_factorized(x, table_y, table_x, where, how)
     if torch.compiler.is_compiling():
         return _factorized_outside_graphs(x, table_y, table_x, where, how, strategy)
@@ -139,7 +143,7 @@ def resample_sizes(
 
     ``pads``: tokens behind an image get its first cell, else zeros.
     """
-    if traced_plainly() or (torch.compiler.is_compiling() and strategy == "matmul"):
+    if traced_plainly() or (torch.compiler.is_compiling() and strategy != "interpolate_cached"):
         return _resample_in_graph(table, sizes, how, merge=merge, length=length, pads=pads)
     return _resample_eagerly(table, sizes, how, strategy, merge=merge, length=length, pads=pads)
 
@@ -257,12 +261,14 @@ def add_groups(
 
 # The strategies, each for one learned table and for the two of a factorized one:
 # (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
+# "grid_sample" is the matmul strategy with other matrices, those of ``how.sampler``.
 _RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
     ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
     ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
     ("interpolate_cached", 1): lambda *arguments: interpolate.resample(*arguments[:4]),
     ("interpolate_cached", 2): lambda *arguments: interpolate.resample(*arguments[:4]),
 }
+_RESAMPLE |= {("grid_sample", tables): _RESAMPLE["matmul", tables] for tables in (1, 2)}
 
 
 def _finished(
@@ -280,7 +286,7 @@ def _finished(
     """
     make = _RESAMPLE[strategy, len(tables)]
     # To compare a table costs two reads of each of its cells; to sum for a grid, about eight reads of each grid cell.
-    comparing_pays = strategy != "matmul" or len(tables) == 2
+    comparing_pays = strategy == "interpolate_cached" or len(tables) == 2
     if len(tables) == 1:
         comparing_pays |= tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
     if not (comparing_pays and cache.unchanged(sources)):

@@ -44,7 +44,7 @@ def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -
     who, timms = _who(self, "_apply_learned_naflex_pos_embed", x, patch_coord, self.pos_embed)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), STRATEGY[who])
+    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), who)
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -52,7 +52,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
     who, timms = _who(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord, self.pos_embed)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), STRATEGY[who])
+    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), who)
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -60,7 +60,7 @@ def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     who, timms = _who(self, "_apply_learned_pos_embed", x, grid_size, self.pos_embed)
     if who == "stock":
         return timms(self, x, grid_size)
-    choose.add_learned(x, self.pos_embed, grid_size, _how(self, who), STRATEGY[who])
+    choose.add_learned(x, self.pos_embed, grid_size, _how(self, who), who)
 
 
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -68,7 +68,7 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
     who, timms = _who(self, "_apply_factorized_naflex_pos_embed", x, patch_coord, self.pos_embed_y, self.pos_embed_x)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), STRATEGY[who])
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), who)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -78,7 +78,7 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
     )
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), STRATEGY[who])
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), who)
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -86,18 +86,21 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     who, timms = _who(self, "_apply_factorized_pos_embed", x, grid_size, self.pos_embed_y, self.pos_embed_x)
     if who == "stock":
         return timms(self, x, grid_size)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, grid_size, _how(self, who), STRATEGY[who])
-
-
-STRATEGY = {"matmul": "matmul", "grid_sample": "matmul", "interpolate_cached": "interpolate_cached"}
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, grid_size, _how(self, who), who)
 
 
 def _who(embeds: Any, name: str, x: Tensor, where: Any, *tables: Tensor) -> tuple[str, Any]:
     """Who adds the position embeddings, and timm's own method with the chosen result."""
     mode = embeds.pos_embed_interp_mode
-    unknown = None if mode in SEPARABLE_MODES or len(tables) == 2 else _not_separable(mode)
+    unknown = None
+    if mode not in SEPARABLE_MODES and len(tables) == 1:
+        unknown = f"a position table (replaced are {', '.join(SEPARABLE_MODES)}) with interpolation mode {mode!r}"
     who = runs(LIBRARY, embeds, (EMBEDS, name), x, *tables, unless=unknown or _plain_in_graph(where))
-    return who, original(type(embeds), _timms(embeds, name, unknown)) if who == "stock" else None
+    if who != "stock":
+        return who, None
+    # If "grid_sample" was chosen and ours cannot run, the method of timm's flag has the chosen result.
+    flag = LIBRARY.table[EMBEDS, name].who is NAFLEX and chosen(embeds, "pos_embed", LIBRARY.flags) == "grid_sample"
+    return who, original(type(embeds), f"{name}_grid_sample" if flag and unknown is None else name)
 
 
 def _how(embeds: Any, who: str) -> Resampling:
@@ -117,16 +120,6 @@ def _plain_in_graph(where: Any) -> str | None:
 
 def _capturing() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
-def _not_separable(mode: str) -> str:
-    return f"a position table (replaced are {', '.join(SEPARABLE_MODES)}) with interpolation mode {mode!r}"
-
-
-def _timms(embeds: Any, name: str, unknown: str | None) -> str:
-    """timm's own method with the chosen result: if "grid_sample" was chosen, the one of its flag."""
-    flag = LIBRARY.table[EMBEDS, name].who is NAFLEX and chosen(embeds, "pos_embed", LIBRARY.flags) == "grid_sample"
-    return f"{name}_grid_sample" if flag and unknown is None else name
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
