@@ -73,7 +73,7 @@ def once(model: Any, pixels: torch.Tensor, sizes: torch.Tensor, train: bool) -> 
 def race(models: dict[str, Any], batch: int, train: bool, rounds: int) -> dict[str, float]:
     """Median milliseconds of each mode; every round has other grids, all of them met before, and another order."""
     seed = random.Random(batch)
-    grids = [WORKLOADS["siglip"].draw(seed) for _ in range(64)]
+    grids = WORKLOADS["siglip"].grids(64)
     pixels, found = torch.randn(batch, TOKENS, 1), {mode: [] for mode in models}
     for model in models.values():
         once(model, torch.randn(len(grids), TOKENS, 1), torch.tensor(grids), train=False)
@@ -114,8 +114,7 @@ def main() -> None:
     import transformers
 
     models = embeddings(options.channels)
-    seed = random.Random(0)
-    sizes = [WORKLOADS["siglip"].draw(seed) for _ in range(16)]
+    sizes = WORKLOADS["siglip"].grids(16)
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     errors = {name: {mode: error(models[mode], sizes, dtype) for mode in MODES} for name, dtype in dtypes.items()}
     times = {
