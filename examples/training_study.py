@@ -30,7 +30,7 @@ from training_report import NUDGED, STEPS_TO_COINCIDE, TOLERANCE, draw, read, re
 
 import timm_naflex_fast
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import track
+from timm_naflex_fast.measure.tables import progress
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "training_study"
 EXACT = ("interpolate_cached", "matmul")
@@ -81,6 +81,14 @@ def train_all(
             losses[name] = list(track(steps, f"seed {seed}: {name}", plan["steps"]))
         weights[name] = {k: v.clone() for k, v in model.state_dict().items()}
     return losses, weights
+
+
+def track(steps: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+    """The steps, with a line on stderr now and then."""
+    advance = progress(what, total)
+    for step in steps:
+        yield step
+        advance()
 
 
 def fine_tune(

@@ -47,7 +47,7 @@ originals: dict[tuple[Any, str], Callable[..., Any]] = {}
 
 warned: set[str] = set()
 # Reasons with these words are about a user's own settings, so they are warned of; the others are only counted.
-SETTINGS = ("interpolation mode", "rotary embeddings")
+SETTINGS = ("interpolation mode", "rotary")
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
