@@ -8,6 +8,7 @@ uv run benchmarks/measure.py --tiny                   # check that every command
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,18 @@ def measure(name: str, folder: Path, tiny: bool = False) -> None:
     small = TINY["--model" if "--model" in options else script].split() if tiny else []
     path = out.relative_to(ROOT) if out.is_relative_to(ROOT) else out
     subprocess.run([sys.executable, *start, *options, *small, "--json", str(path)], check=True, cwd=ROOT)
+    record = json.loads(out.read_text())
+    out.write_text(json.dumps({"commit": commit(), **record}, indent=1) + "\n")
+
+
+def commit() -> str:
+    """The commit of this checkout, "+" after edits in the package."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    edited = git("status", "--porcelain", "timm_naflex_fast")
+    return git("rev-parse", "--short", "HEAD").strip() + "+" * bool(edited)
 
 
 def main() -> None:

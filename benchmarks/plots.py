@@ -13,7 +13,7 @@ from typing import Any
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
 from timm_naflex_fast.measure.bench.report import read_json
-from timm_naflex_fast.measure.style import INK, colour, panels, require_matplotlib
+from timm_naflex_fast.measure.style import COLOURS, INK, panels, require
 
 FEW = {"stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul", PLAIN_ADD}
 
@@ -54,7 +54,7 @@ def _lines(panel: Any, rows: Sequence[Row]) -> None:
     ours = {row.contender for row in rows if row.ours}
     for name, line in lines.items():
         style = ":" if name == PLAIN_ADD else "-" if name in ours else "--"
-        panel.plot(*zip(*line), style, marker="o", markersize=4, color=colour(name))
+        panel.plot(*zip(*line), style, marker="o", markersize=4, color=COLOURS[name])
     panel.set(xscale="log", yscale="log")
     batches = sorted({row.batch for row in rows})
     panel.set_xticks(batches, [str(batch) for batch in batches])
@@ -77,7 +77,7 @@ def times_faster(rows: Sequence[Row], path: str | Path) -> Path:
             batch = max((row.batch for row in here), default=0)
             labels.append(f"{workload}\nB={batch}" if batch else workload)
             _bars(panel, place, [row for row in here if row.batch == batch], names)
-        panel.axhline(1, color=colour(BASELINE), linewidth=1)
+        panel.axhline(1, color=COLOURS[BASELINE], linewidth=1)
         panel.set(yscale="log", title=_words(kind, compared), ylabel="times faster than stock")
         _plain_numbers(panel.yaxis)
         panel.set_xticks(range(len(workloads)), labels)
@@ -94,7 +94,7 @@ def _bars(panel: Any, place: int, rows: Sequence[Row], names: list[str]) -> None
     for row in (row for row in rows if row.contender in names):
         at = place + width * (names.index(row.contender) - (len(names) - 1) / 2)
         ratio = row.times_faster or 1.0
-        panel.bar(at, ratio - 1, 0.92 * width, bottom=1, color=colour(row.contender))
+        panel.bar(at, ratio - 1, 0.92 * width, bottom=1, color=COLOURS[row.contender])
         up = ratio >= 1
         panel.annotate(
             f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if up else f"{ratio:.2f}",
@@ -144,7 +144,7 @@ def _name_ends(panel: Any, lines: dict[str, list[tuple[int, float]]]) -> None:
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
-                color=colour(name),
+                color=COLOURS[name],
                 annotation_clip=False,
             )
 
@@ -179,7 +179,7 @@ def _plain_numbers(axis: Any) -> None:
 def _swatch(name: str) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(color=colour(name))
+    return Patch(color=COLOURS[name])
 
 
 def _save(figure: Any, path: str | Path) -> Path:
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--out", default=".", metavar="DIR")
     options = parser.parse_args()
-    require_matplotlib("this")
+    require("matplotlib", "this")
     rows = [row for path in options.files for row in read_json(path)[0]]
     print(f"written: {', '.join(map(str, plot(rows, options.out)))}")
 

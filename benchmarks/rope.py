@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ HEADS, HEAD_DIM, DEPTH = 6, 64, 2
 
 def race(kind: str, batch: int, phase: str, names: Sequence[str], on: ExitStack) -> Race:
     """The race of one rotary type; the models' choices hold as long as ``on``."""
-    grids = [WORKLOADS["diverse"].draw(source) for source in [random.Random(0)] for _ in range(batch)]
+    grids = list(islice(WORKLOADS["diverse"].draw(random.Random(0)), batch))
     coord = coordinates(grids)
     x = torch.zeros(()).expand(*coord.shape[:2], HEADS * HEAD_DIM)  # only its shape and dtype count
     blocks, heads = (DEPTH, HEADS) if kind == "mixed" else (1, 1)

@@ -14,7 +14,7 @@ import digits
 
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.drift import command
-from timm_naflex_fast.measure.drift.inputs import reading
+from timm_naflex_fast.measure.models import reading
 
 PROGRAM = "uv run examples/drift_report.py"
 
@@ -32,7 +32,7 @@ def report(options: argparse.Namespace) -> int:
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
     options.model = "digits NaFlexVit"
-    options.max_seq_len = [max(h * w for h, w in digits.HELD_OUT_GRIDS)]
+    options.max_seq_len = max(h * w for h, w in digits.HELD_OUT_GRIDS)
     return command.measure_and_show(
         model,
         batches,

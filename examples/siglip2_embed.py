@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.drift.inputs import DTYPES, load_model
 from timm_naflex_fast.measure.images import image_files
-from timm_naflex_fast.measure.tables import track
+from timm_naflex_fast.measure.models import DTYPES, load_model
+from timm_naflex_fast.measure.tables import progress
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 Settings = dict[str, Any]
@@ -206,13 +206,15 @@ def run(options: argparse.Namespace) -> int:
     saved = time.monotonic()
     try:
         with timm_naflex_fast.enable(model=model):
-            for indices, batch, unreadable in track(loader, "embedding", len(loader)):
+            advance = progress("embedding", len(loader))
+            for indices, batch, unreadable in loader:
                 skipped |= {names[left[i]]: why for i, why in unreadable.items()}
                 if batch is not None:
                     output.add([names[left[i]] for i in indices], embed(model, batch, options.device, dtype))
                 if time.monotonic() - saved >= options.save_every:
                     output.save()
                     saved = time.monotonic()
+                advance()
     finally:
         output.save()
     count = output.finish(skipped)

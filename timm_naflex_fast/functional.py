@@ -72,6 +72,11 @@ def add_pos_embed_(
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
+
+    >>> x, table = torch.zeros(2, 12, 8), torch.randn(16, 16, 8)
+    >>> y = add_pos_embed_(x, table, grid_sizes=[(3, 4), (5, 2)], mode="bilinear")
+    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens behind the second grid are padding
+    (True, True)
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
@@ -112,6 +117,11 @@ def add_factorized_pos_embed_(
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
+
+    >>> coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    >>> rows, columns = torch.randn(16, 8), torch.randn(16, 8)
+    >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
+    torch.Size([1, 12, 8])
     """
     _check_tensors(x=x, table_y=table_y, table_x=table_x)
     for name, table in (("table_y", table_y), ("table_x", table_x)):
@@ -161,6 +171,12 @@ def resample_pos_embeds(
         ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
             divide a size, a ``length`` too small for an image. A graph cannot look into a tensor of sizes and raises
             none of these; packed embeddings need sizes on the host there.
+
+    >>> table = torch.randn(16, 16, 8)
+    >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear").shape
+    torch.Size([72, 8])
+    >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
+    torch.Size([2, 64, 8])
     """
     _check_tensors(table=table)
     _check_table(table)
@@ -191,6 +207,9 @@ def resample_pos_embed(
 
     Raises:
         ValueError: unknown mode, table not 3-D, or a size below 1.
+
+    >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
+    torch.Size([9, 28, 8])
     """
     how, _ = _how("matmul", mode, antialias, align_corners, ar_preserving)
     _check_tensors(table=table)
@@ -223,6 +242,10 @@ def resize_matrix(
 
     Raises:
         ValueError: an unknown mode, or a length below 1.
+
+    >>> resize_matrix(2, 4, "bilinear", antialias=False)
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.5000, 0.5000]])
     """
     if mode != "linear":
         check_mode(mode)

@@ -1,4 +1,4 @@
-"""The README's picture of drift: how far two ways move the digits' embeddings, over how far the table is shrunk."""
+"""The README's picture of drift: how far two contenders move the digits' embeddings, over the table's shrinkage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from timm_naflex_fast.measure.drift.report import Report
 from timm_naflex_fast.measure.style import COLOURS, INK
 
-WAYS = {"grid_sample": "grid_sample (timm's fast flag)", "matmul": "matmul (this package)"}
+SHOWN = {"grid_sample": "grid_sample (timm's fast flag)", "matmul": "matmul (this package)"}
 
 
 def draw(report: Report, path: Path) -> None:
@@ -17,10 +17,10 @@ def draw(report: Report, path: Path) -> None:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained", dpi=130)
     panel = figure.subplots()
     grids = report.survey.grids
-    for way, label in WAYS.items():
-        values = [100 * grid.embed_rel_rms[way] for grid in grids]
+    for name, label in SHOWN.items():
+        values = [100 * grid.embed_rel_rms[name] for grid in grids]
         panel.plot(
-            [grid.shrink for grid in grids], values, "o", markersize=4, alpha=0.6, color=COLOURS[way], label=label
+            [grid.shrink for grid in grids], values, "o", markersize=4, alpha=0.6, color=COLOURS[name], label=label
         )
     panel.set_xlabel("table cells per patch (above 1 the table is shrunk)", color=INK)
     panel.set_ylabel("embeddings off by, RMS (%)", color=INK)

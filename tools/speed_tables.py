@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
-from timm_naflex_fast.measure.bench.report import losses, read_json
+from timm_naflex_fast.measure.bench.report import read_json
 from timm_naflex_fast.measure.tables import number
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -39,7 +39,7 @@ def origin(*patterns: str) -> str:
     abouts = [json.loads(path.read_text()) for path in files(*patterns)]
 
     def each(key: str) -> str:
-        return " / ".join(dict.fromkeys(str(about[key]) for about in abouts))
+        return " / ".join(dict.fromkeys(str(about.get(key)) for about in abouts))
 
     names = " ".join(str(path.relative_to(RESULTS).with_suffix("")) for path in files(*patterns))
     return (
@@ -136,7 +136,8 @@ def _losses() -> list[str]:
         f"{batches}), `matmul` is at worst {worst.times_faster:.2f} times as fast: {worst.workload}, {worst.phase}, "
         f"B={worst.batch}, {worst.dtype}."
     ]
-    lost = sorted(losses(measured), key=lambda row: (row.contender != "matmul", row.times_faster))
+    losses = [row for row in measured if row.ours and row.times_faster < 1]
+    lost = sorted(losses, key=lambda row: (row.contender != "matmul", row.times_faster))
     if not lost:
         return lines
     table = (
@@ -204,6 +205,25 @@ def render_counts() -> str:
             lines.append([f"{workload}, {phase}, B={batch}, {grids} grids", f"`{name}`", *cells])
     headings = ["step", "contender", "GB that operators touch", "GB of memory", "times one plain add", "operators"]
     return section(markdown([*headings, "host waits", "copies as large as `x`"], lines), "counts")
+
+
+def render_counts_short() -> str:
+    """Memory, host waits and copies of the gradient in one training step of many images."""
+    if not files("counts"):
+        return NOT_MEASURED
+    found = json.loads((RESULTS / "counts.json").read_text())["rows"]
+    largest = max(row["batch"] for row in found)
+    lines = []
+    for row in found:
+        if (row["workload"], row["phase"], row["batch"]) == ("diverse", "train", largest) and row["contender"] in (
+            BASELINE,
+            "matmul",
+            PLAIN_ADD,
+        ):
+            cells = [number(row["memory"] / 1e9), f"{row['host_waits']:,}", f"{row['whole_writes']:,}"]
+            lines.append([f"`{row['contender']}`", *cells])
+    headings = [f"diverse, B={largest}, C=768", "GB of memory", "host waits", "copies as large as `x`"]
+    return "\n".join(markdown(headings, lines))
 
 
 def render_patch_kernels() -> str:

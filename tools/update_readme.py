@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import api_page
 import drift_picture
 import speed_tables
 import study
 import version_matrix
 
-from timm_naflex_fast.measure.contenders import NAMES, OURS
+from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift.report import Report, cells, columns, read, words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +25,7 @@ import plots  # noqa: E402
 README, DRIFT, SPEED = ROOT / "README.md", ROOT / "results" / "drift", ROOT / "results" / "speed"
 
 
-def render_drift(contenders: Iterable[str] = ("stock", *OURS)) -> str:
+def render_drift(contenders: Iterable[str] = NAMES) -> str:
     """The table of drift on the digits, of those of the ``contenders`` that are in the report."""
     report = digits()
     found = report.survey
@@ -46,9 +47,26 @@ def digits() -> Report:
     return read(DRIFT / "digits" / "report.json")
 
 
+def render_drift_sentence() -> str:
+    """How far grid_sample moves embeddings: on the digits, and on photos at SigLIP-2's usual number of tokens."""
+    photos = read(DRIFT / "photos" / "report.json").survey
+    parts = []
+    for found in (digits().survey.grids, [g for g in photos.grids if g.grid[0] * g.grid[1] > 128]):
+        images = sum(grid.images for grid in found)
+        moved = sum(grid.embed_rel_rms["grid_sample"] ** 2 * grid.images for grid in found)
+        shrinks = [grid.shrink for grid in found]
+        parts.append((min(shrinks), max(shrinks), 100 * (moved / images) ** 0.5))
+    few, usual = parts
+    return (
+        f"The digits' grids shrink the table {few[0]:.1f} to {few[1]:.1f} times, and `grid_sample` moves their "
+        f"embeddings by {few[2]:.1f} %.\nPhotos at SigLIP-2's 256 tokens shrink it at most {usual[1]:.1f} times, and "
+        f"`grid_sample` moves embeddings by {usual[2]:.1f} % (stand-in weights)."
+    )
+
+
 SECTIONS = {
-    "drift_digits": render_drift,
-    "drift_peers": lambda: render_drift(NAMES),
+    "drift_sentence": render_drift_sentence,
+    "drift_peers": render_drift,
     "training_study": study.render,
     "training_conclusions": study.render_conclusions,
     "speed": speed_tables.render_short,
@@ -56,9 +74,11 @@ SECTIONS = {
     "model": speed_tables.render_model,
     "heap": speed_tables.render_heap,
     "counts": speed_tables.render_counts,
+    "counts_short": speed_tables.render_counts_short,
     "patch_embed": speed_tables.render_patch_kernels,
     "rope": speed_tables.render_rope,
     "gpu": speed_tables.render_gpu,
+    "api": api_page.render,
     "versions": version_matrix.render,
     "timm_tests": version_matrix.render_timms_tests,
 }

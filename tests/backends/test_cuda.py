@@ -11,8 +11,7 @@ import torch
 from oracles import BATCH, relative, small_vit, vit_batch
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import choose as forms
-from timm_naflex_fast.backends import triton as matmul_triton
+from timm_naflex_fast.backends import choose, triton
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench.report import read_json
 from timm_naflex_fast.resampling.matrices import Resampling
@@ -50,7 +49,7 @@ def waiting_is_an_error():
 
 def test_triton_serves():
     model, _ = on_gpu("learned")
-    assert forms.learned_form(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed) is matmul_triton
+    assert triton.serves(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed, Resampling())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,8 +166,8 @@ def test_more_numbers_than_a_32_bit_index_counts():
     x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
     assert x[:last].numel() > 2**31
     few = x[:2].clone()
-    forms.add_learned(x, table, coord, how)
-    forms.add_learned(few, table, coord[:2], how)
+    choose.add_learned(x, table, coord, how)
+    choose.add_learned(few, table, coord[:2], how)
     assert torch.equal(x[last], few[0])
     g = torch.zeros_like(x).detach()
     g[last] = 1

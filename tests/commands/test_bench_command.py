@@ -29,7 +29,6 @@ def test_command_line_end_to_end(tmp_path, capsys):
     assert bench(*command, "--phase", "infer", "train", "--json", str(out)) == 0
     text = capsys.readouterr().out
     assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
-    assert "slower than stock" in text or "never slower" in text
     record = json.loads(out.read_text())
     assert record["command"].endswith(f"--json {out}") and len(record["rows"]) == 12
     assert set(record["rows"][0]) == set(asdict(row()))
@@ -39,14 +38,13 @@ def test_command_line_end_to_end(tmp_path, capsys):
     assert is_pristine()
 
 
-def test_names_and_options_of_the_last_release_still_work(tmp_path, capsys):
+def test_names_of_the_last_release_still_work(tmp_path, capsys):
     names = ["--contenders", "stock", "stock-bilinear", "floor"]
     with pytest.warns(FutureWarning, match=r"'stock-bilinear' is now called 'timm-flag-bilinear'"):
         with pytest.warns(FutureWarning, match=r"'floor' is now called 'plain-add'"):
-            with pytest.warns(FutureWarning, match="--out DIR is now --json FILE"):
-                options = ["--workload", "diverse", "--batch", "1", "--phase", "infer", "--out", str(tmp_path / "new")]
-                assert bench(*options, *names) == 0
-    rows, _ = report.read_json(tmp_path / "new" / "bench.json")
+            options = ["--workload", "diverse", "--batch", "1", "--phase", "infer", "--json", str(tmp_path / "new")]
+            assert bench(*options, *names) == 0
+    rows, _ = report.read_json(tmp_path / "new")
     assert [one.contender for one in rows] == ["stock", "timm-flag-bilinear", "plain-add"]
 
 
@@ -66,7 +64,7 @@ def test_the_options_need_neither_torch_nor_timm():
         "p = argparse.ArgumentParser(); add_arguments(p); p.parse_args(['--workload', 'siglip']); p.print_help()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and "diverse" in done.stdout and "timm-flag-bilinear" in done.stdout, done.stderr
+    assert done.returncode == 0 and "diverse" in done.stdout and "matmul" in done.stdout, done.stderr
 
 
 @pytest.mark.ran("matmul")
@@ -96,13 +94,13 @@ def test_strategies_are_on_while_they_are_timed(monkeypatch, capsys):
         (["--phase", "nope"], "'nope' is not a phase; valid: infer, frozen, train"),
         (["--dtype", "float8"], "'float8' is not a dtype; valid: float32, bfloat16, float16"),
         (["--contenders", "nope"], "'nope' is not a contender; valid: stock, interpolate_cached"),
-        (["--batch", "0"], "must be at least 1"),
-        (["--rounds", "0"], "must be at least 1"),
-        (["--budget", "0"], "the budget above 0"),
+        (["--batch", "0"], "--batch must be above 0; got [0]"),
+        (["--rounds", "0"], "--rounds must be above 0; got 0"),
+        (["--budget", "0"], "--budget must be above 0"),
         (["--device", "tpu"], "valid: cpu, cuda"),
         (["--sizes-from", "/nope"], "/nope is not a folder"),
         (["--sizes-from", ".", "--workload", "siglip", "radio"], "names the one workload whose table is used"),
-        (["--model", "resnet18"], "timm cannot make 'resnet18' a NaFlexVit; valid: naflexvit_base_patch16_gap"),
+        (["--model", "resnet18"], "timm has no NaFlexVit 'resnet18'; valid: naflexvit_base_patch16_gap"),
         (["--model", "m", "--contenders", "plain-add"], "'plain-add' is not a contender; valid: stock, interpolate"),
         (["--model", "m", "--phase", "frozen"], "'frozen' is not a phase; valid: infer, train"),
         (["--model", "m", "--dtype", "float16"], "'float16' is not a dtype; valid: float32, bfloat16"),

@@ -10,6 +10,7 @@ from timm_naflex_fast.measure.bench import model as bench_model
 from timm_naflex_fast.measure.bench import report
 from timm_naflex_fast.measure.bench.race import run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
+from timm_naflex_fast.measure.models import load_model
 
 NAME = "naflexvit_base_patch16_gap"
 
@@ -21,7 +22,7 @@ def tiny(monkeypatch):
 
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: create(*a, **k, embed_dim=32, depth=1, num_heads=2))
-    return bench_model.load(NAME, "cpu")
+    return load_model(NAME, random_weights=True, num_classes=bench_model.CLASSES)[0]
 
 
 @pytest.mark.ran("matmul")
@@ -67,7 +68,7 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 
 def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkeypatch):
     ticks = iter(range(1000))
-    monkeypatch.setattr(bench_model.Marks, "mark", lambda self: next(ticks))
+    monkeypatch.setattr(bench_model, "mark", lambda device: next(ticks))
     race = next(
         made := bench_model.races(tiny, NAME, [WORKLOADS["siglip"]], [1], phases=["train"], contenders=["stock"])
     )

@@ -16,7 +16,14 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench import pos_embed
 from timm_naflex_fast.measure.bench.meters import peak_memory
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender, run
-from timm_naflex_fast.measure.bench.workloads import PHOTO_ASPECTS, WORKLOADS, Sizes, coordinates, fit, read_sizes
+from timm_naflex_fast.measure.bench.workloads import (
+    PHOTO_ASPECTS,
+    WORKLOADS,
+    coordinates,
+    fit,
+    folder_workload,
+    read_sizes,
+)
 from timm_naflex_fast.measure.contenders import LEARNED, OURS, use
 
 
@@ -225,8 +232,7 @@ def test_folder_grids_are_those_of_timms_pipeline(photos, length, patch):
     for path in sorted(p for p in photos.rglob("*") if p.is_file()):
         coord = transform(Image.open(path).convert("RGB"))["patch_coord"]
         want.append(tuple((coord.amax(0) + 1).tolist()))
-    sizes = read_sizes(photos, length, patch)
-    assert sizes.grids == want and sizes.unreadable == [] and sizes.distinct == 4
+    assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
 
 
 def test_only_headers_are_read(photos, monkeypatch):
@@ -235,8 +241,8 @@ def test_only_headers_are_read(photos, monkeypatch):
     with pytest.raises(OSError, match="truncated"):
         Image.open(photos / "cut.jpg").load()
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    sizes = read_sizes(photos)
-    assert len(sizes.grids) == 5 and sizes.grids[0] == sizes.grids[2] == fit(300, 400, 256)
+    grids, _ = read_sizes(photos)
+    assert len(grids) == 5 and grids[0] == grids[2] == fit(300, 400, 256)
 
 
 def test_unreadable_files_are_listed(photos):
@@ -244,9 +250,9 @@ def test_unreadable_files_are_listed(photos):
     (photos / "more" / "none.png").write_bytes(b"")
     Image.fromarray(np.zeros((1, 20000, 3), np.uint8)).save(photos / "line.png")  # fits no whole patch count
     (photos / "notes.txt").write_text("not even looked at")
-    sizes = read_sizes(photos, 4)
-    assert len(sizes.grids) == 4 or len(sizes.grids) == 5
-    names = [line.split(":")[0] for line in sizes.unreadable]
+    grids, unreadable = read_sizes(photos, 4)
+    assert len(grids) == 4 or len(grids) == 5
+    names = [line.split(":")[0] for line in unreadable]
     assert {"text.jpg", "more/none.png"} <= set(names) and "notes.txt" not in names
 
 
@@ -263,9 +269,9 @@ def test_folders_without_images(what, tmp_path, capsys):
 
 
 def test_batches_of_a_folder_take_each_image_before_any_again():
-    sizes = Sizes("somewhere/photos", [(1, n) for n in range(1, 11)], [])
-    workload = sizes.workload(WORKLOADS["diverse"])
+    images = [(1, n) for n in range(1, 11)]
+    workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])
     assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
     grids = workload.grids(25)
-    assert sorted(grids[:10]) == sorted(grids[10:20]) == sizes.grids and grids[:10] != sizes.grids
+    assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
     assert workload.grids(25) == grids and len(set(grids[20:])) == 5

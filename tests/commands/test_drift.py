@@ -13,10 +13,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.drift.inputs import NaFlexImages, load_model
+from timm_naflex_fast.measure.contenders import OURS
+from timm_naflex_fast.measure.drift.inputs import NaFlexImages
 from timm_naflex_fast.measure.drift.report import cells, columns
 from timm_naflex_fast.measure.drift.survey import survey
 from timm_naflex_fast.measure.images import image_files, image_sources
+from timm_naflex_fast.measure.models import load_model
 
 KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours", "agreement", "accuracy"}
 
@@ -92,10 +94,12 @@ def test_bad_folders(make, tmp_path):
 def test_load_model_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
         load_model("naflexvit_base_patch16_gap", tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match=r"timm has no model 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"):
+    with pytest.raises(
+        ValueError, match=r"timm has no NaFlexVit 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"
+    ):
         load_model("naflexvit_nope")
     with pytest.raises(ValueError, match="no NaFlexVit"):
-        load_model("vit_tiny_patch16_224", random_weights=True)
+        load_model("resnet18", random_weights=True)
 
 
 @pytest.mark.parametrize("kind", ["cut off", "empty", "text", "pickle", "another model"])
@@ -111,16 +115,14 @@ def test_a_checkpoint_that_cannot_be_loaded_is_one_line(kind, photos, tmp_path, 
     assert f"the checkpoint {file} cannot be loaded" in err and err.count("\n") == 1 and len(err) < 700
 
 
-@pytest.mark.parametrize("option", ["--json", "--out"])
-@pytest.mark.parametrize("where", ["missing folder", "a folder or file"])
-def test_results_that_cannot_be_written_are_noticed_first(option, where, photos, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("where", ["below", "instead of"])
+def test_results_that_cannot_be_written_are_noticed_first(where, photos, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("timm_naflex_fast.measure.drift.inputs.load_model", None)  # reached, it would be a traceback
+    monkeypatch.setattr("timm_naflex_fast.measure.models.load_model", None)  # reached, it would be a traceback
     file = tmp_path / "file"
     file.write_text("")
-    place = {"--json": tmp_path, "--out": file}[option]
-    target = {"--json": tmp_path / "no" / "f.json", "--out": file / "folder"}[option] if where[0] == "m" else place
-    command = ["drift", "--model", "naflexvit_base_patch16_gap", "--images", str(photos), option, str(target)]
+    target = file / "folder" if where == "below" else file
+    command = ["drift", "--model", "naflexvit_base_patch16_gap", "--images", str(photos), "--out", str(target)]
     assert cli.main(command) == 2
     err = capsys.readouterr().err
     assert str(target) in err and err.count("\n") == 1 and file.read_text() == ""
@@ -154,17 +156,17 @@ def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
     torch.nn.init.normal_(model.embeds.pos_embed)
     checkpoint = tmp_path / "stand_in.safetensors"
     save_file(model.state_dict(), checkpoint)
-    out = tmp_path / "drift.json"
-    command = ["drift", "--model", name, "--checkpoint", str(checkpoint), "--images", str(photos), "--json", str(out)]
+    command = ["drift", "--model", name, "--checkpoint", str(checkpoint), "--images", str(photos)]
+    command += ["--out", str(tmp_path / "out"), "--contenders", *OURS]
     assert cli.main([*command, "--max-seq-len", "48"]) == 0
     text = capsys.readouterr().out
     assert "stand_in.safetensors" in text and "3 images" in text and "interpolate_cached" in text
-    report = json.loads(out.read_text())
-    assert set(report) == {"model", "weights", "images", "contenders"}
-    assert report["model"] == name and report["images"] == 3
-    assert set(report["contenders"]) == {"stock", "interpolate_cached", "grid_sample", "matmul"}
-    assert all(set(drift) == KEYS and drift["accuracy"] is None for drift in report["contenders"].values())
-    assert report["contenders"]["grid_sample"]["embed_max_abs"] > 0.1 > report["contenders"]["matmul"]["embed_max_abs"]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    drifts = report["survey"]["drift"]
+    assert report["model"] == name and report["survey"]["images"] == 3
+    assert set(drifts) == {"stock", "interpolate_cached", "grid_sample", "matmul"}
+    assert all(set(drift) == KEYS and drift["accuracy"] is None for drift in drifts.values())
+    assert drifts["grid_sample"]["embed_max_abs"] > 0.1 > drifts["matmul"]["embed_max_abs"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """The README: its figures are those of the committed result file, its commands and names exist."""
 
+import doctest
 import importlib.util
 import re
 from pathlib import Path
 
 import timm_naflex_fast
+from timm_naflex_fast import functional
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -47,3 +49,20 @@ def test_the_table_of_modes_names_tests_that_exist():
     sources = "\n".join(path.read_text() for path in ROOT.glob("tests/*/test_*.py"))
     defined = set(re.findall(r"^def (test_\w+)", sources, re.M))
     assert len(named) >= 15 and named <= defined, named - defined
+
+
+def test_the_examples_of_the_public_functions_run():
+    examples = 0
+    for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
+        for name in names:
+            scope = {**vars(functional), **{n: getattr(timm_naflex_fast, n) for n in timm_naflex_fast.__all__}}
+            (test,) = doctest.DocTestFinder(recurse=False).find(getattr(module, name), name, globs=scope)
+            assert test.examples, f"{name} has no example"
+            result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
+            assert not result.failed, name
+            examples += result.attempted
+    assert examples > 10
+
+
+def test_the_readme_can_be_read_in_two_minutes():
+    assert len(README.split()) <= 1000

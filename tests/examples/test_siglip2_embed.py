@@ -17,8 +17,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from timm_naflex_fast.measure.drift.inputs import NaFlexImages, load_model
+from timm_naflex_fast.measure.drift.inputs import NaFlexImages
 from timm_naflex_fast.measure.images import image_files, image_sources
+from timm_naflex_fast.measure.models import load_model
 
 EXAMPLES = Path(siglip2_embed.__file__).parent
 SIZES = {"a.png": (40, 120), "b.jpg": (130, 50), "deep/c.png": (64, 64), "deep/d.png": (30, 200), "e.webp": (90, 90)}

@@ -1,10 +1,14 @@
 """Proof of effect: who computed what since enable(), and why a library's own code ran instead."""
 
+import warnings
+
 import pytest
 import torch
 from oracles import BATCH, NEW_TIMM, embed, row_major, small_vit
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import library, timm
 
 
 @pytest.mark.usefixtures("clean")
@@ -95,3 +99,25 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert status().calls == {("pos_embed", "stock"): 1} and status().fallbacks == {"a torch.func transform": 1}
     assert "1 times because of a torch.func transform" in str(status())
+
+
+def test_only_settings_are_warned_of():
+    model = small_vit()
+    library.warned.clear()
+    enable()
+
+    def who(x):
+        key = timm.EMBEDS, "_apply_learned_naflex_pos_embed"
+        assert library.runs(timm.LIBRARY, model.embeds, key, x, unless=None) == "stock"
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.vmap(who)(torch.ones(2))
+        who(torch.ones(2, device="meta"))
+        with FakeTensorMode() as mode:
+            who(mode.from_tensor(torch.ones(2)))
+    assert set(status().fallbacks) == {"a torch.func transform", "a meta tensor", "a tensor of the class FakeTensor"}
+    for reason in ("rotary embeddings of the type New", "a patch kernel with interpolation mode 'nearest'"):
+        with pytest.warns(UserWarning, match=f"{reason} stays with timm's own code"):
+            library.count("timm", "rope", "stock", reason)

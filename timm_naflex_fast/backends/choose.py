@@ -34,7 +34,7 @@ from ..resampling.grids import (
     whole_numbers,
 )
 from ..resampling.matrices import Resampling
-from ..resampling.tokens import AddInPlace, Tokens, check_writable, sum_plainly, unusual
+from ..resampling.tokens import AddedInPlace, Tokens, check_writable, sum_plainly, unusual
 from . import exported, triton
 
 __all__ = ["add_factorized", "add_learned", "calls", "fallbacks", "unusual"]
@@ -70,7 +70,10 @@ def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strateg
             return compiled.add_learned(x, table, where, how)
         if strategy == "matmul" and triton.serves(x, table, how):
             return triton.add_learned(x, table, where, how)
-    add_eagerly(x, (table,), where, how, strategy)
+    if torch.compiler.is_compiling():
+        return _learned_outside_graphs(x, table, where, how, strategy)
+    groups, counts, how = _read_groups(x, where, how, strategy)
+    add_groups(x, (table,), groups, counts, how, strategy)
 
 
 def add_factorized(
@@ -89,7 +92,15 @@ def add_factorized(
         in_graph = torch.compiler.is_compiling() and strategy == "matmul"
         if traced_plainly() or in_graph or (x.is_cuda and sampler == "interpolate" and strategy == "matmul"):
             return exported.add_factorized(x, table_y, table_x, where, how)
-    add_eagerly(x, (table_y, table_x), where, how, strategy)
+    if torch.compiler.is_compiling():
+        return _factorized_outside_graphs(x, table_y, table_x, where, how, strategy)
+    groups, counts, how = _read_groups(x, where, how, strategy)
+    add_groups(x, (table_y, table_x), groups, counts, how, strategy)
+
+
+# The grids are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.
+_learned_outside_graphs = torch.compiler.disable(add_learned)
+_factorized_outside_graphs = torch.compiler.disable(add_factorized)
 
 
 def traced_plainly() -> bool:
@@ -110,7 +121,6 @@ def add_sizes(
 ) -> None:
     """As :func:`add_learned`, from sizes (t, h, w) on the host in place of coordinates; nothing is read back."""
     check_tokens(x, table.shape[-1])
-    check_writable(x)
     groups, counts = group_sizes(sizes, pads=how.sampler != "interpolate", length=x.shape[1])
     add_groups(x, (table,), groups, counts, how, strategy)
 
@@ -180,32 +190,28 @@ def _resample_in_graph(
     return out
 
 
-@torch.compiler.disable  # the groups are read on the host, which cannot be captured
-def add_eagerly(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str) -> None:
-    """Read the grids, then add the one learned table, or the two lines of a factorized one, into ``x`` in place."""
-    check_writable(x)
-    groups, how = _read_groups(x, where, how, strategy)
-    add_groups(x, tables, groups, token_counts(groups, x), how, strategy)
-
-
 def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resampling) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C)."""
-    groups, how = _read_groups(g, where, how)
+    groups, counts, how = _read_groups(g, where, how)
     if not groups:
         return g.new_zeros(table_shape)
-    (grad,) = _gradients([table_shape], groups, token_counts(groups, g), how, torch.float32, g)
+    (grad,) = _gradients([table_shape], groups, counts, how, torch.float32, g)
     return grad
 
 
-def _read_groups(x: Tensor, where: Where, how: Resampling, strategy: str = "matmul") -> tuple[list[Group], Resampling]:
+def _read_groups(
+    x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
+) -> tuple[list[Group], list[tuple[int, int]], Resampling]:
+    """The groups of the batch, its counts of tokens, and ``how`` with the batch's largest grid where that counts."""
     if not isinstance(where, Tensor):
-        return whole_batch(x, where), how
+        groups = whole_batch(x, where)
+        return groups, token_counts(groups, x), how
     squares = strategy == "interpolate_cached" and how.ar_preserving
     groups = group_grids(where, x, pads=how.sampler != "interpolate", squares=squares)
     if how.sampler == "affine_grid" and groups:
         h, w = (whole_numbers(where).amax((0, 1)) + 1).tolist()
         how = replace(how, within=how.lengths(h, w))
-    return groups, how
+    return groups, token_counts(groups, x), how
 
 
 def add_groups(
@@ -221,29 +227,32 @@ def add_groups(
 
     The groups name samples, of which ``counts`` gives the tokens in the grid and behind; ``dtype`` is that of the sums.
     """
+    check_writable(x)
     if not groups:
         return
     _keep_heap()
     sources, lead = tables, -3 if len(tables) == 1 else -2
     tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
     training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
-    if training:
-        cache.forget(*sources)
-    if training and strategy == "interpolate_cached":
-        return _add_differentiable(x, tables, groups, counts, how)
-    make = _RESAMPLE[strategy, len(tables)] if training else partial(_finished, strategy, sources)
-
-    def add() -> None:
-        tokens = Tokens.of(x.detach(), counts)
-        for group, cells in make(tables, groups, how, x.dtype, dtype):
-            tokens.add(group, cells.to(x.dtype))
-
-    if training:
-        AddInPlace.apply(x, add, partial(_gradients, [t.shape for t in tables], groups, counts, how, dtype), *tables)
-    elif torch.is_grad_enabled() and x.requires_grad:
-        AddInPlace.apply(x, add, None)
+    resampled: Iterable[tuple[Group, Tensor]]
+    leaves: Sequence[Tensor] = ()
+    gradients: Callable[[Tensor], Iterable[Tensor]] | None = None
+    if not training:
+        resampled = _finished(strategy, sources, tables, groups, how, x.dtype, dtype)
     else:
-        add()
+        cache.forget(*sources)
+        resampled = _RESAMPLE[strategy, len(tables)](tables, groups, how, x.dtype, dtype)
+        if strategy == "interpolate_cached":  # PyTorch itself goes on from the gradients of the cells to the tables
+            resampled = list(resampled)
+            leaves, gradients = [cells for _, cells in resampled], partial(_cells_gradients, groups, counts)
+        else:
+            shapes = [table.shape for table in tables]
+            leaves, gradients = tables, partial(_gradients, shapes, groups, counts, how, dtype)
+    tokens = Tokens.of(x.detach(), counts)  # written to unseen by autograd, which hears of it at the end
+    for group, cells in resampled:
+        tokens.add(group, cells.detach().to(x.dtype))
+    if training or (torch.is_grad_enabled() and x.requires_grad):
+        AddedInPlace.apply(x, gradients, *leaves)
 
 
 # The strategies, each for one learned table and for the two of a factorized one:
@@ -308,26 +317,14 @@ def _gradients(
         return exact.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how, dtype, line_sum)
 
 
-def _add_differentiable(
-    x: Tensor, tables: tuple[Tensor, ...], groups: list[Group], counts: list[tuple[int, int]], how: Resampling
-) -> None:
-    """Add the cells of the interpolate_cached strategy; PyTorch itself goes on from their gradients to the tables."""
-    cells = [cells for _, cells in interpolate.resample(tables, groups, how, x.dtype)]
-
-    def add() -> None:
-        tokens = Tokens.of(x.detach(), counts)
-        for group, embedding in zip(groups, cells):
-            tokens.add(group, embedding.detach().to(x.dtype))
-
-    def gradients(g: Tensor) -> Iterable[Tensor]:
-        if not counts:  # an empty batch
-            return [torch.zeros_like(embedding) for embedding in cells]
-        if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-            return [sum_plainly(Tokens.of(g, counts), group) for group in groups]
-        tokens = Tokens.of(g.detach(), counts)
-        return [tokens.sum(group, torch.promote_types(torch.float32, g.dtype)) for group in groups]
-
-    AddInPlace.apply(x, add, gradients, *cells)
+def _cells_gradients(groups: list[Group], counts: list[tuple[int, int]], g: Tensor) -> Iterable[Tensor]:
+    """The gradient of each group's cells from that of the tokens: their sum over its samples, in float32 at least."""
+    if not counts:  # an empty batch
+        return [g.new_zeros(group.h * group.w, g.shape[-1]) for group in groups]
+    if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
+        return [sum_plainly(Tokens.of(g, counts), group) for group in groups]
+    tokens = Tokens.of(g.detach(), counts)
+    return [tokens.sum(group, torch.promote_types(torch.float32, g.dtype)) for group in groups]
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,9 @@
 """Resize weights in closed form, from coordinates and lengths that are tensors: what a graph can hold.
 
-``resize.py`` reads PyTorch's weights off ``F.interpolate``, which wants sizes the host knows. Here the same weights
-are computed where the coordinates are. Scale and centre are rounded to float32 exactly as PyTorch rounds them (at a
-table of 128 cells that rounding alone moves a weight by 8e-6); the filter itself is evaluated in float64. The cubic
-kernel is that of Keys (1981, "Cubic convolution interpolation for digital image processing").
+``resampling/matrices.py`` reads PyTorch's weights off ``F.interpolate``, whose sizes the host must know. This file
+computes the same weights on the device of the coordinates. Scale and centre are rounded to float32 exactly as PyTorch
+rounds them (at a table of 128 cells that rounding alone moves a weight by 8e-6); the filter itself is evaluated in
+float64. The cubic kernel is that of Keys (1981, "Cubic convolution interpolation for digital image processing").
 """
 
 from __future__ import annotations

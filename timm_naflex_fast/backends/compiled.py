@@ -47,11 +47,11 @@ def _operator(name: str, in_cuda_graphs: bool) -> Any:
 
 def _register(
     suffix: str,
-    add: Callable[[Tensor, Tensor, Tensor, Resampling], None],
+    add: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
     grad: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
     in_cuda_graphs: bool,
 ) -> Operators:
-    """Register two operators, from ``add`` (in place) and ``grad`` (of the table)."""
+    """Register two operators, from ``add``, which returns a new tensor, and ``grad`` of the table."""
 
     @_operator(f"timm_naflex_fast::add_learned{suffix}", in_cuda_graphs)
     def add_operator(
@@ -64,9 +64,8 @@ def _register(
         ar_preserving: bool,
         sampler: str,
     ) -> Tensor:
-        out = x.clone(memory_format=torch.contiguous_format)
-        add(out, table.detach(), patch_coord, Resampling(mode, antialias, align_corners, ar_preserving, sampler))
-        return out
+        how = Resampling(mode, antialias, align_corners, ar_preserving, sampler)
+        return add(x, table.detach(), patch_coord, how)
 
     @_operator(f"timm_naflex_fast::learned_grad{suffix}", in_cuda_graphs)
     def grad_operator(
@@ -103,8 +102,10 @@ def _register(
     return Operators(add_operator, grad_operator)
 
 
-def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    choose.add_eagerly(x, (table,), patch_coord, how, "matmul")
+def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    choose.add_learned(out, table, patch_coord, how)
+    return out
 
 
 def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
@@ -112,4 +113,4 @@ def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
 
 
 eager = _register("", _eager_add, _eager_grad, in_cuda_graphs=False)
-on_triton = _register("_triton", triton.add_learned, triton.operator_gradient, in_cuda_graphs=True)
+on_triton = _register("_triton", triton.operator_sum, triton.operator_gradient, in_cuda_graphs=True)

@@ -38,7 +38,7 @@ class Grids(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where tokens stand in the blocks. Q blocks a sample, of BLOCK slots; empty slots name token 0.
+    """The slots of the tokens: Q blocks per sample, BLOCK slots per block; empty slots name token 0.
 
     ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
     ``filled`` (B, Q, BLOCK) tells which slots hold a token of the grid, ``by_column`` (B, 1) whose lines are columns.
@@ -53,8 +53,8 @@ class Plan(NamedTuple):
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
-    Any order of tokens is right. Of dropped tokens too, as long as at most three quarters of a grid were; a token
-    beyond what the layout then holds gets NaN, never a wrong number.
+    Tokens may come in any order, and up to three quarters of a grid's tokens may be missing. If more are missing, the
+    layout has no room for some tokens, which get NaN, never a wrong number.
     """
     if x.shape[1] == 0:
         return
@@ -67,10 +67,10 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         cells = _by_taps(table, grids, how)
     else:
         cells = _by_blocks(table, grids, how)
-    if table.dtype is torch.float64:  # float32 serves where timm interpolates; as it is means as it is
+    if table.dtype is torch.float64:  # timm converts to float32 what it interpolates, and nothing else
         index = grids.y.clamp(max=table.shape[0] - 1) * table.shape[1] + grids.x.clamp(max=table.shape[1] - 1)
         own = F.embedding(index, table.flatten(0, 1))
-        cells = torch.where(_as_is(grids, table.shape)[..., None], own, cells)
+        cells = torch.where(_same_size(grids, table.shape)[..., None], own, cells)
     add_in_grid(x, cells.to(x.dtype), grids)
 
 
@@ -92,17 +92,18 @@ def read_grids(patch_coord: Tensor) -> Grids:
     coord = patch_coord.detach().to(torch.int64)
     h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
     in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w
-    y, x = (coord * in_grid[..., None]).unbind(-1)  # what is padding is not looked at: (0, 0)
+    y, x = (coord * in_grid[..., None]).unbind(-1)  # padding counts as (0, 0)
     return Grids(h, w, y, x, in_grid)
 
 
 def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
-    """What the table is resized to on each axis, both (B, 1), before the crop; its own size where timm leaves it."""
+    """The length to which each axis of the table is resized, both (B, 1), before the crop; timm does not resize a table
+    of the grid's own size."""
     if not how.ar_preserving:
         return grids.h, grids.w
     longest = torch.maximum(grids.h, grids.w)
-    as_is = _as_is(grids, table_size)
-    return torch.where(as_is, grids.h, longest), torch.where(as_is, grids.w, longest)
+    same = _same_size(grids, table_size)
+    return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
 def make_plan(grids: Grids) -> Plan:
@@ -115,12 +116,14 @@ def make_plan(grids: Grids) -> Plan:
     before = line.gather(1, (place - 1).clamp(min=0))
     first = ((line != before) | (place == 0)).to(line.dtype)
     which = first.cumsum(1) - 1  # the line's rank among the lines present
-    # A line starts at the place of its first token; the others write to a column that is thrown away.
+    # A line starts at the place of its first token; the others write to a spare column, which nothing reads.
     spare = torch.full_like(which, length)
     start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
     within = place - start.gather(1, which)
     block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
-    slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # the last is thrown away: no room left
+    slot = (block * BLOCK + within % BLOCK).clamp(
+        max=blocks * BLOCK
+    )  # without room: the last slot, which nothing reads
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
     # Read out by index: a view that splits a dimension would make tracers check divisibility.
     slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
@@ -165,7 +168,7 @@ def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Re
     return torch.cat((row, col), -1), along
 
 
-def both_ways(table: Tensor) -> Tensor:
+def lines_of(table: Tensor) -> Tensor:
     """The table (H0, W0, C) by rows and by columns, lines padded to L0 cells: (H0 + W0, L0, C)."""
     rows, cols = table.shape[:2]
     side = max(rows, cols)
@@ -174,7 +177,7 @@ def both_ways(table: Tensor) -> Tensor:
 
 
 def add_in_grid(x: Tensor, cells: Tensor, grids: Grids) -> None:
-    """``x += cells`` on the tokens of the grids; -0.0 leaves every other float as it is."""
+    """``x += cells`` on the tokens of the grids; adding -0.0 changes no other token."""
     x.add_(torch.where(grids.in_grid[..., None], cells, torch.full_like(cells, -0.0)))
 
 
@@ -185,10 +188,10 @@ def few_taps(table: Tensor, how: Resampling) -> bool:
 
 
 def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
-    """Every token's embedding (B, N, C), float32."""
+    """Each token's embedding (B, N, C), float32, by two products per block."""
     plan = make_plan(grids)
     across, along = block_weights(plan, grids, table.shape[:2], how)
-    wide = both_ways(table.to(torch.float32)).double()
+    wide = lines_of(table.to(torch.float32)).double()
     lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
     cells = torch.matmul(along, lines).flatten(1, 2).to(torch.float32)  # (B, Q*BLOCK, C)
     slots = plan.slot_of_token
@@ -222,7 +225,7 @@ def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -
     return cells.to(torch.float32).to(dtype)
 
 
-def _as_is(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
+def _same_size(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
     return (grids.h == table_size[0]) & (grids.w == table_size[1])
 
 

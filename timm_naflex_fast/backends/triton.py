@@ -1,66 +1,90 @@
 """The matmul strategy as Triton kernels: nothing is read back to the host, so CUDA graphs can hold it.
 
-| launch | programs | reads and writes |
+| launch | programs | what it does |
 | --- | --- | --- |
-| plan | a sample | the coordinates, twice; 24 bytes, in training also 4 for each row |
-| forward | a sample, C-block | the table; ``x`` of tokens that have an embedding, once each way |
+| plan | a sample | reads the coordinates twice; says each sample's grid, marks the heights that occur |
+| strips | a (height, row) that occurs | ``A_h . P``: a row of the table for each |
+| add | a sample, C-block | each token reads the few cells of its strip that ``A_w`` weighs, adds them into ``x`` |
 | sort | | one integer for each sample |
-| gradient | a row of the table, split of the samples, C-block | ``g`` once per row of the table that sees it |
-| sum | | the splits' partial gradients, at most 16 tables |
+| strips' gradient | a (height, row) that occurs, C-block | ``g . A_w`` of all samples of that height |
+| table's gradient | a row of the table | ``A_h^T`` of the strips that see it |
+| tokens' gradient | a row of the table, C-block | samples in another order, or higher than 64: token by token |
 
-A sample in row-major order is worked off line by line: the table contracted across the line by the few taps that the
-line sees, then along it by an IEEE float32 product (no tensor core, whatever the TF32 flags). The C-block is the
-slowest axis of programs, so that all that run at one time share one slice of the table, which fits an SM's L1 cache.
-Other orders, and tables without antialiasing (4 or 16 taps a token), are gathered token by token.
+This mirrors the CPU's form. The matrices are those of ``resampling.matrices``, made on the CPU once for every length up
+to 1,024 and kept on the device as bands (20 MB for a 32 x 32 table), so that every weight is bit-equal to the CPU's.
+Products with the zeros of a matrix are never made. The C-block is the slowest axis of programs: all that run at one
+time share a slice of the strips, which stays in L2, and the line of tokens at hand stays in L1. Gradients take no
+atomics: each program adds what it owns in one order.
 
-In the gradient nothing is added by atomics: a program owns its row, takes its samples by rising width, sums
-``A_h^T g`` over all that have the same width, and contracts the sum with A_w once. Bit for bit the same every time.
+Predicted, never measured (no GPU was at hand), for an H100 or H200: 132 SMs at 1.7 GHz and 65 % of their peak issue
+rate (583 G warp instructions a second), 3.0 TB/s, 5.5 TB/s from L2. B=512, C=768, forward, in milliseconds; counted in
+the machine code for sm_90 (triton 3.9; 93 registers in float32, 70 in bfloat16, no spills):
 
-Predicted, never measured (no GPU was at hand), for one H200 (4.8 TB/s; 30 of 67 TFLOP/s in float32 without tensor
-cores; 5.5 TB/s from L2), B=512, C=768, milliseconds:
+| work | taps a token | add: instructions, bytes | strips | forward, one plain add (target 1.3 of it) |
+| --- | --- | --- | --- | --- |
+| diverse float32 | 6.8 | 200 M 0.34, 0.98 GB 0.33 | 0.07 | 0.41, 1.01 |
+| diverse bfloat16 | 6.8 | 160 M 0.28, 0.49 GB 0.16 | 0.07 | 0.35, 0.50 |
+| siglip float32 | 2.1 | 112 M 0.19, 0.79 GB 0.26 | 0.02 | 0.28, 0.27 |
+| siglip bfloat16 | 2.1 | 92 M 0.16, 0.39 GB 0.13 | 0.02 | 0.18, 0.13: **missed** |
+| radio float32 | 2.0 | 459 M 0.79, 3.2 GB 1.08 | 0.30 | 1.4, 2.4 |
+| radio bfloat16 | 2.0 | 380 M 0.65, 1.6 GB 0.54 | 0.30 | 0.95, 1.2 |
 
-| work | floor forward, +backward | HBM forward | products forward | L2 forward | L2 gradient |
-| --- | --- | --- | --- | --- | --- |
-| diverse float32 (x 1.5 GB, 0.48 GB of it in grids) | 0.94, 1.26 | 0.20 | 0.4 | 0.2 to 1.1 | 0.64 |
-| diverse bfloat16 | 0.47, 0.63 | 0.10 | 0.4 | 0.2 to 1.1 | 0.32 |
-| siglip float32 (x 0.40 GB, nearly all in grids) | 0.25, 0.33 | 0.17 | 0.15 | 0.05 to 0.2 | 0.17 |
-| siglip bfloat16 | 0.13, 0.17 | 0.08 | 0.15 | 0.05 to 0.2 | 0.08 |
+| work | strips' gradient: instructions, bytes | table's gradient | forward + backward, add + read (target 1.5) |
+| --- | --- | --- | --- |
+| diverse float32 | 208 M 0.36, 0.49 GB 0.16 | 0.06 | 0.83, 1.51 |
+| diverse bfloat16 | 185 M 0.32, 0.24 GB 0.08 | 0.06 | 0.73, 0.76 |
+| siglip float32 | 91 M 0.16, 0.39 GB 0.13 | 0.01 | 0.45, 0.40 |
+| siglip bfloat16 | 80 M 0.14, 0.20 GB 0.07 | 0.01 | 0.33, 0.20: **missed** |
+| radio float32 | 719 M 1.23, 1.6 GB 0.54 | 0.29 | 2.9, 3.5 |
+| radio bfloat16 | 631 M 1.08, 0.8 GB 0.27 | 0.29 | 2.3, 1.8 |
 
-The span of "L2 forward" is that of L1 hits: a sample reads about 130 (diverse) or 36 (siglip) rows of the table.
+What misses is bound by instructions about each token, not by sums: let one tile take several samples of one grid.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..resampling.matrices import Resampling
-from ..resampling.precision import once_differentiable
+from ..resampling import cache
+from ..resampling.matrices import Resampling, axis_matrix
+from ..resampling.tokens import AddedInPlace, check_writable, unusual
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LONGEST = 512  # cells along a side of the table: a row of its gradient is held in registers
-TOKENS = 32  # of a line, in one product
-FORWARD_PROGRAMS, GRAD_PROGRAMS = 2**14, 2**12  # enough to fill a GPU several times over
+LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
+STRIPS = 64  # the largest resized height that has strips
+STRIPS_BYTES = 2**28  # larger strips are made for some channels at a time
+PROGRAMS = 2**14  # enough to fill a GPU several times over
+TOKENS = 32  # at a time
 HAS_TRITON = find_spec("triton") is not None
 
 
 class Plan(NamedTuple):
-    """What the kernels know of a batch: ``rows`` (B, 6) int32, ``norms`` (B, N) float32 or empty."""
+    """What the kernels know of a batch, on its device: see ``triton_kernels``."""
+
+    samples: Tensor
+    keys: Tensor
+    heights: Tensor
+
+
+class Bands(NamedTuple):
+    """Resize matrices of every length, as bands of their rows (see ``triton_kernels``); ``widest`` band by length."""
 
     rows: Tensor
-    norms: Tensor
+    weights: Tensor
+    widest: Tensor
 
 
 def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler != "interpolate":
+    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler == "affine_grid":
         return False
     if x.dtype not in DTYPES or table.dtype not in DTYPES or max(table.shape[-3:-1]) > LONGEST:
         return False
@@ -70,103 +94,92 @@ def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
-    Tokens may be in any order, and any of them dropped. A negative coordinate, which the host could have raised an
-    error for, makes its token NaN.
+    Tokens may be in any order, and any of them dropped. Where the host could have raised an error, tokens become NaN:
+    one with a negative coordinate, and all of a sample that has a coordinate beyond 1,023 or not finite.
+
+    Raises:
+        RuntimeError: the first call with such a table, where a CUDA graph is being captured.
     """
+    check_writable(x)
     if x.numel() == 0:
         return
     patch_coord = patch_coord.to(x.device)
-    training = torch.is_grad_enabled() and table.requires_grad
-    plan = make_plan(patch_coord, table.shape, how, norms=training)
-    if training or (torch.is_grad_enabled() and x.requires_grad):
-        _AddLearned.apply(x, table, patch_coord, plan.rows, plan.norms, how)
-    else:
-        launch_forward(x, table, patch_coord, plan, how)
+    plan = make_plan(patch_coord, table.shape, how)
+
+    launch_forward(x, table, patch_coord, plan, how)
+
+    def gradients(g: Tensor) -> list[Tensor]:
+        if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
+            from .choose import gradient_eagerly  # PyTorch can differentiate and batch its products
+
+            return [gradient_eagerly(g, table.shape[-3:], patch_coord, how)]
+        with torch.no_grad():
+            return [table_grad(g, table.shape, patch_coord, plan, how)]
+
+    if torch.is_grad_enabled() and table.requires_grad:
+        AddedInPlace.apply(x, gradients, table)
+    elif torch.is_grad_enabled() and x.requires_grad:
+        AddedInPlace.apply(x, None)
 
 
-class _AddLearned(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, table: Tensor, patch_coord: Tensor, rows: Tensor, norms: Tensor, how: Resampling) -> Tensor:
-        launch_forward(x, table, patch_coord, Plan(rows, norms), how)
-        return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, table, patch_coord, rows, norms, ctx.how = inputs
-        ctx.table_shape, ctx.table_dtype = table.shape, table.dtype
-        if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(patch_coord, rows, norms)
-        ctx.mark_dirty(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        grad_table = None
-        if ctx.needs_input_grad[1]:
-            patch_coord, rows, norms = ctx.saved_tensors
-            with torch.no_grad():
-                grad_table = table_grad(g, ctx.table_shape, patch_coord, Plan(rows, norms), ctx.how)
-            grad_table = once_differentiable(grad_table.view(ctx.table_shape).to(ctx.table_dtype), g)
-        return g, grad_table, None, None, None, None
-
-
-def make_plan(patch_coord: Tensor, table_shape: torch.Size, how: Resampling, *, norms: bool) -> Plan:
-    """Every sample's grid; with ``norms`` what the gradient of an antialiased table needs too."""
+def make_plan(patch_coord: Tensor, table_shape: torch.Size, how: Resampling) -> Plan:
+    """Every sample's grid, and the heights that occur in the batch."""
     from . import triton_kernels as kernels
 
     batch, length = patch_coord.shape[:2]
     coord = patch_coord.detach()
-    norms = norms and how.antialias
-    rows = torch.empty(batch, kernels.PLAN.value, dtype=torch.int32, device=coord.device)
-    sums = torch.empty((batch, length) if norms else (0, 0), dtype=torch.float32, device=coord.device)
+    (along_y, _), (along_x, seen_x) = _both_bands(table_shape, how, coord.device)
+    samples = torch.empty(batch, kernels.PLAN.value, dtype=torch.int32, device=coord.device)
+    keys = torch.empty(batch, dtype=torch.int32, device=coord.device)
+    heights = torch.zeros(2, STRIPS, dtype=torch.int32, device=coord.device)
     with _on(coord):
         kernels.plan_kernel[(batch,)](
             coord,
-            rows,
-            sums,
+            samples,
+            keys,
+            heights,
+            along_y.widest,
+            along_x.widest,
+            seen_x.widest,
             length,
             *coord.stride(),
             *table_shape[-3:-1],
-            BICUBIC=how.mode == "bicubic",
-            ALIGN_CORNERS=how.align_corners,
             AR_PRESERVING=how.ar_preserving,
-            NORMS=norms,
+            PADDING=how.sampler != "interpolate",
+            LONGEST=LONGEST,
+            STRIPS=STRIPS,
             BLOCK=_block(length, 1024),
-            H0_BLOCK=_block(table_shape[-3]),
-            enable_fp_fusion=True,
         )
-    return Plan(rows, sums)
+    return Plan(samples, keys, heights)
 
 
-def launch_forward(x: Tensor, table: Tensor, patch_coord: Tensor, plan: Plan, how: Resampling) -> None:
-    """``x`` += the table, in place, outside autograd. ``x`` is not empty."""
+def launch_forward(
+    x: Tensor, table: Tensor, patch_coord: Tensor, plan: Plan, how: Resampling, out: Tensor | None = None
+) -> None:
+    """``out`` = ``x`` + the table, outside autograd; in place without ``out``. ``x`` is not empty."""
     from . import triton_kernels as kernels
 
-    x, table, coord = x.detach(), table.detach(), patch_coord.detach()
-    table = table.reshape(table.shape[-3:]).contiguous()
-    rows, cols, channels = table.shape
-    # A slice of the table should stay in an SM's L1 cache, of which some is shared memory.
-    width = min(64 if rows * cols * 64 * table.element_size() <= 2**17 else 32, _block(channels))
-    blocks = -(-channels // width)
-    splits = max(1, min(TOKENS, FORWARD_PROGRAMS // (len(x) * blocks)))
-    with _on(x):
-        kernels.forward_kernel[(len(x) * splits, blocks)](
-            x,
-            table,
-            coord,
-            plan.rows,
-            channels,
-            splits,
-            *x.stride(),
-            *coord.stride(),
-            rows,
-            cols,
-            **_options(how),
-            TOKENS=TOKENS,
-            CELLS=min(32, _block(max(rows, cols))),
-            CHANNELS=width,
-            num_warps=_warps(TOKENS * width),
-        )
+    x, table, coord = x.detach(), table.detach().reshape(table.shape[-3:]), patch_coord.detach()
+    (along_y, _), (along_x, _) = _both_bands(table.shape, how, x.device)
+    most = _most_strips(len(x))
+    for part in _channel_parts(table.shape, most):
+        x_part, out_part = x[..., part], (x if out is None else out)[..., part]
+        rows, cols, channels = table[..., part].shape
+        strips = torch.empty(most + rows, cols, channels, dtype=torch.float32, device=x.device)
+        strips[most:] = table[..., part]
+        width, block = cols * channels, _block(cols * channels, 1024)
+        c_block = _block(channels, 64)
+        c_blocks = -(-channels // (4 * c_block))
+        splits = max(1, min(-(-x.shape[1] // TOKENS), PROGRAMS // (len(x) * c_blocks)))
+        with _on(x):
+            kernels.strips_kernel[(min(most, 256), -(-width // block))](
+                strips, plan.heights, *along_y[:2], most, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
+            )
+            kernels.add_kernel[(len(x) * splits, c_blocks)](
+                x_part, out_part, strips, coord, plan.samples, plan.heights, *along_y[:2], *along_x[:2], x.shape[1],
+                channels, splits, most, *x_part.stride(), *out_part.stride(), *coord.stride(), W0=cols,
+                COPY=out is not None, STRIPS=STRIPS, TAPS=2, TOKENS=TOKENS, CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
 
 
 def table_grad(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, plan: Plan, how: Resampling) -> Tensor:
@@ -174,51 +187,89 @@ def table_grad(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, plan: Pl
     from . import triton_grad as kernels
 
     rows, cols, channels = table_shape[-3:]
+    grad = g.new_empty(rows, cols, channels, dtype=torch.float32)
     if g.numel() == 0:
-        return g.new_zeros(rows, cols, channels, dtype=torch.float32)
+        return grad.zero_()
     g, coord = g.detach(), patch_coord.detach()
-    batch, length = g.shape[:2]
-    order = torch.sort(plan.rows[:, 3], stable=True).indices
-    width = min(64, max(16, 4096 // _block(cols)), _block(channels))
-    blocks = -(-channels // width)
-    splits = max(1, min(16, batch, -(-GRAD_PROGRAMS // (rows * blocks))))
-    parts = torch.empty(splits, rows, cols, channels, dtype=torch.float32, device=g.device)
-    grid = (splits * rows, blocks)
-    sizes = dict(TOKENS=TOKENS, CHANNELS=width, W0_BLOCK=_block(cols))
-    options = dict(_options(how), **sizes, num_warps=_warps(max(TOKENS, _block(cols)) * width))
-    if g.is_cuda and torch.version.hip is None:
-        # The products alone would take twice as many; what they spill is little beside the warps that fit instead.
-        options["maxnreg"] = 128
-    with _on(g):
-        kernels.table_grad_kernel[grid](
-            g, parts, plan.rows, plan.norms, order, batch, length, channels, splits, *g.stride(), rows, cols, **options
-        )
-        kernels.token_grad_kernel[grid](
-            g,
-            parts,
-            coord,
-            plan.rows,
-            order,
-            batch,
-            channels,
-            splits,
-            *g.stride(),
-            *coord.stride(),
-            rows,
-            cols,
-            H0_BLOCK=_block(rows),
-            **options,
-        )
-    return parts[0] if splits == 1 else parts.sum(0)
+    (along_y, seen_y), (along_x, seen_x) = _both_bands(table_shape, how, g.device)
+    samples = plan.samples[torch.sort(plan.keys, stable=True).indices]
+    most = _most_strips(len(g))
+    for part in _channel_parts(table_shape, most):
+        g_part = g[..., part]
+        channels = g_part.shape[-1]
+        strips = torch.empty(most, cols, channels, dtype=torch.float32, device=g.device)
+        out = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
+        width, block = cols * channels, _block(cols * channels, 1024)
+        cells, c_block = _block(cols, 32), _block(channels, 64)
+        blocks, c_blocks = -(-cols // cells), -(-channels // c_block)
+        with _on(g):
+            kernels.strips_grad_kernel[(min(most * blocks, 512), c_blocks)](
+                g_part, strips, samples, plan.heights, *seen_x[:2], *along_x[:2], g.shape[1], channels,
+                *g_part.stride(), W0=cols, PADDING=how.sampler != "interpolate", STRIPS=STRIPS, TAPS=2, CELLS=cells,
+                CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
+            kernels.table_grad_kernel[(rows, -(-width // block))](
+                strips, out, plan.heights, *seen_y[:2], rows, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
+            )
+            kernels.token_grad_kernel[(rows * blocks, c_blocks)](
+                g_part, out, coord, samples, plan.heights, *along_y[:2], *along_x[:2], len(g), channels,
+                *g_part.stride(), *coord.stride(), W0=cols, STRIPS=STRIPS, TOKENS=TOKENS, CELLS=cells,
+                CHANNELS=c_block, **FUSE,
+            )  # fmt: skip
+        grad[..., part] = out
+    return grad
 
 
-def _options(how: Resampling) -> dict[str, Any]:
-    return dict(
-        BICUBIC=how.mode == "bicubic",
-        ANTIALIAS=how.antialias,
-        ALIGN_CORNERS=how.align_corners,
-        enable_fp_fusion=True,  # a later Triton turns it off by default
-    )
+FUSE = {"enable_fp_fusion": True}  # a later Triton turns it off by default
+
+
+def _most_strips(batch: int) -> int:
+    """So many (height, row) can occur at most: those of the ``batch`` largest heights."""
+    few = min(batch, STRIPS)
+    return few * STRIPS - few * (few - 1) // 2
+
+
+def _channel_parts(table_shape: torch.Size, most: int) -> Iterator[slice]:
+    """Slices of the channels, the strips of each at most STRIPS_BYTES."""
+    rows, cols, channels = table_shape[-3:]
+    size = max(64, STRIPS_BYTES // (4 * (most + rows) * cols) // 64 * 64)
+    return (slice(start, min(start + size, channels)) for start in range(0, channels, size))
+
+
+def _both_bands(
+    table_shape: torch.Size, how: Resampling, device: torch.device
+) -> tuple[tuple[Bands, Bands], tuple[Bands, Bands]]:
+    """The bands of ``A_n`` and of ``A_n^T`` of either axis: y, then x."""
+    how = replace(how, ar_preserving=False)
+    return _bands(table_shape[-3], how, device, LONGEST), _bands(table_shape[-2], how, device, LONGEST)
+
+
+@cache.kept("bands")
+def _bands(n0: int, how: Resampling, device: torch.device, longest: int) -> tuple[Bands, Bands]:
+    """The bands of ``A_n`` and of ``A_n^T``, for an axis of ``n0`` cells and every n up to ``longest``."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "timm_naflex_fast: the first call with such a table copies its resize matrices to the GPU, which no CUDA "
+            "graph can record; run the model once before you capture it"
+        )
+    matrices = [axis_matrix(0, n, n, n0, how) for n in range(1, longest + 1)]
+    return _pack(matrices, device), _pack([matrix.t() for matrix in matrices], device)
+
+
+def _pack(matrices: list[Tensor], device: torch.device) -> Bands:
+    firsts, counts, weights = [], [], []
+    for matrix in matrices:
+        nonzero = (matrix != 0).to(torch.uint8)
+        first = nonzero.argmax(1)
+        end = (matrix.shape[1] - nonzero.flip(1).argmax(1)) * nonzero.amax(1)
+        column = torch.arange(matrix.shape[1], device="cpu")
+        weights.append(matrix[(column >= first[:, None]) & (column < end[:, None])])
+        firsts.append(first)
+        counts.append((end - first).clamp(min=0))
+    first, count = torch.cat(firsts), torch.cat(counts)
+    rows = (count.cumsum(0) - count) << 32 | first << 16 | count
+    widest = torch.stack([count.max() for count in counts]).to(torch.int32)
+    return Bands(*(kept.to(device) for kept in (rows, torch.cat(weights), widest)))
 
 
 def _block(n: int, most: int = 2**30) -> int:
@@ -226,23 +277,28 @@ def _block(n: int, most: int = 2**30) -> int:
     return min(most, max(16, 1 << (n - 1).bit_length()))
 
 
-def _warps(values: int) -> int:
-    """Warps for a block of so many values: 16 a thread, from where on Triton's products work in 4 x 4 tiles."""
-    return max(1, min(8, values // 512))
-
-
 def _on(tensor: Tensor) -> AbstractContextManager[Any]:
     """The context in which Triton launches where ``tensor`` is."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-@lru_cache(maxsize=64)
+_agreed: dict[torch.device, bool] = {}
+
+
 def _agrees(device: torch.device) -> bool:
     """Whether Triton compiles and launches here (C compiler, GPU new enough) and gives the CPU's numbers.
 
     Tried once per device, forward and backward on a small batch; if not, that is said in a warning. It waits for the
-    GPU, so a first call must not be one that a CUDA graph records.
+    GPU, so it is put off while a CUDA graph is captured.
     """
+    if device not in _agreed:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return True
+        _agreed[device] = _try(device)
+    return _agreed[device]
+
+
+def _try(device: torch.device) -> bool:
     try:
         ours, cpus = _trial(device, add_learned), _trial(torch.device("cpu"), _eager)
         if not all(torch.allclose(a, b, rtol=0, atol=2e-6 * b.abs().max().item()) for a, b in zip(ours, cpus)):
@@ -251,7 +307,7 @@ def _agrees(device: torch.device) -> bool:
         warnings.warn(
             f"timm_naflex_fast: Triton's kernels cannot serve on {device}, so matmul's other form does and waits for "
             f"the GPU once per call: {error}",
-            stacklevel=6,
+            stacklevel=7,
         )
         return False
     return True
@@ -271,9 +327,18 @@ def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampli
 
 
 def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    from .choose import add_eagerly
+    from .choose import add_learned
 
-    add_eagerly(x, (table,), patch_coord, how, "matmul")
+    add_learned(x, table, patch_coord, how)
+
+
+def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """``x`` plus the table in a new tensor; ``x`` is read once."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel() > 0:
+        patch_coord = patch_coord.to(x.device)
+        launch_forward(x, table, patch_coord, make_plan(patch_coord, table.shape, how), how, out)
+    return out
 
 
 def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
@@ -281,5 +346,5 @@ def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resamp
     if g.numel() == 0:
         return torch.zeros_like(table, memory_format=torch.contiguous_format)
     patch_coord = patch_coord.to(g.device)
-    plan = make_plan(patch_coord, table.shape, how, norms=True)
+    plan = make_plan(patch_coord, table.shape, how)
     return table_grad(g, table.shape, patch_coord, plan, how).to(table.dtype)

@@ -1,22 +1,23 @@
-"""The matmul strategy's Triton kernels; ``matmul_triton`` launches them. Nothing here is read on the host.
+"""The Triton kernels of the matmul strategy's forward; ``triton.py`` launches them. The host reads nothing.
 
-Names: a table has ``H0 x W0`` cells, a sample's grid ``h x w``; ``to_h``, ``to_w`` are the lengths the table is resized
-to before the crop. Row ``p`` of a resize matrix looks from ``centre`` (in table cells, 0 the middle of the first) as
-far as ``reach``; a cell's weight is the filter at its distance over ``stretch``. As in weights.py, scale and centre are
-rounded to float32 exactly where PyTorch rounds them; they are computed in float64 so that no compiler's fused
-multiply-add can skip that rounding. Weights are float32, antialiased ones are normalised by their sum.
+A *strip* is one line of a resized table before its columns are resized: row ``y`` of ``A_h . P``, (W0, C). Strips exist
+for resized heights of at most ``STRIPS``, and only for the (height, row) that occur in the batch, one after another:
+first those of height 1, then of height 2, ... ``heights`` (2, STRIPS) int32 holds how many rows of each height occur,
+and how many samples in row-major order have that height. The table itself comes after the last place for a strip.
 
-A row of the plan (int32) holds
+A resize matrix is kept as the *bands* of its rows: ``bands`` (rows,) int64 packs ``start << 32 | first << 16 | count``,
+so that entry ``first + k`` of a row is ``weights[start + k]`` for k < count, and every other entry is 0. The matrices
+of all lengths 1, 2, ... lie behind one another; row ``y`` of length ``n`` is row ``n * (n - 1) / 2 + y``.
 
-    0  the count of tokens that get an embedding, min(N, h*w)
-    1  w
-    2  0 where all of these are in row-major order
-    3  to_w, or the largest integer where they are not: samples are sorted by it for the gradient
-    4  the bits of the float32 scale, table cells per position, of y
-    5  and of x
+The plan (B, PLAN) int32 says of each sample
 
-Every kernel's axes of programs follow from shapes alone; what lies past a grid is a loop that ends at once. Sizes that
-change from batch to batch are not specialized on: they would have kernels compiled again in the middle of a training.
+    0  the count of tokens that get an embedding      5  taps along y of its tokens, 1 where it has strips
+    1  the cells of its grid, h * w                   6  taps along x of its tokens
+    2  w                                              7  tokens along x that see one cell of the table
+    3  the resized height; 0: unknown, NaN            8  the sample's number
+    4  the resized width
+
+Sizes that change from batch to batch are not specialized on: Triton would compile in the middle of a training.
 """
 
 from __future__ import annotations
@@ -24,313 +25,231 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-PLAN = tl.constexpr(6)
+PLAN = tl.constexpr(9)
+HUGE = tl.constexpr(2**14)  # longer than any length that has a matrix
 
 
 @triton.jit
-def _keys_or_triangle(distance, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
-    """The filter: Keys (1981) with coefficient -0.5 where antialiased and -0.75 elsewhere, or the triangle."""
-    if not BICUBIC:
-        return tl.maximum(1.0 - distance, 0.0)
-    a: tl.constexpr = -0.5 if ANTIALIAS else -0.75
-    near = ((a + 2.0) * distance - (a + 3.0)) * distance * distance + 1.0
-    far = (((distance - 5.0) * distance + 8.0) * distance - 4.0) * a
-    return tl.where(distance < 1.0, near, tl.where(distance < 2.0, far, 0.0))
+def _whole(at, live):
+    """Coordinates as int32: -1 where negative, HUGE where not finite or larger than that, 0 where not ``live``."""
+    value = tl.load(at, mask=live, other=0)
+    if value.dtype.is_floating():
+        value = value.to(tl.float64)
+        value = tl.where(value == value, value, HUGE * 1.0)
+        value = tl.minimum(tl.maximum(value, -1.0), HUGE * 1.0)
+    else:  # cast first: what is below 0 or above 255 does not fit a uint8
+        value = tl.minimum(tl.maximum(value.to(tl.int64), -1), HUGE)
+    return value.to(tl.int32)
 
 
 @triton.jit
-def _scale(length, n0, ALIGN_CORNERS: tl.constexpr):
-    """Table cells per position, float32."""
-    length = tl.maximum(length, 1).to(tl.float64)
-    if ALIGN_CORNERS:
-        return tl.where(length > 1.0, (n0 - 1) / tl.maximum(length - 1.0, 1.0), 0.0).to(tl.float32)
-    return (n0 / length).to(tl.float32)
-
-
-@triton.jit
-def _read_scale(at):
-    return tl.load(at).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _stretch(scale, ANTIALIAS: tl.constexpr):
-    """How much wider than one cell the filter is."""
-    if ANTIALIAS:
-        return tl.maximum(scale, 1.0)
-    return tl.full([], 1.0, tl.float32)
-
-
-@triton.jit
-def _centre(position, scale, n0, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr, ALIGN_CORNERS: tl.constexpr):
-    scale = scale.to(tl.float64)
-    if ANTIALIAS:  # with align_corners PyTorch changes the scale here and nothing else
-        return (scale * (position + 0.5)).to(tl.float32) - 0.5
-    if ALIGN_CORNERS:
-        centre = (scale * position).to(tl.float32)
-    else:
-        centre = (scale * (position + 0.5) - 0.5).to(tl.float32)
-    if not BICUBIC:
-        centre = tl.minimum(tl.maximum(centre, 0.0), n0 - 1.0)
-    return centre
-
-
-@triton.jit
-def _entry(cell, centre, shrink, n0, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):
-    """An entry of the resize matrix, antialiased ones not yet normalised. ``cell`` lies in the table."""
-    distance = tl.abs(cell - centre)
-    weight = _keys_or_triangle(distance * shrink, BICUBIC, ANTIALIAS)
-    if BICUBIC and not ANTIALIAS:  # taps beyond the table, two at most, are moved to its border
-        low = _keys_or_triangle(centre + 1.0, BICUBIC, ANTIALIAS) + _keys_or_triangle(centre + 2.0, BICUBIC, ANTIALIAS)
-        past = n0 - centre
-        high = _keys_or_triangle(past, BICUBIC, ANTIALIAS) + _keys_or_triangle(past + 1.0, BICUBIC, ANTIALIAS)
-        weight += tl.where(cell == 0, low, 0.0) + tl.where(cell == n0 - 1, high, 0.0)
-    return weight
+def _strip(number, heights_ptr, STRIPS: tl.constexpr):
+    """Which strip this is: its height - 1, its row, and the count of all strips."""
+    height = tl.arange(0, STRIPS)
+    rows = tl.load(heights_ptr + height)
+    index = tl.sum((tl.cumsum(rows, 0) <= number).to(tl.int32), 0)
+    return index, number - tl.sum(tl.where(height < index, rows, 0), 0), tl.sum(rows, 0)
 
 
 @triton.jit(do_not_specialize=["N", "coord_b", "coord_n", "coord_c"])
 def plan_kernel(
     coord_ptr,
     plan_ptr,
-    norm_ptr,
+    key_ptr,
+    heights_ptr,
+    taps_y_ptr,
+    taps_x_ptr,
+    seen_x_ptr,
     N,
     coord_b,
     coord_n,
     coord_c,
     H0: tl.constexpr,
     W0: tl.constexpr,
-    BICUBIC: tl.constexpr,
-    ALIGN_CORNERS: tl.constexpr,
     AR_PRESERVING: tl.constexpr,
-    NORMS: tl.constexpr,
+    PADDING: tl.constexpr,
+    LONGEST: tl.constexpr,
+    STRIPS: tl.constexpr,
     BLOCK: tl.constexpr,
-    H0_BLOCK: tl.constexpr,
 ):
-    """One program per sample: its row of the plan; with NORMS also one over the sum of row y's antialiased weights."""
+    """One program per sample: its row of the plan, its marks in ``heights`` (zeros before), and its sorting key.
+
+    The key is the resized height, or STRIPS + 1 where the gradient must go token by token. ``taps_y``, ``taps_x`` and
+    ``seen_x`` (LONGEST,) hold the largest count of a band, by length.
+    """
     sample = tl.program_id(0).to(tl.int64)
     coord_ptr += sample * coord_b
-    highest_y = tl.full([BLOCK], -1, tl.int64)
-    highest_x = tl.full([BLOCK], -1, tl.int64)
+    highest_y = tl.full([BLOCK], -1, tl.int32)
+    highest_x = tl.full([BLOCK], -1, tl.int32)
     for start in range(0, N, BLOCK):
         n = start + tl.arange(0, BLOCK)
         at = coord_ptr + n.to(tl.int64) * coord_n
-        highest_y = tl.maximum(highest_y, tl.load(at, mask=n < N, other=-1).to(tl.int64))
-        highest_x = tl.maximum(highest_x, tl.load(at + coord_c, mask=n < N, other=-1).to(tl.int64))
+        highest_y = tl.maximum(highest_y, tl.where(n < N, _whole(at, n < N), -1))
+        highest_x = tl.maximum(highest_x, tl.where(n < N, _whole(at + coord_c, n < N), -1))
     h = tl.max(highest_y, 0) + 1
     w = tl.max(highest_x, 0) + 1
-    tokens = tl.minimum(h * w, N)
-    wrong = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, N, BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        at = coord_ptr + n.to(tl.int64) * coord_n
-        y = tl.load(at, mask=n < tokens, other=0).to(tl.int64)
-        x = tl.load(at + coord_c, mask=n < tokens, other=0).to(tl.int64)
-        wrong += ((n < tokens) & ((y * w + x != n) | (x < 0))).to(tl.int32)
-    misplaced = tl.sum(wrong, 0)
+    cells = h * w
     to_h, to_w = h, w
     if AR_PRESERVING:
         as_is = (h == H0) & (w == W0)
+        if PADDING:
+            as_is = h < 0
         to_h = tl.where(as_is, h, tl.maximum(h, w))
         to_w = tl.where(as_is, w, tl.maximum(h, w))
-    scale = _scale(to_h, H0, ALIGN_CORNERS)
+    known = (cells > 0) & (to_h <= LONGEST) & (to_w <= LONGEST)
+    tokens = N
+    if not PADDING:
+        tokens = tl.where(known, tl.minimum(cells, N), N)
+    wrong = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, tokens, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        at = coord_ptr + n.to(tl.int64) * coord_n
+        y = _whole(at, n < tokens)
+        x = _whole(at + coord_c, n < tokens)
+        want = tl.where(n < cells, n, 0)  # with PADDING tokens outside the grid take cell 0
+        wrong += ((n < tokens) & ((y * w + x != want) | (x < 0))).to(tl.int32)
+    has_strips = known & (to_h <= STRIPS)
+    in_order = has_strips & (tl.sum(wrong, 0) == 0)
+    tl.atomic_max(heights_ptr + to_h - 1, h, mask=has_strips)
+    tl.atomic_add(heights_ptr + STRIPS + to_h - 1, 1, mask=in_order)
+    tl.store(key_ptr + sample, tl.where(in_order, to_h, STRIPS + 1))
     plan_ptr += sample * PLAN
-    tl.store(plan_ptr, tokens.to(tl.int32))
-    tl.store(plan_ptr + 1, w.to(tl.int32))
-    tl.store(plan_ptr + 2, misplaced)
-    tl.store(plan_ptr + 3, tl.where(misplaced == 0, to_w, 2147483647).to(tl.int32))
-    tl.store(plan_ptr + 4, scale.to(tl.int32, bitcast=True))
-    tl.store(plan_ptr + 5, _scale(to_w, W0, ALIGN_CORNERS).to(tl.int32, bitcast=True))
-    if NORMS:
-        rows = tl.where(misplaced == 0, tl.cdiv(tokens, tl.maximum(w, 1)), 0).to(tl.int32)
-        shrink = 1.0 / _stretch(scale, True)
-        cell = tl.arange(0, H0_BLOCK)[None, :]
-        for start in range(0, rows, 16):
-            y = start + tl.arange(0, 16)
-            centre = _centre(y, scale, H0, BICUBIC, True, ALIGN_CORNERS)
-            weights = _entry(cell, centre[:, None], shrink, H0, BICUBIC, True)
-            total = tl.sum(tl.where(cell < H0, weights, 0.0), 1)
-            tl.store(norm_ptr + sample * N + y, 1.0 / tl.where(y < rows, total, 1.0), mask=y < rows)
+    tl.store(plan_ptr, tokens)
+    tl.store(plan_ptr + 1, cells)
+    tl.store(plan_ptr + 2, w)
+    tl.store(plan_ptr + 3, tl.where(known, to_h, 0))
+    tl.store(plan_ptr + 4, to_w)
+    tl.store(plan_ptr + 5, tl.load(taps_y_ptr + to_h - 1, mask=known & (to_h > STRIPS), other=1))
+    tl.store(plan_ptr + 6, tl.load(taps_x_ptr + to_w - 1, mask=known, other=0))
+    tl.store(plan_ptr + 7, tl.load(seen_x_ptr + to_w - 1, mask=known, other=0))
+    tl.store(plan_ptr + 8, sample.to(tl.int32))
 
 
-@triton.jit
-def _add(x_ptr, n, ok, cells, c, in_c, x_n, x_c):
-    """``x[n] += cells``, rounded to the dtype of ``x`` before the addition as timm does, and after it."""
-    at = x_ptr + n.to(tl.int64)[:, None] * x_n + (c * x_c)[None, :]
-    mask = ok[:, None] & in_c[None, :]
-    x = tl.load(at, mask=mask, other=0.0)
-    tl.store(at, (x.to(tl.float32) + cells.to(x.dtype).to(tl.float32)).to(x.dtype), mask=mask)
+@triton.jit(do_not_specialize=["most"])
+def strips_kernel(
+    strips_ptr,
+    heights_ptr,
+    bands_ptr,
+    weights_ptr,
+    most,
+    width,
+    STRIPS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``strips`` (most + H0, W0 * C): from the table, in its last rows, every strip that occurs.
+
+    Programs: (any number, blocks of a strip). All that run at one time share a block of the table's columns.
+    """
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    table_ptr = strips_ptr + most * width + at
+    _, _, count = _strip(0, heights_ptr, STRIPS)
+    for number in range(tl.program_id(0), count, tl.num_programs(0)):
+        index, y, _ = _strip(number, heights_ptr, STRIPS)
+        band = tl.load(bands_ptr + index * (index + 1) // 2 + y)
+        weights_at = weights_ptr + (band >> 32)
+        first = ((band >> 16) & 0xFFFF).to(tl.int32)
+        taps = (band & 0xFFFF).to(tl.int32)
+        strip = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, taps, TAPS):
+            for k in tl.static_range(TAPS):  # so many loads are on their way at once
+                has = at < tl.where(taps > start + k, width, 0)
+                weight = tl.load(weights_at + tl.minimum(start + k, taps - 1))
+                strip += weight * tl.load(table_ptr + (first + start + k) * width, mask=has, other=0.0)
+        tl.store(strips_ptr + number * width + at, strip, mask=at < width)
 
 
-@triton.jit(do_not_specialize=["splits", "coord_b", "coord_n", "coord_c"])
-def forward_kernel(
+@triton.jit(do_not_specialize=["N", "splits", "most", "coord_b", "coord_n", "coord_c"])
+def add_kernel(
     x_ptr,
-    table_ptr,
+    out_ptr,
+    strips_ptr,
     coord_ptr,
     plan_ptr,
+    heights_ptr,
+    bands_y_ptr,
+    weights_y_ptr,
+    bands_x_ptr,
+    weights_x_ptr,
+    N,
     C,
     splits,
+    most,
     x_b,
     x_n,
     x_c,
+    out_b,
+    out_n,
+    out_c,
     coord_b,
     coord_n,
     coord_c,
-    H0: tl.constexpr,
     W0: tl.constexpr,
-    BICUBIC: tl.constexpr,
-    ANTIALIAS: tl.constexpr,
-    ALIGN_CORNERS: tl.constexpr,
+    COPY: tl.constexpr,
+    STRIPS: tl.constexpr,
+    TAPS: tl.constexpr,
     TOKENS: tl.constexpr,
-    CELLS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Adds the table into ``x`` in place. Programs: (B * splits, blocks of CHANNELS)."""
+    """``out = x + embedding``; tokens without an embedding are written only with COPY. ``out`` may be ``x``.
+
+    Programs: (B * splits, any number for the blocks of CHANNELS). A token sums the few cells of its strip that it
+    sees. A sample too high for strips sums rows of the table as well.
+    """
     sample = (tl.program_id(0) // splits).to(tl.int64)
-    split = tl.program_id(0) % splits
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    in_c = c < C
     x_ptr += sample * x_b
+    out_ptr += sample * out_b
     coord_ptr += sample * coord_b
     plan_ptr += sample * PLAN
     tokens = tl.load(plan_ptr)
-    w = tl.load(plan_ptr + 1)
-    misplaced = tl.load(plan_ptr + 2)
-    scale_y = _read_scale(plan_ptr + 4)
-    scale_x = _read_scale(plan_ptr + 5)
-    if tokens > 0:
-        if ANTIALIAS and misplaced == 0:
-            _forward_lines(
-                x_ptr, table_ptr, split, splits, c, in_c, C, x_n, x_c, w, scale_y, scale_x, tokens,
-                H0, W0, BICUBIC, ALIGN_CORNERS, TOKENS, CELLS, CHANNELS,
-            )  # fmt: skip
-        else:
-            _forward_tokens(
-                x_ptr, table_ptr, coord_ptr, split, splits, c, in_c, C, x_n, x_c, coord_n, coord_c,
-                scale_y, scale_x, tokens,
-                H0, W0, BICUBIC, ANTIALIAS, ALIGN_CORNERS, TOKENS, CHANNELS,
-            )  # fmt: skip
-
-
-@triton.jit
-def _forward_lines(
-    x_ptr, table_ptr, split, splits, c, in_c, C, x_n, x_c, w, scale_y, scale_x, tokens,
-    H0: tl.constexpr, W0: tl.constexpr, BICUBIC: tl.constexpr, ALIGN_CORNERS: tl.constexpr,
-    TOKENS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """A sample in row-major order, antialiased: line by line of its grid.
-
-    Lines are the rows, or the columns where these are fewer. For TOKENS cells of a line, the part of the table that
-    they see is contracted across the line, CELLS cells at a time, tap by tap; then along it by a product.
-    """
-    RADIUS: tl.constexpr = 2.0 if BICUBIC else 1.0
-    TAPS: tl.constexpr = 4 if BICUBIC else 2
-    rows = tl.cdiv(tokens, w)
-    cols = tl.minimum(w, tokens)
-    by_column = cols < rows
-    lines = tl.minimum(rows, cols)
-    length = tl.maximum(rows, cols)
-    token_step = tl.where(by_column, w, 1)  # from a token to the next one of its line
-    line_step = tl.where(by_column, 1, w)
-    cell_step = tl.where(by_column, W0, 1) * C
-    across_step = tl.where(by_column, 1, W0) * C
-    across0 = tl.where(by_column, W0, H0)
-    along0 = tl.where(by_column, H0, W0)
-    across_scale = tl.where(by_column, scale_x, scale_y)
-    along_scale = tl.where(by_column, scale_y, scale_x)
-    across_stretch = _stretch(across_scale, True)
-    along_stretch = _stretch(along_scale, True)
-    across_shrink = 1.0 / across_stretch
-    along_shrink = 1.0 / along_stretch
-    across_reach = RADIUS * across_stretch
-    along_reach = RADIUS * along_stretch
-    for line in range(split, lines, splits):
-        across = _centre(line, across_scale, across0, BICUBIC, True, ALIGN_CORNERS)
-        first_tap = tl.maximum(tl.floor(across - across_reach).to(tl.int32) + 1, 0)
-        taps_end = tl.minimum(tl.ceil(across + across_reach).to(tl.int32), across0)
-        for start in range(0, length, TOKENS):
-            t = start + tl.arange(0, TOKENS)
-            end = tl.minimum(start + TOKENS, length) - 1
-            along = _centre(t, along_scale, along0, BICUBIC, True, ALIGN_CORNERS)
-            low = _centre(start, along_scale, along0, BICUBIC, True, ALIGN_CORNERS) - along_reach
-            high = _centre(end, along_scale, along0, BICUBIC, True, ALIGN_CORNERS) + along_reach
-            first_cell = tl.maximum(tl.floor(low).to(tl.int32) + 1, 0)
-            cells_end = tl.minimum(tl.ceil(high).to(tl.int32), along0)
-            total = tl.zeros([TOKENS], tl.float32)
-            across_total = across * 0.0
-            embedding = tl.zeros([TOKENS, CHANNELS], tl.float32)
-            for cells_start in range(first_cell, cells_end, CELLS):
-                cell = cells_start + tl.arange(0, CELLS)
-                at = table_ptr + (cell * cell_step)[:, None] + c[None, :]
-                strip = tl.zeros([CELLS, CHANNELS], tl.float32)
-                across_total = across * 0.0
-                for tap0 in range(first_tap, taps_end, TAPS):
-                    for k in tl.static_range(TAPS):  # so many loads are on their way at once
-                        tap = tap0 + k
-                        weight = _entry(tap, across, across_shrink, across0, BICUBIC, True)
-                        weight = tl.where(tap < taps_end, weight, 0.0)
-                        seen = cell < tl.where(tap < taps_end, cells_end, 0)
-                        mask = seen[:, None] & in_c[None, :]
-                        values = tl.load(at + tap * across_step, mask=mask, other=0.0)
-                        strip = strip + weight * values.to(tl.float32)
-                        across_total += weight
-                weights = _entry(cell[None, :], along[:, None], along_shrink, along0, BICUBIC, True)
-                weights = tl.where((cell < cells_end)[None, :], weights, 0.0)
-                total += tl.sum(weights, 1)
-                embedding = tl.dot(weights, strip, embedding, input_precision="ieee")
-            n = line * line_step + t * token_step
-            ok = (t < length) & (n < tokens)
-            embedding = embedding / (tl.where(ok, total, 1.0) * across_total)[:, None]
-            _add(x_ptr, n, ok, embedding, c, in_c, x_n, x_c)
-
-
-@triton.jit
-def _forward_tokens(
-    x_ptr, table_ptr, coord_ptr, split, splits, c, in_c, C, x_n, x_c, coord_n, coord_c, scale_y, scale_x, tokens,
-    H0: tl.constexpr, W0: tl.constexpr, BICUBIC: tl.constexpr, ANTIALIAS: tl.constexpr, ALIGN_CORNERS: tl.constexpr,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """A sample in any order, token by token: each gathers the table's cells within its reach on both axes.
-
-    Without antialiasing these are 4, or 16 in bicubic tables, which is cheaper than a product over a line.
-    """
-    RADIUS: tl.constexpr = 2.0 if BICUBIC else 1.0
-    stretch_y = _stretch(scale_y, ANTIALIAS)
-    stretch_x = _stretch(scale_x, ANTIALIAS)
-    shrink_y = 1.0 / stretch_y
-    shrink_x = 1.0 / stretch_x
-    taps_y = tl.ceil(2.0 * RADIUS * stretch_y).to(tl.int32)
-    taps_x = tl.ceil(2.0 * RADIUS * stretch_x).to(tl.int32)
-    for start in range(split * TOKENS, tokens, splits * TOKENS):
+    to_h = tl.load(plan_ptr + 3)
+    to_w = tl.load(plan_ptr + 4)
+    taps_y = tl.load(plan_ptr + 5)
+    taps_x = tl.load(plan_ptr + 6)
+    high = tl.zeros([TOKENS], tl.int32) + to_h > STRIPS
+    height = tl.arange(0, STRIPS)
+    strip0 = tl.sum(tl.where(height + 1 < to_h, tl.load(heights_ptr + height), 0), 0)
+    bands_y_ptr += to_h * (to_h - 1) // 2
+    bands_x_ptr += to_w * (to_w - 1) // 2
+    end = tokens
+    if COPY:
+        end = N
+    for start in range(tl.program_id(0) % splits * TOKENS, end, splits * TOKENS):
         n = start + tl.arange(0, TOKENS)
-        at = coord_ptr + n.to(tl.int64) * coord_n
-        y = tl.load(at, mask=n < tokens, other=0).to(tl.int32)
-        x = tl.load(at + coord_c, mask=n < tokens, other=0).to(tl.int32)
-        centre_y = _centre(y, scale_y, H0, BICUBIC, ANTIALIAS, ALIGN_CORNERS)
-        centre_x = _centre(x, scale_x, W0, BICUBIC, ANTIALIAS, ALIGN_CORNERS)
-        first_y = tl.floor(centre_y - RADIUS * stretch_y).to(tl.int32) + 1
-        first_x = tl.floor(centre_x - RADIUS * stretch_x).to(tl.int32) + 1
-        total_y = tl.zeros([TOKENS], tl.float32)
-        total_x = tl.zeros([TOKENS], tl.float32)
-        embedding = tl.zeros([TOKENS, CHANNELS], tl.float32)
-        for k in range(taps_y):
-            row = first_y + k
-            weight_y = _keys_or_triangle(tl.abs(row - centre_y) * shrink_y, BICUBIC, ANTIALIAS)
-            if ANTIALIAS:
-                weight_y = tl.where((row >= 0) & (row < H0), weight_y, 0.0)
-            row = tl.minimum(tl.maximum(row, 0), H0 - 1) * W0
-            part = tl.zeros([TOKENS, CHANNELS], tl.float32)
-            total_x = tl.zeros([TOKENS], tl.float32)
-            for m in range(taps_x):
-                col = first_x + m
-                weight_x = _keys_or_triangle(tl.abs(col - centre_x) * shrink_x, BICUBIC, ANTIALIAS)
-                if ANTIALIAS:
-                    weight_x = tl.where((col >= 0) & (col < W0), weight_x, 0.0)
-                cell = row + tl.minimum(tl.maximum(col, 0), W0 - 1)
-                values = tl.load(table_ptr + (cell * C)[:, None] + c[None, :], mask=in_c[None, :], other=0.0)
-                part = part + weight_x[:, None] * values.to(tl.float32)
-                total_x += weight_x
-            embedding = embedding + weight_y[:, None] * part
-            total_y += weight_y
-        if ANTIALIAS:
-            embedding = embedding / (total_y * total_x)[:, None]
-        embedding = tl.where(((y < 0) | (x < 0))[:, None], float("nan"), embedding)
-        _add(x_ptr, n, n < tokens, embedding, c, in_c, x_n, x_c)
+        coord_at = coord_ptr + n.to(tl.int64) * coord_n
+        y = _whole(coord_at, n < tokens)
+        x = _whole(coord_at + coord_c, n < tokens)
+        known = (n < tl.where(to_h > 0, tokens, 0)) & (y >= 0) & (x >= 0)
+        band = tl.load(bands_x_ptr + x, mask=known, other=0)
+        weights_x_at = weights_x_ptr + (band >> 32)
+        first_x = ((band >> 16) & 0xFFFF).to(tl.int32)
+        count_x = (band & 0xFFFF).to(tl.int32)
+        band = tl.load(bands_y_ptr + y, mask=known & high, other=0)
+        weights_y_at = weights_y_ptr + (band >> 32)
+        row = tl.where(high, most + ((band >> 16) & 0xFFFF).to(tl.int32), strip0 + y)
+        count_y = tl.where(high, (band & 0xFFFF).to(tl.int32), 1)
+        # What is known of the tokens by now serves several blocks of channels.
+        for c0 in range(tl.program_id(1) * CHANNELS, C, tl.num_programs(1) * CHANNELS):
+            c = c0 + tl.arange(0, CHANNELS)
+            in_c = c < C
+            embedding = tl.zeros([TOKENS, CHANNELS], tl.float32)
+            for j in range(taps_y):
+                weight_y = tl.load(weights_y_at + j, mask=known & high & (count_y > j), other=0.0)
+                weight_y = tl.where(high, weight_y, 1.0)
+                at = strips_ptr + (((row + j) * W0 + first_x) * C)[:, None] + c[None, :]
+                for k0 in range(0, taps_x, TAPS):
+                    for k in tl.static_range(TAPS):
+                        seen = (count_x > k0 + k) & (count_y > j)
+                        weight = weight_y * tl.load(weights_x_at + k0 + k, mask=seen, other=0.0)
+                        cell = tl.load(at + (k0 + k) * C, mask=seen[:, None] & in_c[None, :], other=0.0)
+                        embedding += weight[:, None] * cell
+            embedding = tl.where(known[:, None], embedding, float("nan"))
+            mask = (n < end)[:, None] & in_c[None, :]
+            x_at = x_ptr + n.to(tl.int64)[:, None] * x_n + (c * x_c)[None, :]
+            value = tl.load(x_at, mask=mask, other=0.0)
+            # Rounded to the dtype of x before the addition, as timm does, and after it.
+            total = (value.to(tl.float32) + embedding.to(value.dtype).to(tl.float32)).to(value.dtype)
+            if COPY:
+                total = tl.where((n < tokens)[:, None], total, value)
+            out_at = out_ptr + n.to(tl.int64)[:, None] * out_n + (c * out_c)[None, :]
+            tl.store(out_at, total, mask=mask)

@@ -1,4 +1,4 @@
-"""Images to measure on: the files of a folder, and scikit-image's photos where no folder was given."""
+"""Images to measure on: the files of a folder, or scikit-image's photos."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ def image_files(folder: str | Path) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-    try:
-        files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-    except OSError as error:
-        raise ValueError(f"{root} cannot be read: {error}") from error
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
     return files
@@ -88,25 +85,20 @@ def photos() -> list[Source]:
         RuntimeError: scikit-image is not installed.
     """
     try:
-        import skimage.data  # noqa: F401
+        import skimage.data
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise RuntimeError(
             "without --images DIR, drift is measured on scikit-image's photos: pip install scikit-image"
         ) from error
-    found: list[Source] = []
-    for turn in range(len(ASPECTS)):  # neighbours in the list differ in photo and in aspect ratio
-        for place, name in enumerate(PHOTOS):
-            w, h = ASPECTS[(place + turn) % len(ASPECTS)]
-            found.append((f"{name} {w}:{h}", partial(_crop, name, w, h)))
-    return found
 
+    def crop(name: str, wide: int, high: int) -> Any:
+        image = Image.fromarray(getattr(skimage.data, name)())
+        scale = min(image.width / wide, image.height / high)
+        return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
 
-def _crop(name: str, wide: int, high: int) -> Any:
-    import skimage.data
-    from PIL import Image
-
-    image = Image.fromarray(getattr(skimage.data, name)())
-    scale = min(image.width / wide, image.height / high)
-    width, height = int(scale * wide), int(scale * high)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    # Neighbours in the list differ in photo and in aspect ratio.
+    turned = [
+        (name, ASPECTS[(p + turn) % len(ASPECTS)]) for turn in range(len(ASPECTS)) for p, name in enumerate(PHOTOS)
+    ]
+    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, (w, h) in turned]

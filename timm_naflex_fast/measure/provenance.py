@@ -1,11 +1,10 @@
-"""Where figures come from: command, date, commit, machine, versions."""
+"""Where figures come from: command, date, machine, versions."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ def provenance(command: str) -> dict[str, Any]:
     return dict(
         command=command,
         date=datetime.date.today().isoformat(),
-        commit=_commit(),
         machine=machine,
         python=platform.python_version(),
         torch=torch.__version__,
@@ -31,25 +29,7 @@ def provenance(command: str) -> dict[str, Any]:
 
 def _cpu() -> str:
     """The processor's name and architecture, e.g. "AMD EPYC (x86_64)"."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor()
-    return f"{name} ({platform.machine()})" if name else platform.machine()
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this package runs from, "+" after edits in the package; None without one."""
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        if git("ls-files", "__init__.py") != "__init__.py":  # an installed package inside another repository
-            return None
-        return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "."))
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{(names or [platform.processor()])[0]} ({platform.machine()})"

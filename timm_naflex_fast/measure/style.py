@@ -14,23 +14,16 @@ COLOURS = {
     "timm-flag-bilinear": "#d4679c",
     "timm-flag-bicubic": "#a371f7",
     "issue-2514-zeros": "#b0704f",
-    "issue-2514-border": "#bf5b17",
     "hf-siglip2": "#1b9aaa",
 }
-SPARE = ("#6e7f0e", "#8957e5", "#0a7c86", "#986801")  # for contenders without a colour above
 
 
-def colour(contender: str) -> str:
-    """The colour of a contender, the same in every plot."""
-    return COLOURS.get(contender) or SPARE[sum(map(ord, contender)) % len(SPARE)]
-
-
-def require_matplotlib(option: str) -> None:
-    """Raise RuntimeError unless matplotlib is installed; ``option`` is what needs it, e.g. "--out"."""
+def require(module: str, option: str) -> None:
+    """Raise RuntimeError unless ``module`` is installed; ``option`` is what needs it, e.g. "--out"."""
     try:
-        import matplotlib  # noqa: F401
+        __import__(module)
     except ImportError as error:
-        raise RuntimeError(f"{option} draws plots and needs matplotlib: pip install matplotlib") from error
+        raise RuntimeError(f"{option} needs {module}: pip install {module}") from error
 
 
 def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:

@@ -244,6 +244,10 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ; nothing is changed.
+
+    >>> with enable():
+    ...     print(status().flags)
+    Flags(pos_embed='matmul', patch_embed='matmul', rope='batched')
     """
     if isinstance(mode, nn.Module):
         raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
@@ -284,6 +288,11 @@ def disable(model: nn.Module | None = None) -> None:
 
     Raises:
         ValueError: ``model`` contains nothing that is replaced.
+
+    >>> handle = enable("interpolate_cached")
+    >>> disable()
+    >>> status().replaced
+    {}
     """
     with _lock:
         if model is None:
@@ -338,7 +347,11 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def status() -> Status:
-    """What is replaced by what at present, who has computed what since, with timm's and torch's versions."""
+    """What is replaced by what at present, who has computed what since, with timm's and torch's versions.
+
+    >>> status().calls
+    {}
+    """
     import timm
 
     with _lock:

@@ -41,62 +41,73 @@ _within = threading.local()
 
 def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    _add_learned(self, "_apply_learned_naflex_pos_embed", x, patch_coord)
+    who, timms = _who(self, "_apply_learned_naflex_pos_embed", x, patch_coord, self.pos_embed)
+    if who == "stock":
+        return timms(self, x, patch_coord)
+    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), STRATEGY[who])
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the same positions and result, computed as sums of rows of the table."""
-    _add_learned(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord)
+    who, timms = _who(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord, self.pos_embed)
+    if who == "stock":
+        return timms(self, x, patch_coord)
+    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), STRATEGY[who])
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
-    _add_learned(self, "_apply_learned_pos_embed", x, grid_size)
+    who, timms = _who(self, "_apply_learned_pos_embed", x, grid_size, self.pos_embed)
+    if who == "stock":
+        return timms(self, x, grid_size)
+    choose.add_learned(x, self.pos_embed, grid_size, _how(self, who), STRATEGY[who])
 
 
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    _add_factorized(self, "_apply_factorized_naflex_pos_embed", x, patch_coord)
+    who, timms = _who(self, "_apply_factorized_naflex_pos_embed", x, patch_coord, self.pos_embed_y, self.pos_embed_x)
+    if who == "stock":
+        return timms(self, x, patch_coord)
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), STRATEGY[who])
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the same positions and result, computed as sums of rows of the tables."""
-    _add_factorized(self, "_apply_factorized_naflex_pos_embed_grid_sample", x, patch_coord)
+    """Modifications: the same positions and result, computed as sums of rows of the table."""
+    who, timms = _who(
+        self, "_apply_factorized_naflex_pos_embed_grid_sample", x, patch_coord, self.pos_embed_y, self.pos_embed_x
+    )
+    if who == "stock":
+        return timms(self, x, patch_coord)
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), STRATEGY[who])
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
-    _add_factorized(self, "_apply_factorized_pos_embed", x, grid_size)
+    who, timms = _who(self, "_apply_factorized_pos_embed", x, grid_size, self.pos_embed_y, self.pos_embed_x)
+    if who == "stock":
+        return timms(self, x, grid_size)
+    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, grid_size, _how(self, who), STRATEGY[who])
 
 
-def _add_learned(embeds: Any, name: str, x: Tensor, where: Any) -> None:
+STRATEGY = {"matmul": "matmul", "grid_sample": "matmul", "interpolate_cached": "interpolate_cached"}
+
+
+def _who(embeds: Any, name: str, x: Tensor, where: Any, *tables: Tensor) -> tuple[str, Any]:
+    """Who adds the position embeddings, and timm's own method with the chosen result."""
     mode = embeds.pos_embed_interp_mode
-    unknown = None if mode in SEPARABLE_MODES else _not_separable(mode)
-    unless = unknown or _plain_in_graph(where)
-    who = runs(LIBRARY, embeds, (EMBEDS, name), x, embeds.pos_embed, unless=unless)
-    if who == "stock":
-        return original(type(embeds), _timms(embeds, name, unknown))(embeds, x, where)
-    antialias = getattr(embeds, "pos_embed_antialias", True)
-    align_corners = getattr(embeds, "pos_embed_align_corners", False)
-    how = Resampling(mode, antialias, align_corners, embeds.pos_embed_ar_preserving, _sampler(who))
-    choose.add_learned(x, embeds.pos_embed, where, how, _strategy(who))
+    unknown = None if mode in SEPARABLE_MODES or len(tables) == 2 else _not_separable(mode)
+    who = runs(LIBRARY, embeds, (EMBEDS, name), x, *tables, unless=unknown or _plain_in_graph(where))
+    return who, original(type(embeds), _timms(embeds, name, unknown)) if who == "stock" else None
 
 
-def _add_factorized(embeds: Any, name: str, x: Tensor, where: Any) -> None:
-    table_y, table_x = embeds.pos_embed_y, embeds.pos_embed_x
-    who = runs(LIBRARY, embeds, (EMBEDS, name), x, table_y, table_x, unless=_plain_in_graph(where))
-    if who == "stock":
-        return original(type(embeds), _timms(embeds, name, None))(embeds, x, where)
-    how = Resampling(ar_preserving=embeds.pos_embed_ar_preserving, sampler=_sampler(who))
-    choose.add_factorized(x, table_y, table_x, where, how, _strategy(who))
-
-
-def _sampler(who: str) -> str:
-    return FLAG if who == "grid_sample" else "interpolate"
-
-
-def _strategy(who: str) -> str:
-    return "matmul" if who == "grid_sample" else who
+def _how(embeds: Any, who: str) -> Resampling:
+    return Resampling(
+        embeds.pos_embed_interp_mode,
+        getattr(embeds, "pos_embed_antialias", True),
+        getattr(embeds, "pos_embed_align_corners", False),
+        embeds.pos_embed_ar_preserving,
+        FLAG if who == "grid_sample" else "interpolate",
+    )
 
 
 def _plain_in_graph(where: Any) -> str | None:

@@ -171,11 +171,13 @@ def _source_key(sources: tuple[Tensor, ...]) -> tuple[Any, ...]:
 
 
 def _look_up(key: tuple[Any, ...]) -> Any:
-    with _lock:
-        value = _entries.get(key)
-        if value is not None:
+    value = _entries.get(key)
+    if value is not None:
+        try:
             _entries.move_to_end(key)
-        return value
+        except KeyError:  # without the lock, which would cost more than all the rest: another thread has dropped it
+            pass
+    return value
 
 
 def _keep(key: tuple[Any, ...], value: Any) -> None:

@@ -1,7 +1,8 @@
 """Which convention did a port follow, when it resampled a position table? All of them are tried, the best comes first.
 
-Every convention here is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers them all. It
-is written out here and not read off ``F.interpolate``, which has no other cubic coefficient and no other positions.
+Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers them all. This
+file writes the formula out and does not read it off ``F.interpolate``, which has no other cubic coefficient and no
+other positions.
 """
 
 from __future__ import annotations
@@ -127,6 +128,12 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
 
     Raises:
         ValueError: shapes that do not fit, sizes below 1, or numbers that are not finite.
+
+    >>> from timm_naflex_fast.functional import resample_pos_embed
+    >>> table = torch.randn(16, 16, 8)
+    >>> error, convention = identify_resampling(table, (9, 28), resample_pos_embed(table, (9, 28), mode="bilinear"))[0]
+    >>> convention["mode"], convention["antialias"], error < 1e-5
+    ('bilinear', True, True)
     """
     table = _check_table(table)
     sizes = _check_sizes(size)

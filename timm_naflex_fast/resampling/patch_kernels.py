@@ -32,8 +32,8 @@ from .precision import no_autocast, product_dtype
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
 
-# With few input channels, ``right (x) I`` multiplies them all at once, at their number times the arithmetic. More of
-# them are moved aside first, at two passes over memory.
+# Up to this many input channels, one product with ``right (x) I`` handles all of them; it costs their number times the
+# arithmetic. With more channels the kernel is transposed first, which costs two passes over memory.
 MOST_INNER = 4
 NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
 
@@ -95,7 +95,7 @@ def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int
 
 
 def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """``left @ x @ right`` for x (N, H, W), the cheaper side first; autocast stays out."""
+    """``left @ x @ right`` for x (N, H, W) without autocast; the cheaper side first."""
     # Autocast is asked for first because torch 2.4 cannot export the context. Compiled graphs are guarded by its state.
     with no_autocast(x.device) if torch.is_autocast_enabled(x.device.type) else nullcontext():
         if left is None or right is None:
@@ -183,6 +183,9 @@ def resample_patch_kernel(
 
     Raises:
         ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear or bicubic.
+
+    >>> resample_patch_kernel(torch.randn(768, 3, 16, 16), (14, 20)).shape
+    torch.Size([768, 3, 14, 20])
     """
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
@@ -222,9 +225,9 @@ def resample_linear_kernel(
 
 
 def is_frozen(weight: Tensor) -> bool:
-    """Whether a kernel resampled from ``weight`` may be kept: no gradient is asked for, and comparing pays.
+    """Whether a kernel resampled from ``weight`` may be kept: it needs no gradient and is on a CPU.
 
-    On an accelerator it does not: the host would have to wait for the answer, and resampling again costs no more.
+    On an accelerator the host would wait for the comparison of the bits, and resampling again costs no more.
     """
     return weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced()
 

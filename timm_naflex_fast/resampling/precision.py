@@ -1,11 +1,8 @@
-"""Keeping float32 products float32: autocast would turn them into bf16, TF32 and its kin round the factors."""
+"""Keep float32 products exact: autocast would compute them in bf16, and TF32 would round the factors."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 
 def no_autocast(device: torch.device) -> torch.autocast:
@@ -16,7 +13,7 @@ def no_autocast(device: torch.device) -> torch.autocast:
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a product of ``dtype`` factors is at least as exact as IEEE ``dtype``.
 
-    Reading a flag and widening leaves PyTorch's global settings alone, which another thread may be using.
+    This reads PyTorch's global settings and never changes them: another thread may use them.
     """
     if dtype is not torch.float32:
         return dtype
@@ -25,27 +22,3 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
     except RuntimeError:  # PyTorch refuses to answer once its per-backend flags were set
         lowered = True
     return torch.float64 if lowered else dtype
-
-
-class _Once(torch.autograd.Function):
-    """Passes ``value`` on and refuses to be differentiated with respect to ``source``."""
-
-    @staticmethod
-    def forward(value: Tensor, source: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError(
-            "timm_naflex_fast: the matmul strategy has no double backward with respect to its table; "
-            'use enable(mode="interpolate_cached"), which PyTorch can differentiate twice'
-        )
-
-
-def once_differentiable(value: Tensor, source: Tensor) -> Tensor:
-    """``value``, a gradient computed from ``source`` outside autograd; differentiating it again raises RuntimeError."""
-    return _Once.apply(value, source) if torch.is_grad_enabled() and source.requires_grad else value

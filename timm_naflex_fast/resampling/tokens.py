@@ -33,11 +33,12 @@ class Tokens(NamedTuple):
 
     def add(self, group: Group, cells: Tensor) -> None:
         """Add a group's cells (h*w, C) to the tokens of its samples, in place."""
-        first, cells = cells[:1], cells[: group.tokens] if group.cells is None else cells[group.cells]
+        if group.pads:
+            for sample in group.samples:
+                self.rest[sample].add_(cells[:1])
+        cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
         for sample in group.samples:
             self.in_grid[sample].add_(cells)
-            if group.pads:
-                self.rest[sample].add_(first)
 
     def sum(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The adjoint of ``add``: the sum (h*w, C) over the samples of a group, in ``dtype``."""
@@ -75,31 +76,27 @@ def sum_plainly(tokens: Tokens, group: Group) -> Tensor:
     return total
 
 
-class AddInPlace(torch.autograd.Function):
-    """``x`` plus something linear in the tables, added in place; the gradient of ``x`` passes through untouched."""
+class AddedInPlace(torch.autograd.Function):
+    """Tells autograd that something linear in the tables has been added into ``x``, in place.
+
+    The gradient of ``x`` passes through untouched.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        add: Callable[[], None],
-        gradients: Callable[[Tensor], Iterable[Tensor]] | None,
-        *tables: Tensor,
-    ) -> Tensor:
-        """``add()`` writes into ``x``; ``gradients(g)`` gives the gradients of ``tables``, in any dtype."""
+    def forward(ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]] | None, *tables: Tensor) -> Tensor:
+        """``gradients(g)`` gives the gradients of ``tables``, in any dtype; None where there are no tables."""
         ctx.gradients, ctx.tables = gradients, [(table.shape, table.dtype) for table in tables]
         ctx.mark_dirty(x)
-        add()
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x`` itself, and those of the tables in the tables' shapes and dtypes."""
         (g,) = grads
-        if not any(ctx.needs_input_grad[3:]):
-            return g, None, None, *(None for _ in ctx.tables)
+        if not any(ctx.needs_input_grad[2:]):
+            return g, None, *(None for _ in ctx.tables)
         found = ctx.gradients(g)
-        return g, None, None, *(grad.reshape(shape).to(dtype) for grad, (shape, dtype) in zip(found, ctx.tables))
+        return g, None, *(grad.reshape(shape).to(dtype) for grad, (shape, dtype) in zip(found, ctx.tables))
 
 
 def unusual(*tensors: Tensor) -> str | None:

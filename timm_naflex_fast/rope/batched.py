@@ -1,4 +1,4 @@
-"""The rotary tables of a batch: which way to them costs least."""
+"""The rotary tables of a batch, by whichever computation costs least."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Mixed rotary tables: learned frequencies for every block and head, so a table (B, heads, N, 2D) per block.
 
 A block's sines and cosines are computed once per cell of the batch's grids, and each token takes its cell's line. The
-gradient takes the same way back: the gradients of a cell's tokens are summed first, then they go through the table of
-a few hundred cells to the frequencies. Blocks share no memory.
+backward first sums the gradients of a cell's tokens, then goes through the table of a few hundred cells to the
+frequencies. Blocks share no memory.
 """
 
 from __future__ import annotations

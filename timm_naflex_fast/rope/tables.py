@@ -1,7 +1,7 @@
-"""Three ways to a table of sines and cosines.
+"""Three computations of a table of sines and cosines.
 
-``by_token`` evaluates the formula for every token. It needs no host read, so compilers capture it. But B*N*D sines
-cost more than writing them down:
+``by_token`` evaluates the formula for every token. It needs no host read, so compilers capture it, but
+B*N*D sines cost more than writing the table. The two others compute fewer sines:
 
 ``by_cell``: where a cell has the same angles in every grid, compute the cells of one large grid; a token takes its
 cell's line. ``by_line``: where angles depend on the grid's size (DINOv3), but each channel turns with one axis alone,

@@ -11,8 +11,9 @@ The batch is one that timm's NaFlex collator makes, of random patches. A dtype o
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
 from typing import Any, cast
@@ -22,34 +23,15 @@ from torch import Tensor, nn
 
 from ...patching.install import enable
 from ...patching.modes import Mode
-from .meters import WARMUPS, Marks
-from .race import BASELINE, Contender, Race, Row
+from ..contenders import BASELINE
+from .meters import WARMUPS, mark, seconds
+from .race import Contender, Race, Row
 from .workloads import Workload, coordinates
 
 PHASES = ("infer", "train")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "bfloat16")
 CLASSES = 1000
 STEP_WORDS = {"train": "a training step", "infer": "an inference"}
-
-
-def load(name: str, device: str) -> Any:
-    """A timm NaFlexVit with random weights and a classifier; a ViT is made as a NaFlexVit, where timm can.
-
-    Raises:
-        ValueError: timm has no such model, or it is no NaFlexVit; names valid ones.
-    """
-    import timm
-
-    name = name.split(".")[0]  # weights do not change the time
-    how: dict[str, Any] = {} if "naflexvit" in name else {"use_naflex": True}
-    try:
-        model = timm.create_model(name, num_classes=CLASSES, **how)
-    except (RuntimeError, TypeError):
-        model = None
-    if not hasattr(model, "embeds"):
-        valid = ", ".join([*timm.list_models("naflexvit*"), "vit_small_patch16_224 and other ViTs"])
-        raise ValueError(f"timm cannot make {name!r} a NaFlexVit; valid: {valid}")
-    return model.to(device)
 
 
 def races(
@@ -81,8 +63,9 @@ def _race(
     images = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in images.items()}
     targets = targets.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    embeds = stack.enter_context(_EmbedsTimer(model.embeds, device))
-    autocast = partial(torch.autocast, device.type, DTYPES[dtype], enabled=dtype != "float32")
+    marks = stack.enter_context(_marked(model.embeds, device))
+    shares: dict[str, list[tuple[list[Any], Any, Any]]] = defaultdict(list)
+    autocast = partial(torch.autocast, device.type, getattr(torch, dtype), enabled=dtype != "float32")
     on = stack.enter_context(ExitStack())  # holds the present contender's choice
 
     def prepare(contender: str) -> str:
@@ -100,14 +83,19 @@ def _race(
         with autocast():
             out = model(images)
         nn.functional.cross_entropy(out.float(), targets).backward()
-        embeds.end_backward()
+        marks.append(mark(device))
         optimizer.step()
         optimizer.zero_grad()
 
     def step(contender: str) -> None:
-        start = embeds.start(contender)
+        marks.clear()
+        start = mark(device)
         (train if phase == "train" else infer)()
-        embeds.stop(start)
+        shares[contender].append((list(marks), start, mark(device)))
+
+    def finish() -> dict[str, Any]:
+        counted = {name: steps[WARMUPS[device.type] :] for name, steps in shares.items()}
+        return {"embeds_share": {name: statistics.median(map(_share, steps)) for name, steps in counted.items()}}
 
     about = dict(
         tokens=sum(h * w for h, w in grids),
@@ -116,7 +104,6 @@ def _race(
         device=device.type,
     )
     made = tuple(Contender(c, step, partial(prepare, c), ours=c != BASELINE) for c in contenders)
-    finish = partial(embeds.shares, WARMUPS[device.type])
     return Race("model", workload.name, phase, batch, dtype, made, about, finish)
 
 
@@ -134,89 +121,57 @@ def _collate(grids: list[tuple[int, int]], patch_size: tuple[int, int]) -> tuple
     return NaFlexCollator(max_seq_len=max(h * w for h, w in grids))(samples)
 
 
-class _EmbedsTimer:
-    """Tells how much of a step the embeddings take: their forward, and their part of the backward.
+@contextmanager
+def _marked(embeds: nn.Module, device: torch.device) -> Iterator[list[Any]]:
+    """Yields a list that gets marks: where the embeddings' forward begins and ends, and where their backward begins.
 
     The embeddings run first, so their backward runs last: from the moment when the gradient of their output is known
     to the end of the backward.
     """
+    marks: list[Any] = []
 
-    def __init__(self, embeds: nn.Module, device: torch.device) -> None:
-        self._embeds, self._marks = embeds, Marks(device)
-        self._steps: dict[str, list[tuple[list[Any], Any, Any]]] = {}
-        self._now: list[Any] = []
-        self._contender = ""
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        marks.append(mark(device))
+        x = output[0] if isinstance(output, tuple) else output
+        if x.requires_grad:
+            x.register_hook(lambda grad: marks.append(mark(device)))
 
-    def __enter__(self) -> _EmbedsTimer:
-        mark = self._marks.mark
+    enter = embeds.register_forward_pre_hook(lambda *_: marks.append(mark(device)))
+    with enter, embeds.register_forward_hook(leave):
+        yield marks
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._now.append(mark())
-            x = output[0] if isinstance(output, tuple) else output
-            if x.requires_grad:
-                x.register_hook(lambda grad: self._now.append(mark()))
 
-        enter = self._embeds.register_forward_pre_hook(lambda *_: self._now.append(mark()))
-        self._hooks = [enter, self._embeds.register_forward_hook(leave)]
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def start(self, contender: str) -> Any:
-        """Begin a contender's step."""
-        self._contender, self._now = contender, []
-        return self._marks.mark()
-
-    def end_backward(self) -> None:
-        """The backward has ended."""
-        self._now.append(self._marks.mark())
-
-    def stop(self, start: Any) -> None:
-        """End the step."""
-        self._steps.setdefault(self._contender, []).append((self._now, start, self._marks.mark()))
-
-    def shares(self, warmup: int) -> dict[str, Any]:
-        """``{"embeds_share": {contender: median share of the step}}`` over the steps after ``warmup``."""
-        seconds = self._marks.seconds
-        shares = {}
-        for contender, steps in self._steps.items():
-            shares[contender] = statistics.median(
-                sum(seconds(a, b) for a, b in zip(marks[::2], marks[1::2])) / seconds(start, end)
-                for marks, start, end in steps[warmup:] or steps
-            )
-        return {"embeds_share": shares}
+def _share(step: tuple[list[Any], Any, Any]) -> float:
+    """Which share of a step the embeddings take; their marks come in pairs, beginning and end."""
+    marks, start, end = step
+    return sum(map(seconds, marks[::2], marks[1::2])) / seconds(start, end)
 
 
 def conclude(rows: Sequence[Row]) -> Iterator[str]:
     """One sentence per batch of a model: how much of a step each of our strategies saves."""
-    found: dict[tuple[Any, ...], dict[str, dict[str, Row]]] = {}
-    for row in rows:
+    found: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row.phase, reverse=True):  # train before infer
         place = row.about["model"], row.workload, row.batch, row.dtype
-        found.setdefault(place, {}).setdefault(row.phase, {})[row.contender] = row
-    for (model, workload, batch, dtype), phases in found.items():
-        ours = dict.fromkeys(row.contender for race in phases.values() for row in race.values() if row.ours)
-        for contender in ours:
-            parts, spreads = list[str](), list[float]()
-            for phase in sorted(phases, reverse=True):
-                stock, own = phases[phase].get(BASELINE), phases[phase].get(contender)
-                if stock is not None and own is not None:
-                    parts.append(f"{_saving(stock, own)} {STEP_WORDS[phase]} ({_shares(stock, own)})")
-                    spreads += [row.spread for row in (stock, own) if row.spread is not None]
-            if parts:
-                noise = f"differ by up to {100 * max(spreads):.1f} %" if spreads else "were too few to tell the noise"
-                yield (
-                    f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{contender}` "
-                    f"{' and '.join(parts)}; rounds of the same code {noise}."
-                )
+        found[place, row.contender][row.phase] = row
+    for (place, contender), phases in found.items():
+        pairs = [
+            (found[place, BASELINE][phase], own) for phase, own in phases.items() if phase in found[place, BASELINE]
+        ]
+        if contender == BASELINE or not pairs:
+            continue
+        model, workload, batch, dtype = place
+        spreads = [row.spread for pair in pairs for row in pair if row.spread is not None]
+        noise = f"differ by up to {100 * max(spreads):.1f} %" if spreads else "were too few to tell the noise"
+        yield (
+            f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{contender}` "
+            f"{' and '.join(_saving(*pair) for pair in pairs)}; rounds of the same code {noise}."
+        )
 
 
 def _saving(stock: Row, own: Row) -> str:
     saved = 1 - own.median_ms / stock.median_ms
-    return f"saves {100 * saved:.1f} % of" if saved >= 0 else f"adds {-100 * saved:.1f} % to"
-
-
-def _shares(stock: Row, own: Row) -> str:
     before, after = (100 * row.about["embeds_share"][row.contender] for row in (stock, own))
-    return f"embeddings: {before:.1f} % of it before, {after:.1f} % after"
+    return (
+        f"{'saves' if saved >= 0 else 'adds'} {abs(100 * saved):.1f} % {'of' if saved >= 0 else 'to'} "
+        f"{STEP_WORDS[own.phase]} (embeddings: {before:.1f} % of it before, {after:.1f} % after)"
+    )

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contenders import LEARNED, OURS, missing, use
-from .race import PLAIN_ADD, Contender, Race
+from ..contenders import LEARNED, NAMES, OURS, PLAIN_ADD, missing, use
+from ..models import DTYPES
+from .race import Contender, Race
 from .workloads import Workload, coordinates
 
-CONTENDERS = ("stock", "timm-flag-bilinear", "timm-flag-bicubic", "issue-2514-zeros", "hf-siglip2", *OURS, PLAIN_ADD)
+CONTENDERS = (*NAMES, PLAIN_ADD)
+__all__ = ["CONTENDERS", "DTYPES", "PHASES", "races"]
 PHASES = ("infer", "frozen", "train")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_BYTES = 5 * 2**30  # of the table gradients that one contender makes
 
 
@@ -74,7 +75,7 @@ def _race(
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     def tokens() -> Tensor:
-        return random(*coord.shape[:2], channels, dtype=DTYPES[dtype])
+        return random(*coord.shape[:2], channels, dtype=getattr(torch, dtype))
 
     x, g = tokens(), tokens() if phase == "train" else None
     values = [random(1, *workload.table, channels) for _ in range(2)]

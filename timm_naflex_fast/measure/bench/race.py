@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-BASELINE = "stock"
-PLAIN_ADD = "plain-add"
-"""The contender that only adds ready numbers into the tokens: what it costs to touch the memory once."""
+from ..contenders import BASELINE, PLAIN_ADD
+
+LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 
 
 def _nothing() -> None:
@@ -21,7 +21,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
+    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
 
     name: str
     run: Callable[[Any], Any]
@@ -83,15 +83,20 @@ class Row:
     spread: float | None = None
 
 
+def on_cpu(work: Callable[[], Any]) -> float:
+    """The seconds that ``work`` takes on a CPU."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def run(
     race: Race,
     rounds: int,
     *,
     warmup: int = 1,
     budget: float | None = None,
-    min_rounds: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
-    stopwatch: Callable[[Callable[[], Any]], float] | None = None,
+    stopwatch: Callable[[Callable[[], Any]], float] = on_cpu,
     peak_memory: Callable[[Contender], int | None] | None = None,
     advance: Callable[[], Any] = _nothing,
 ) -> list[Row]:
@@ -101,11 +106,9 @@ def run(
         race: the contenders and what they do.
         rounds: at least 1.
         warmup: the first rounds compile, fill caches and map memory.
-        budget: seconds; a contender that would need more (told from its last warm-up) runs in fewer rounds, at least
-            ``min_rounds``, spread evenly, so that a slow spell of the machine falls on all alike.
-        min_rounds: three, so that the median can ignore one round that something else disturbed.
-        clock: seconds.
-        stopwatch: runs what it is given and returns the seconds that took; by default two readings of the clock.
+        budget: seconds; a contender that would need more (as its last warm-up shows) runs in fewer rounds, at least
+            ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
+        stopwatch: runs the work that it gets and returns the seconds that took.
         peak_memory: the most bytes that a contender holds at once, measured after the timed rounds.
         advance: called after each single run.
 
@@ -116,23 +119,16 @@ def run(
     share = dict.fromkeys(seconds, rounds)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
     for turn in range(warmup + rounds):
-        shuffle(order)  # otherwise each would always find the same predecessor's leavings in the caches
+        shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
         for contender in order:
             name = contender.name
             if turn >= warmup and not _runs(turn - warmup, share[name], rounds):
                 continue
-            argument = contender.prepare()
-            if stopwatch is None:
-                start = clock()
-                contender.run(argument)
-                taken = clock() - start
-            else:
-                taken = stopwatch(partial(contender.run, argument))
+            taken = stopwatch(partial(contender.run, contender.prepare()))
             if turn >= warmup:
                 seconds[name].append(taken)
             elif budget is not None:
-                share[name] = min(rounds, max(min_rounds, int(budget / max(taken, 1e-9))))
-            del argument
+                share[name] = min(rounds, max(LEAST_ROUNDS, int(budget / max(taken, 1e-9))))
             advance()
     peaks = {c.name: peak_memory(c) if peak_memory else None for c in race.contenders}
     race.about.update(race.finish())

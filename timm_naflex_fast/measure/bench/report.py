@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import tables
+from ..contenders import BASELINE
 from ..tables import number
-from .race import BASELINE, Race, Row
-from .workloads import Sizes
+from .race import Race, Row
 
 EXACT = ("matmul", "interpolate_cached")
 PHASE_WORDS = {
@@ -25,11 +24,9 @@ def title(race: Race | Row) -> str:
     """A race in words, e.g. "pos_embed siglip train, B=64, float32: 16x16 bilinear, 51 grids, 15,000 tokens"."""
     about = race.about
     words = [f"{race.suite} {race.workload} {race.phase}", f"B={race.batch}" if race.batch else "", race.dtype]
-    more = [str(about.get("model", "")), str(about.get("table", ""))]
-    more += [f"{about['grids']} grid{'s' * (about['grids'] != 1)}"] if "grids" in about else []
-    more += [f"{about['tokens']:,} tokens" if "tokens" in about else "", str(about.get("device", ""))]
-    details = ", ".join(word for word in more if word)
-    return ", ".join(word for word in words if word) + (f": {details}" if details else "")
+    more = [about.get("model"), about.get("table")]
+    more += [f"{about[key]:,} {key}" for key in ("grids", "tokens") if key in about] + [about.get("device")]
+    return ": ".join(", ".join(filter(None, part)) for part in (words, more) if any(part))
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -48,48 +45,28 @@ def _cells(row: Row) -> dict[str, str]:
     }
 
 
-def print_race(rows: list[Row]) -> None:
-    """Print the rows of one race, without columns that have no figure, and who did not run and why."""
-    print(title(rows[0]))
-    lines = [_cells(row) for row in rows]
-    headings = [heading for heading in lines[0] if any(line[heading] != "-" for line in lines)]
-    tables.print_table(headings, [[line[heading] for heading in headings] for line in lines])
-    print_left_out(rows[0])
-
-
-def print_left_out(race: Race | Row) -> None:
-    """Print who did not run and why, then an empty line."""
-    for name, why in race.about.get("left_out", {}).items():
+def print_race(rows: list[Row], race: Race | None = None) -> None:
+    """Print the rows of one race, without columns that have no figure; then who did not run and why."""
+    about = race or rows[0]
+    print(title(about))
+    if rows:
+        lines = [_cells(row) for row in rows]
+        headings = [heading for heading in lines[0] if any(line[heading] != "-" for line in lines)]
+        tables.print_table(headings, [[line[heading] for heading in headings] for line in lines])
+    for name, why in about.about.get("left_out", {}).items():
         print(f"not run: {name}, {why}")
     print(flush=True)
 
 
-def losses(rows: Iterable[Row]) -> list[Row]:
-    """The results of ours that are slower than the baseline, worst first."""
-    lost = [row for row in rows if row.ours and row.times_faster is not None and row.times_faster < 1]
-    return sorted(lost, key=lambda row: row.times_faster or 0)
-
-
-def summary(rows: list[Row]) -> list[str]:
-    """The lines after the tables: each loss, or that there was none."""
-    lines = [
-        f"slower than {BASELINE}: {row.contender}, {row.suite} {row.workload} {row.phase}, B={row.batch}, {row.dtype}: "
-        f"{number(row.median_ms)} ms, {row.times_faster:.2f} x its speed"
-        for row in losses(rows)
-    ]
-    compared = sum(row.ours and row.times_faster is not None for row in rows)
-    return lines or [f"never slower than {BASELINE} in {compared} comparisons"] * bool(compared)
-
-
-def advise(rows: list[Row], sizes: Sizes) -> str:
-    """One sentence: the fastest mode that gives timm's own result in each phase measured, and by how much.
+def advise(rows: list[Row], grids: list[tuple[int, int]]) -> str:
+    """One sentence: the fastest mode with timm's own result in each phase measured, and by how much.
 
     Of several batch sizes and dtypes in a phase, the largest batch in the first dtype counts.
 
     Raises:
         ValueError: timm's own code or every exact mode is missing among the rows.
     """
-    parts: dict[str, list[str]] = {}
+    parts = []
     for phase in dict.fromkeys(row.phase for row in rows):
         here = [row for row in rows if row.phase == phase]
         batch, dtype = max(row.batch for row in here), here[0].dtype
@@ -98,16 +75,12 @@ def advise(rows: list[Row], sizes: Sizes) -> str:
         if BASELINE not in race or len(candidates) < 2:
             raise ValueError(f"advice needs {BASELINE} and one of {', '.join(EXACT)} among the contenders")
         best = min(candidates, key=lambda row: row.median_ms)
-        why = f"{number(best.median_ms)} ms a batch of {best.batch}"
+        why = f"{number(best.median_ms)} ms a batch of {batch}"
         if best.contender != BASELINE:
             why += f", {number(race[BASELINE].median_ms / best.median_ms)} times faster than timm's own code"
-        sampled = race.get("grid_sample")
-        if sampled and sampled.median_ms < best.median_ms:
-            why += f"; grid_sample takes {number(sampled.median_ms)} ms, but its result is not timm's"
-        parts.setdefault(best.contender, []).append(f"{PHASE_WORDS.get(phase, phase)} ({why})")
-    modes = [f"mode {name!r} for {' and '.join(phases)}" for name, phases in parts.items()]
+        parts.append(f"mode {best.contender!r} for {PHASE_WORDS[phase]} ({why})")
     return (
-        f"On these {len(sizes.grids):,} images ({sizes.distinct:,} distinct grids) use {', and '.join(modes)}: "
+        f"On these {len(grids):,} images ({len(set(grids)):,} distinct grids) use {', and '.join(parts)}: "
         "the fastest with timm's own result."
     )
 
@@ -126,5 +99,5 @@ def read_json(path: str | Path) -> tuple[list[Row], dict[str, Any]]:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
         return [Row(**row) for row in record.pop("rows")], record
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a result file of naflex-fast bench: {error!r}") from error

@@ -1,6 +1,6 @@
 """What is timed: a position table and the grids of a batch, as models and data sets in use have them.
 
-Importing this file needs neither torch nor timm, so that a command's options can name the workloads.
+Importing this file needs neither torch nor timm, so a command's options can name the workloads.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +26,19 @@ DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect r
 
 @dataclass(frozen=True)
 class Workload:
-    """A table, how it is resampled, and ``draw``: from a generator, the grid (h, w) of one more sample."""
+    """A table, how it is resampled, and ``draw``: the grids (h, w) of sample after sample, by a random generator."""
 
     name: str
     table: Grid
     mode: str
-    draw: Callable[[random.Random], Grid]
+    draw: Callable[[random.Random], Iterator[Grid]]
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
 
     def grids(self, batch: int, seed: int = 0) -> list[Grid]:
         """The grids of a batch, the same ones for the same seed; a smaller batch is the beginning of a larger one."""
-        source = random.Random(f"{self.name} {seed}")
-        return [self.draw(source) for _ in range(batch)]
+        return list(islice(self.draw(random.Random(f"{self.name} {seed}")), batch))
 
     def embeds(self, channels: int) -> Any:
         """timm's NaFlexEmbeds with this table (and a projection that is not used).
@@ -47,8 +48,7 @@ class Workload:
         """
         from timm.models.naflexvit import NaFlexEmbeds
 
-        why = self.missing()
-        if why is not None:
+        if why := self.missing():
             raise ValueError(f"workload {self.name!r} cannot run: {why}")
         return NaFlexEmbeds(
             patch_size=1,
@@ -112,25 +112,7 @@ def coordinates(grids: list[Grid]) -> Tensor:
     return coord
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The grids of a folder's images, in file order, and a line for each file that could not be read."""
-
-    folder: str
-    grids: list[Grid]
-    unreadable: list[str]
-
-    @property
-    def distinct(self) -> int:
-        """How many different grids there are."""
-        return len(set(self.grids))
-
-    def workload(self, like: Workload) -> Workload:
-        """Batches drawn from these grids in random order, each image once before any comes again; table of ``like``."""
-        return replace(like, name=Path(self.folder).resolve().name, draw=_Deck(self.grids))
-
-
-def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16) -> Sizes:
+def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16) -> tuple[list[Grid], list[str]]:
     """Read the size of every image under ``folder`` from its header, and the grid that timm would resize it to.
 
     Args:
@@ -138,27 +120,23 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
         max_seq_len: most patches an image is resized to.
         patch_size: pixels along a patch's side.
 
+    Returns:
+        The grids in file order, and a line for each file that could not be read.
+
     Raises:
-        ValueError: not a folder, no readable image in it, or a number below 1.
+        ValueError: not a folder, or no readable image in it.
     """
-    if max_seq_len < 1 or patch_size < 1:
-        raise ValueError(f"max_seq_len and patch_size must be at least 1; got {max_seq_len} and {patch_size}")
-    return Sizes(str(folder), *read_shapes(folder, lambda h, w: fit(h, w, max_seq_len, patch_size)))
+    return read_shapes(folder, lambda h, w: fit(h, w, max_seq_len, patch_size))
 
 
-class _Deck:
-    """Draws without replacement; starts anew with each new generator and whenever all were drawn."""
+def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Workload:
+    """Batches drawn from these grids in random order, each one once before any comes again; the table of ``like``."""
 
-    def __init__(self, grids: list[Grid]) -> None:
-        self._grids, self._left = grids, list[Grid]()
-        self._source: random.Random | None = None
+    def draw(source: random.Random) -> Iterator[Grid]:
+        while True:
+            yield from reversed(source.sample(grids, len(grids)))
 
-    def __call__(self, source: random.Random) -> Grid:
-        if source is not self._source:
-            self._left, self._source = [], source
-        if not self._left:
-            self._left = source.sample(self._grids, len(self._grids))
-        return self._left.pop()
+    return replace(like, name=Path(folder).resolve().name, draw=draw)
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
@@ -166,13 +144,18 @@ PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 
 ZIPF = [1 / rank for rank in range(1, len(PHOTO_ASPECTS) + 1)]
 
 
+def _drawing(draw: Callable[[random.Random], Grid]) -> Callable[[random.Random], Iterator[Grid]]:
+    """Grids that do not depend on each other."""
+    return lambda source: iter(partial(draw, source), None)
+
+
 def _imagenet(source: random.Random) -> Grid:
     return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
 
 
-def siglip_grids(tokens: int) -> Callable[[random.Random], Grid]:
+def siglip_grids(tokens: int) -> Callable[[random.Random], Iterator[Grid]]:
     """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
-    return lambda source: fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
+    return _drawing(lambda source: fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens))
 
 
 def _extreme(source: random.Random) -> Grid:
@@ -181,18 +164,18 @@ def _extreme(source: random.Random) -> Grid:
     return (h, w) if source.random() < 0.5 else (w, h)
 
 
-def _uniform(low: int, high: int) -> Callable[[random.Random], Grid]:
-    return lambda source: (source.randint(low, high), source.randint(low, high))
+def _uniform(low: int, high: int) -> Callable[[random.Random], Iterator[Grid]]:
+    return _drawing(lambda source: (source.randint(low, high), source.randint(low, high)))
 
 
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("single", (16, 16), "bilinear", lambda source: (24, 24)),
-        Workload("imagenet", (16, 16), "bicubic", _imagenet),
+        Workload("single", (16, 16), "bilinear", _uniform(24, 24)),
+        Workload("imagenet", (16, 16), "bicubic", _drawing(_imagenet)),
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
-        Workload("extreme", (16, 16), "bicubic", _extreme),
+        Workload("extreme", (16, 16), "bicubic", _drawing(_extreme)),
         Workload("radio", (128, 128), "bilinear", _uniform(16, 48), False, True, True),
     )
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,22 +22,15 @@ def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
     return (a - b).square().sum(-1) / 2
 
 
-def nearest(rows: Tensor, names: Sequence[str]) -> Tensor:
-    """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals.
-
-    Args:
-        rows: one embedding per image.
-        names: rows of one name are the same image at another size, and no neighbours of each other.
-    """
-    numbers: dict[str, int] = {}
-    same = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+def nearest(rows: Tensor) -> Tensor:
+    """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals."""
     directions = F.normalize(rows.double(), dim=-1).cpu()
     found = []
     for start in range(0, len(rows), 1024):  # the whole similarity matrix of a large folder may not fit
-        part = slice(start, start + 1024)
-        similar = directions[part] @ directions.t()
-        found.append(similar.masked_fill_(same[part, None] == same, -2).argmax(-1))
-    return torch.cat(found) if found else same
+        similar = directions[start : start + 1024] @ directions.t()
+        similar[:, start:].fill_diagonal_(-2)  # an image is no neighbour of itself
+        found.append(similar.argmax(-1))
+    return torch.cat(found)
 
 
 def agreement(ours: Tensor, reference: Tensor) -> float:

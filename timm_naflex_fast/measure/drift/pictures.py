@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIDE = 256  # pixels along the longer side of a kept image
-FIRST = ("matmul", "grid_sample", "issue-2514-zeros")  # whose maps are kept, where they were measured
+SIDE = 192  # pixels along the longer side of a kept image
+SHOWN = ("grid_sample", "issue-2514-zeros")  # the contenders whose maps are kept; maps of exact ones are empty
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,40 @@ def _aspect(grid: tuple[int, int]) -> int:
     return round(math.log(grid[1] / grid[0], 1.2))
 
 
-def picture(name: str, inputs: dict[str, Tensor], sample: int, maps: dict[str, Tensor], model: Any) -> Picture:
+def picture(name: str, inputs: dict[str, Tensor], sample: int, maps: dict[str, Tensor], embeds: Any) -> Picture:
     """Put the patches of one sample together again, and each contender's numbers (N,) onto the grid."""
     valid = inputs["patch_valid"][sample]
     y, x = inputs["patch_coord"][sample][valid].long().cpu().unbind(-1)
-    h, w = int(y.max()) + 1, int(x.max()) + 1
-    found = {}
-    for key in [n for n in FIRST if n in maps] or list(maps)[1:4]:
-        grid = torch.zeros(h, w)
-        grid[y, x] = maps[key][valid].float().cpu()
-        found[key] = [[float(f"{value:.3g}") for value in row] for row in grid.tolist()]
-    return Picture(name, (h, w), _jpeg(inputs["patches"][sample][valid].float().cpu(), y, x, model.embeds), found)
+
+    def arranged(values: Tensor) -> Tensor:
+        cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[1:])
+        cells[y, x] = values[valid].float().cpu()
+        return cells
+
+    found = {
+        key: [[float(f"{value:.3g}") for value in row] for row in arranged(maps[key]).tolist()]
+        for key in SHOWN
+        if key in maps
+    }
+    patches = arranged(inputs["patches"][sample])
+    return Picture(name, (patches.shape[0], patches.shape[1]), _jpeg(patches, embeds), found)
 
 
-def _jpeg(patches: Tensor, y: Tensor, x: Tensor, embeds: Any) -> str:
-    """The image of the patches (N, P*P*C) or (N, P, P, C) at (y, x)."""
+def _jpeg(patches: Tensor, embeds: Any) -> str:
+    """The image of the patches (h, w, P*P*C)."""
     from PIL import Image
 
-    channels, last = embeds.in_chans, getattr(embeds, "channels_last", True)
-    if patches.ndim == 2:  # flat, of the model's own patch size
-        height, width = embeds.patch_size
-        patches = patches.reshape(-1, *((height, width, channels) if last else (channels, height, width)))
-    if not last:
-        patches = patches.permute(0, 2, 3, 1)
-    cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *patches.shape[1:])
-    cells[y, x] = patches
-    pixels = cells.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1, 2)  # (height, width, C)
+    (height, width), channels = embeds.patch_size, embeds.in_chans
+    if getattr(embeds, "channels_last", True):
+        patches = patches.unflatten(2, (height, width, channels))
+    else:
+        patches = patches.unflatten(2, (channels, height, width)).permute(0, 1, 3, 4, 2)
+    pixels = patches.transpose(1, 2).flatten(0, 1).flatten(1, 2)  # (image height, width, C)
     low, high = pixels.min(), pixels.max()
     pixels = ((pixels - low) / (high - low).clamp(min=1e-6) * 255).round().to(torch.uint8)
     image = Image.fromarray(pixels[..., :3].numpy() if channels >= 3 else pixels[..., 0].numpy())
     scale = SIDE / max(image.size)
     image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
+    image.save(file, "JPEG", quality=70)
     return base64.b64encode(file.getvalue()).decode("ascii")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..contenders import CONTENDERS
-from ..style import INK, colour, panels
+from ..style import COLOURS, INK, panels
 from .pictures import Picture
-from .report import groups, percent
+from .report import percent
 from .survey import Survey
 
 MARKERS = "osD^vPX*"
@@ -19,42 +19,24 @@ RMS = "relative RMS drift (%)"
 
 
 def curves(survey: Survey) -> str:
-    """Drift after each block, over downsampling and over aspect ratio, and of the pooled output: four panels."""
-    figure, axes = panels(2, 2, 5.6, 3.4)
-    depth, shrink, aspect, pooled = axes.flat
-    for place, group in enumerate(groups(survey)):
-        name, marker = group[0], MARKERS[place % len(MARKERS)]
-        look: dict[str, Any] = dict(color=colour(name), marker=marker, markersize=4.5, linewidth=1.2, alpha=0.85)
+    """Drift after each block, over downsampling and over aspect ratio: three panels."""
+    figure, axes = panels(1, 3, 4.4, 3.6)
+    depth, shrink, aspect = axes.flat
+    for name, marker in zip(survey.drift, MARKERS):
+        look: dict[str, Any] = dict(color=COLOURS[name], marker=marker, markersize=4.5, linewidth=1.2, alpha=0.85)
         by_depth = [survey.drift[name].embed_rel_rms, *survey.blocks[name]]
-        depth.plot(range(len(by_depth)), [100 * value for value in by_depth], **look, label=" = ".join(group))
+        depth.plot(range(len(by_depth)), [100 * value for value in by_depth], **look, label=CONTENDERS[name])
         by_grid = [100 * grid.embed_rel_rms[name] for grid in survey.grids]
         shrink.plot([grid.shrink for grid in survey.grids], by_grid, **{**look, "linestyle": "none"})
         aspect.plot([grid.aspect for grid in survey.grids], by_grid, **{**look, "linestyle": "none"})
     depth.set(title="Patch tokens after each block", xlabel="block (0: the embedding)", ylabel=RMS)
     depth.xaxis.get_major_locator().set_params(integer=True)
-    shrink.set(title="Embeddings by downsampling", xlabel="table cells per patch (above 1: shrunk)", ylabel=RMS)
-    aspect.set(title="Embeddings by aspect ratio", xlabel="width : height of the patch grid", ylabel=RMS)
+    shrink.set(title="Embeddings by downsampling", xlabel="table cells per patch (above 1: shrunk)")
+    aspect.set(title="Embeddings by aspect ratio", xlabel="width : height of the patch grid")
     aspect.set_xscale("log", base=2)
     aspect.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}:1" if ratio >= 1 else f"1:{1 / ratio:g}")
-    _bars(pooled, survey)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=8)
     return _address(figure, "svg")
-
-
-def _bars(panel: Any, survey: Survey) -> None:
-    names = [name for name in survey.drift if name != survey.baseline]
-    values = [survey.drift[name].pooled_cosine_distance for name in names]
-    leader = {name: group[0] for group in groups(survey) for name in group}
-    bars = panel.barh(
-        [CONTENDERS[name].words for name in names], values, color=[colour(leader[name]) for name in names], height=0.7
-    )
-    labels = ["equal" if survey.exact(name) else f"{value:.2g}" for name, value in zip(names, values)]
-    panel.bar_label(bars, labels, padding=3, fontsize=7, color=INK)
-    panel.set(title="Pooled output", xlabel="1 - cosine, mean over images", xlim=(0, 1.2 * max([*values, 1e-9])))
-    panel.tick_params(axis="y", labelsize=7)
-    panel.xaxis.get_major_locator().set_params(nbins=4)
-    panel.invert_yaxis()
-    panel.grid(False, axis="y")
 
 
 def scale(pictures: Sequence[Picture]) -> float:
@@ -77,11 +59,10 @@ def drift_map(picture: Picture, top: float) -> str:
         photo.imshow(image, extent=(0, w, h, 0), cmap="gray")
     photo.set_title(f"as the model sees it\n{h}x{w} patches", color=INK, fontsize=8)
     for panel, (name, values) in zip(others, picture.maps.items()):
-        peak = max(map(max, values))
-        mapped = panel.imshow(values, extent=(0, w, h, 0), cmap="viridis", vmin=0, vmax=100 * top)
-        mapped.set_data([[100 * value for value in row] for row in values])
-        title = textwrap.fill(CONTENDERS[name].words.removeprefix("the "), int(9 * across))
-        panel.set_title(f"{title}\nat most {percent(peak)}", color=INK, fontsize=8)
+        shown = [[100 * value for value in row] for row in values]
+        mapped = panel.imshow(shown, extent=(0, w, h, 0), cmap="viridis", vmin=0, vmax=100 * top)
+        title = textwrap.fill(CONTENDERS[name].removeprefix("the "), int(9 * across))
+        panel.set_title(f"{title}\nat most {percent(max(map(max, values)))}", color=INK, fontsize=8)
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
@@ -99,7 +80,7 @@ def _address(figure: Any, form: str) -> str:
     file = io.BytesIO()
     # Words stay words in an SVG, each with the list of fonts.
     with rc_context({"svg.hashsalt": "drift", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}):
-        more: dict[str, Any] = dict(metadata={"Date": None}) if form == "svg" else dict(pil_kwargs={"quality": 70})
+        more: dict[str, Any] = dict(metadata={"Date": None}) if form == "svg" else dict(pil_kwargs={"quality": 60})
         figure.savefig(file, format=form, transparent=True, dpi=100, **more)
     kind = "svg+xml" if form == "svg" else form
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

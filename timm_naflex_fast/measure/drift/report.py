@@ -6,13 +6,12 @@ Every file is made from a :class:`Report` alone, so report.json can be rendered 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contenders import CONTENDERS, OURS
+from ..contenders import BASELINE, CONTENDERS, OURS
 from .pictures import Picture
 from .survey import Drift, GridDrift, Survey
 
@@ -27,7 +26,7 @@ class Report:
         source: where the images came from.
         skipped: the images that could not be read, each with the reason.
         resampling: the model's own setting, e.g. "bicubic, antialias".
-        made: command, date, commit, machine and versions.
+        made: command, date, machine and versions.
     """
 
     model: str
@@ -37,7 +36,7 @@ class Report:
     skipped: list[str]
     dtype: str
     patch_size: int
-    max_seq_len: list[int]
+    max_seq_len: int
     resampling: str
     survey: Survey
     made: dict[str, Any]
@@ -47,13 +46,13 @@ def settings(embeds: Any) -> str:
     """How a NaFlexEmbeds resamples by itself, in words, e.g. "bicubic, antialias"."""
     if embeds.pos_embed_type != "learned":
         return "linear" if embeds.pos_embed_type == "factorized" else "no position table"
-    words = [embeds.pos_embed_interp_mode]
-    if embeds.pos_embed_use_grid_sample:
-        words.append("grid_sample")
-    else:
-        words.append("antialias" if getattr(embeds, "pos_embed_antialias", True) else "no antialias")
-    words += ["align_corners"] * bool(getattr(embeds, "pos_embed_align_corners", False))
-    return ", ".join(words + ["aspect preserving"] * bool(embeds.pos_embed_ar_preserving))
+    how = {
+        "grid_sample": embeds.pos_embed_use_grid_sample,
+        "antialias": getattr(embeds, "pos_embed_antialias", True) and not embeds.pos_embed_use_grid_sample,
+        "align_corners": getattr(embeds, "pos_embed_align_corners", False),
+        "aspect preserving": embeds.pos_embed_ar_preserving,
+    }
+    return ", ".join([embeds.pos_embed_interp_mode, *(word for word, on in how.items() if on)])
 
 
 # Sentences
@@ -61,43 +60,37 @@ def settings(embeds: Any) -> str:
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which of this package's strategies one may switch, `matmul` first."""
-    ours = sorted((name for name in OURS if name in survey.drift and name != survey.baseline), key="matmul".__ne__)
-    if not ours:
-        return "No strategy of this package was measured"
-    question = "Safe to switch to" if survey.baseline == "stock" else f"The same as `{survey.baseline}`:"
-    return f"{question} " + "; ".join(f"`{name}`: {'yes' if survey.exact(name) else 'no'}" for name in ours)
+    ours = sorted((name for name in OURS if name in survey.drift), key="matmul".__ne__)
+    answers = "; ".join(f"`{name}`: {'yes' if survey.exact(name) else 'no'}" for name in ours)
+    return f"Safe to switch to {answers}" if ours else "No strategy of this package was measured"
 
 
 def verdict(survey: Survey, stand_in: bool = False) -> str:
     """The figures behind the answer, in one sentence; ``stand_in`` adds that trained weights may differ."""
-    others = [name for name in survey.drift if name != survey.baseline]
-    ours = [name for name in others if name in OURS]
-    same = "timm's own result" if survey.baseline == "stock" else f"the result of {survey.baseline}"
+    ours = [name for name in OURS if name in survey.drift]
     parts = []
     exact = [name for name in ours if survey.exact(name)]
     if exact:
         worst = max(survey.drift[name].embed_max_abs for name in exact)
         how = f"but for rounding (embeddings within {worst:.1e})" if worst else "bit for bit"
-        parts.append(f"{_and(exact)} {'give' if len(exact) > 1 else 'gives'} {same} {how}")
+        parts.append(f"{_and(exact)} {'give' if len(exact) > 1 else 'gives'} timm's own result {how}")
     parts += [f"{name} moves {_moved(survey, name)}" for name in ours if name not in exact]
-    rest = [name for name in others if name not in OURS]
+    rest = [name for name in survey.drift if name not in (BASELINE, *OURS)]
     moving = sorted((survey.drift[name].embed_rel_rms, name) for name in rest if not survey.exact(name))
     if moving:
         (low, least), (high, most) = moving[0], moving[-1]
         span = f"by {percent(low)} ({least})" + (f" to {percent(high)} ({most})" if len(moving) > 1 else "")
         parts.append(f"{len(moving)} of {len(rest)} other contenders move them {span}")
-    elif rest:
-        parts.append(f"none of {len(rest)} other contenders moves them")
     sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
     return sentence + ("; with stand-in weights, a trained model may differ." if stand_in else ".")
 
 
 def _moved(survey: Survey, name: str) -> str:
-    own, baseline = survey.drift[name], survey.drift[survey.baseline]
+    own, timms = survey.drift[name], survey.drift[BASELINE]
     words = [f"the embeddings by {percent(own.embed_rel_rms)} (RMS)"]
     words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
-    if own.accuracy is not None and baseline.accuracy is not None:
-        words.append(f"takes accuracy from {percent(baseline.accuracy)} to {percent(own.accuracy)}")
+    if own.accuracy is not None and timms.accuracy is not None:
+        words.append(f"takes accuracy from {percent(timms.accuracy)} to {percent(own.accuracy)}")
     return _and(words)
 
 
@@ -123,8 +116,8 @@ def columns(survey: Survey) -> dict[str, str]:
         "agreement": "same class",
         "accuracy": "accuracy",
     }
-    drift = survey.drift[survey.baseline]
-    return {key: heading for key, heading in headings.items() if getattr(drift, key) is not None}
+    timms = survey.drift[BASELINE]
+    return {key: heading for key, heading in headings.items() if getattr(timms, key) is not None}
 
 
 def cells(survey: Survey, name: str) -> list[str]:
@@ -136,29 +129,7 @@ def cells(survey: Survey, name: str) -> list[str]:
 
 def words(report: Report, name: str) -> str:
     """What a contender is; for timm's own loop with the model's own setting."""
-    return CONTENDERS[name].words + (f", {report.resampling}" if name == "stock" else "")
-
-
-def groups(survey: Survey) -> list[list[str]]:
-    """The contenders, those together whose drift is the same to 1 % in every block and grid; exact ones first."""
-    exact = [name for name in survey.drift if survey.exact(name)]
-    found = [exact] if exact else []
-    for name in (name for name in survey.drift if name not in exact):
-        for group in found[bool(exact) :]:
-            if _alike(_curve(survey, name), _curve(survey, group[0])):
-                group.append(name)
-                break
-        else:
-            found.append([name])
-    return found
-
-
-def _curve(survey: Survey, name: str) -> list[float]:
-    return [*survey.blocks[name], *(grid.embed_rel_rms[name] for grid in survey.grids)]
-
-
-def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
-    return all(abs(p - q) <= 1e-2 * max(abs(p), abs(q)) + 1e-6 for p, q in zip(a, b))
+    return CONTENDERS[name] + (f", {report.resampling}" if name == BASELINE else "")
 
 
 def facts(report: Report) -> dict[str, str]:
@@ -167,13 +138,13 @@ def facts(report: Report) -> dict[str, str]:
     return {
         "Weights": report.weights,
         "Images": f"{report.survey.images:,} ({report.source})",
-        "Sequence length": " and ".join(map(str, report.max_seq_len)) + " patches at most",
+        "Sequence length": f"{report.max_seq_len} patches at most",
         "Patches": f"{report.patch_size}x{report.patch_size} pixels",
         "The model's own resampling": report.resampling,
         "Number type": report.dtype,
         "Rounding": f"embeddings no farther apart than {report.survey.tolerance:.1e}",
         "Made with": f"torch {made['torch']}, timm {made['timm']}, {made['machine']}",
-        "Made on": made["date"] + (f", commit {made['commit']}" if made.get("commit") else ""),
+        "Made on": made["date"],
         "Command": made["command"],
     }
 
@@ -188,11 +159,10 @@ def write(report: Report, folder: str | Path) -> list[Path]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     record = {**asdict(report), "headline": headline(report.survey), "verdict": verdict(report.survey, report.stand_in)}
-    text = re.sub(  # rows of numbers stay on one line
-        r"\[\s+([^][{}\"]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(record, indent=1)
-    )
     files = [folder / name for name in FILES]
-    for file, content in zip(files, (text + "\n", render(report, "report.md"), render(report, "report.html"))):
+    for file, content in zip(
+        files, (json.dumps(record) + "\n", render(report, "report.md"), render(report, "report.html"))
+    ):
         file.write_text(content, encoding="utf-8")
     return files
 
@@ -211,7 +181,7 @@ def read(path: str | Path) -> Report:
         found["pictures"] = [Picture(**{**one, "grid": tuple(one["grid"])}) for one in found["pictures"]]
         derived = ("survey", "headline", "verdict")
         return Report(survey=Survey(**found), **{key: value for key, value in record.items() if key not in derived})
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a report of naflex-fast drift: {error!r}") from error
 
 
@@ -228,6 +198,6 @@ def render(report: Report, name: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    helpers = dict(words=words, cells=cells, columns=columns, groups=groups, facts=facts, percent=percent, plots=plots)
+    helpers = dict(words=words, cells=cells, columns=columns, facts=facts, percent=percent, plots=plots)
     sentences = dict(headline=headline(report.survey), verdict=verdict(report.survey, report.stand_in))
     return environment.get_template(f"{name}.j2").render(report=report, survey=report.survey, **helpers, **sentences)

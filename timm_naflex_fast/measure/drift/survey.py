@@ -1,16 +1,16 @@
-"""Run a model under each contender on the same batches, and compare what comes out with the baseline's."""
+"""Run a model under each contender on the same batches, and compare what comes out with timm's own result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..contenders import OURS, check_names, missing, use
+from ..contenders import BASELINE, OURS, check_names, missing, use
 from .metrics import agreement, cosine_distance, nearest, relative_rms
 from .pictures import Picture, picture, wanted
 
@@ -20,14 +20,14 @@ Batches = Iterable[tuple[dict[str, Any], "Tensor | None"]]
 
 @dataclass(frozen=True)
 class Drift:
-    """One contender's distance from the baseline; zero all round is the baseline's own result.
+    """One contender's distance from timm's own result; all zero is that result itself.
 
     Attributes:
         embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the embeddings' units.
-        embed_rel_rms: root mean square of that difference over that of the baseline's embeddings.
+        embed_rel_rms: root mean square of that difference over that of timm's embeddings.
         pooled_cosine_distance: 1 - cosine of the pooled outputs, mean over images.
-        neighbours: share of images whose nearest other image (by pooled output) is the baseline's.
-        agreement: share of images with the baseline's predicted class; None for a model without classes.
+        neighbours: share of images whose nearest other image (by pooled output) is timm's.
+        agreement: share of images with timm's predicted class; None for a model without classes.
         accuracy: share of right predictions; None without classes or labels.
     """
 
@@ -60,7 +60,7 @@ class GridDrift:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that was measured; each dictionary's keys are the contenders, the baseline first.
+    """All that was measured; each dictionary's keys are the contenders, stock first.
 
     Attributes:
         images: how many were measured.
@@ -71,7 +71,6 @@ class Survey:
     """
 
     images: int
-    baseline: str
     tolerance: float
     drift: dict[str, Drift]
     blocks: dict[str, list[float]]
@@ -80,7 +79,7 @@ class Survey:
     pictures: list[Picture] = field(default_factory=list)
 
     def exact(self, name: str) -> bool:
-        """Whether a contender is the baseline but for rounding."""
+        """Whether a contender is timm's own result but for rounding."""
         return self.drift[name].embed_max_abs <= self.tolerance
 
 
@@ -95,39 +94,33 @@ class _Seen:
 
 
 def survey(
-    model: nn.Module,
+    model: Any,
     batches: Batches,
     contenders: Iterable[str] = OURS,
     *,
-    baseline: str = "stock",
     pictures: int = 0,
     after_pass: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Drift of each contender from the baseline, on the model's device and in its dtype (no autocast).
+    """Drift of each contender from timm's own result, on the model's device and in its dtype (no autocast).
 
     Args:
         model: a timm NaFlexVit.
         batches: (input dict of timm's NaFlex collator, labels (B,) or None); read once. The dict may hold "names", a
             list of B strings.
         contenders: names out of ``contenders.NAMES``; those that this model cannot run are left out.
-        baseline: what the others are compared with; always measured.
         pictures: how many images to keep with a map of drift over their patches, of aspect ratios far apart.
         after_pass: called after each contender's pass over each batch.
 
     Raises:
         ValueError: no images, or an unknown name.
     """
-    embeds: Any = model.embeds
-    reasons = {name: missing(name, embeds) for name in check_names([baseline, *contenders])}
-    left_out = {name: why for name, why in reasons.items() if why is not None}
-    if baseline in left_out:
-        raise ValueError(f"{baseline!r} cannot be the baseline: {left_out[baseline]}")
-    seen = {name: _Seen() for name in reasons if name not in left_out}
+    embeds = model.embeds
+    reasons = {name: missing(name, embeds) for name in check_names([BASELINE, *contenders])}
+    seen = {name: _Seen() for name, why in reasons.items() if why is None}
     parameter = next(model.parameters())
-    total: list[Tensor] = []  # as _Seen.squared, of the baseline's own tokens
-    labels: list[Tensor | None] = []
+    total: list[Tensor] = []  # as _Seen.squared, of timm's own tokens
+    labels: list[Tensor] = []
     grids: list[Grid] = []
-    image_names: list[str] = []
     kept: list[Picture] = []
     largest = 0.0
     with _evaluating(model):
@@ -139,14 +132,14 @@ def survey(
             for name, one in seen.items():
                 with use(name, model):
                     stages, pooled, classes = _forward(model, batch)
-                if name == baseline:
-                    reference = stages
-                    total.append(torch.stack([_squared(stage, None, valid).sum(1) for stage in stages]).cpu())
+                if name == BASELINE:
+                    timms = stages
+                    total.append(torch.stack([_squared(stage, valid).sum(1) for stage in stages]).cpu())
                     largest = max(largest, stages[0][valid].abs().max().item())
-                squared = [_squared(a, b, valid) for a, b in zip(stages, reference)]
+                gaps = [ours.double() - theirs.double() for ours, theirs in zip(stages, timms)]
+                squared = [_squared(gap, valid) for gap in gaps]
                 one.squared.append(torch.stack([tokens.sum(1) for tokens in squared]).cpu())
-                gap = (stages[0][valid].double() - reference[0][valid].double()).abs().max().item()
-                one.max_abs = max(one.max_abs, gap)
+                one.max_abs = max(one.max_abs, gaps[0][valid].abs().max().item())
                 one.pooled.append(pooled.float().cpu())
                 one.classes += [] if classes is None else [classes.cpu()]
                 maps[name] = squared[0].sqrt()
@@ -155,22 +148,20 @@ def survey(
             names = inputs.get("names") or [f"image {len(grids) + i + 1}" for i in range(len(sizes))]
             scale = (total[-1][0].sum() / valid.sum().cpu()).sqrt().to(valid.device)  # RMS length of a token
             for i in wanted([one.grid for one in kept], sizes, pictures):
-                kept.append(picture(names[i], batch, i, {key: map_[i] / scale for key, map_ in maps.items()}, model))
-            labels.append(targets)
+                kept.append(picture(names[i], batch, i, {key: map_[i] / scale for key, map_ in maps.items()}, embeds))
+            labels += [] if targets is None else [targets.cpu()]
             grids += sizes
-            image_names += names
     if not grids:
         raise ValueError("there is no image to measure on")
     sums = {name: torch.cat(one.squared, 1) for name, one in seen.items()}  # (1 + blocks, images)
-    of_baseline = torch.cat(total, 1)
+    of_timm = torch.cat(total, 1)
     return Survey(
         images=len(grids),
-        baseline=baseline,
         tolerance=_tolerance(embeds, largest, parameter.dtype),
-        drift=_drifts(seen, baseline, sums, of_baseline, image_names, labels),
-        blocks={name: list(map(relative_rms, ours[1:], of_baseline[1:])) for name, ours in sums.items()},
-        grids=_by_grid(grids, sums, of_baseline, _tables(embeds)),
-        left_out=left_out,
+        drift={name: _drift(one, seen[BASELINE], sums[name], of_timm, labels) for name, one in seen.items()},
+        blocks={name: list(map(relative_rms, ours[1:], of_timm[1:])) for name, ours in sums.items()},
+        grids=_by_grid(grids, sums, of_timm, _tables(embeds)),
+        left_out={name: why for name, why in reasons.items() if why is not None},
         pictures=kept,
     )
 
@@ -195,68 +186,45 @@ def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tenso
         tokens = out[0] if isinstance(out, tuple) else out
         stages.append(tokens[:, tokens.shape[1] - length :])  # without class and register tokens
 
-    hooks = [module.register_forward_hook(keep) for module in (model.embeds, *model.blocks)]
-    try:
+    with ExitStack() as hooks:
+        for module in (model.embeds, *model.blocks):
+            hooks.enter_context(module.register_forward_hook(keep))
         features = model.forward_features(inputs["patches"], inputs["patch_coord"], inputs["patch_valid"])
-    finally:
-        for hook in hooks:
-            hook.remove()
     valid = inputs["patch_valid"]
     if isinstance(features, dict):
         features, valid = features["patches"], features["patch_valid"]
     pooled = model.forward_head(features, patch_valid=valid, pre_logits=True)
-    logits = model.forward_head(features, patch_valid=valid) if model.num_classes else None
-    return stages, pooled, None if logits is None else logits.argmax(-1)
+    return stages, pooled, model.forward_head(features, patch_valid=valid).argmax(-1) if model.num_classes else None
 
 
-def _squared(ours: Tensor, reference: Tensor | None, valid: Tensor) -> Tensor:
-    """Per token (B, N) the squared length of the difference in float64; 0 for padding tokens."""
-    gap = ours.double() if reference is None else ours.double() - reference.double()
-    return gap.square().sum(-1).masked_fill(~valid, 0)
+def _squared(tokens: Tensor, valid: Tensor) -> Tensor:
+    """Per token (B, N) the squared length in float64; 0 for padding tokens."""
+    return tokens.double().square().sum(-1).masked_fill(~valid, 0)
 
 
-def _drifts(
-    seen: dict[str, _Seen],
-    baseline: str,
-    sums: dict[str, Tensor],
-    of_baseline: Tensor,
-    image_names: list[str],
-    labels: list[Tensor | None],
-) -> dict[str, Drift]:
-    known = [targets for targets in labels if targets is not None]
-    right = torch.cat(known).cpu() if len(known) == len(labels) else None
-    pooled = {name: torch.cat(one.pooled) for name, one in seen.items()}
-    closest = {name: nearest(rows, image_names) for name, rows in pooled.items()}
-    classes = {name: torch.cat(one.classes) for name, one in seen.items() if one.classes}
-    return {
-        name: Drift(
-            embed_max_abs=one.max_abs,
-            embed_rel_rms=relative_rms(sums[name][0], of_baseline[0]),
-            pooled_cosine_distance=cosine_distance(pooled[name], pooled[baseline]).mean().item(),
-            neighbours=agreement(closest[name], closest[baseline]),
-            agreement=agreement(classes[name], classes[baseline]) if classes else None,
-            accuracy=agreement(classes[name], right) if classes and right is not None else None,
-        )
-        for name, one in seen.items()
-    }
+def _drift(one: _Seen, timms: _Seen, squared: Tensor, of_timm: Tensor, labels: list[Tensor]) -> Drift:
+    pooled, timms_pooled = torch.cat(one.pooled), torch.cat(timms.pooled)
+    classes = torch.cat(one.classes) if one.classes else None
+    return Drift(
+        embed_max_abs=one.max_abs,
+        embed_rel_rms=relative_rms(squared[0], of_timm[0]),
+        pooled_cosine_distance=cosine_distance(pooled, timms_pooled).mean().item(),
+        neighbours=agreement(nearest(pooled), nearest(timms_pooled)),
+        agreement=None if classes is None else agreement(classes, torch.cat(timms.classes)),
+        accuracy=agreement(classes, torch.cat(labels)) if classes is not None and labels else None,
+    )
 
 
-def _by_grid(grids: list[Grid], sums: dict[str, Tensor], of_baseline: Tensor, tables: list[Tensor]) -> list[GridDrift]:
+def _by_grid(grids: list[Grid], sums: dict[str, Tensor], of_timm: Tensor, tables: list[Tensor]) -> list[GridDrift]:
     """One record per distinct grid, in order of aspect and then of size."""
     cells = [n for table in tables for n in table.shape[1:-1]]  # (H0, W0); empty without a table
-    places: dict[Grid, list[int]] = {}
-    for place, grid in enumerate(grids):
-        places.setdefault(grid, []).append(place)
-    return [
-        GridDrift(
-            grid=grid,
-            images=len(where),
-            aspect=grid[1] / grid[0],
-            shrink=max((n / patches for n, patches in zip(cells, grid)), default=1.0),
-            embed_rel_rms={name: relative_rms(ours[0, where], of_baseline[0, where]) for name, ours in sums.items()},
-        )
-        for grid, where in sorted(places.items(), key=lambda item: (item[0][1] / item[0][0], item[0]))
-    ]
+    found = []
+    for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):
+        where = [place for place, other in enumerate(grids) if other == grid]
+        shrink = max((n / patches for n, patches in zip(cells, grid)), default=1.0)
+        drift = {name: relative_rms(ours[0, where], of_timm[0, where]) for name, ours in sums.items()}
+        found.append(GridDrift(grid, len(where), grid[1] / grid[0], shrink, drift))
+    return found
 
 
 def _tables(embeds: Any) -> list[Tensor]:
