@@ -101,6 +101,7 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     assert "1 times because of a torch.func transform" in str(status())
 
 
+@pytest.mark.usefixtures("clean")
 def test_only_settings_are_warned_of():
     model = small_vit()
     library.warned.clear()
