@@ -177,6 +177,7 @@ def test_per_block_drift_is_that_of_forward_intermediates():
         assert value == pytest.approx(((ours - stock).square().sum() / stock.square().sum()).sqrt().item(), rel=1e-6)
 
 
+@pytest.mark.ran("matmul")
 def test_another_dtype():
     model = table_model().to(torch.bfloat16)
     exact = survey(model, batches(), ["matmul"])
