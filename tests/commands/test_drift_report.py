@@ -297,3 +297,26 @@ def test_coordinates_name_the_place_of_a_patch():
     a, b = (survey(model, [(one, None)], ["matmul", "grid_sample"], pictures=1) for one in (batch, turned))
     assert a.pictures[0].jpeg == b.pictures[0].jpeg
     assert torch.equal(row_major([(2, 3)])[0], batch["patch_coord"][0])
+
+
+@pytest.mark.parametrize("option", ["--json", "--out"])
+def test_what_cannot_be_written_is_noticed_before_a_model_is_loaded(option, folder, capsys, monkeypatch, tmp_path):
+    def no_model(*args, **kwargs):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("timm_naflex_fast.measure.models.load_model", no_model)
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "x" if option == "--out" else tmp_path / "no folder" / "x.json"
+    assert (
+        cli.main(["drift", "--model", "naflexvit_base_patch16_gap", "--images", str(folder), option, str(place)]) == 2
+    )
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.ran("matmul")
+def test_json_holds_the_figures_and_the_old_name_of_contenders_still_works(small_timm, folder, tmp_path, capsys):
+    out = tmp_path / "drift.json"
+    how = ["--images", str(folder), "--random-weights", "--max-seq-len", "12", "--strategies", "matmul"]
+    assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", *how, "--json", str(out)]) == 0
+    assert "now called --contenders" in capsys.readouterr().err
+    assert json.loads(out.read_text())["survey"]["drift"]["matmul"]["embed_rel_rms"] < 1e-5

@@ -12,7 +12,7 @@ from .. import images
 from ..contenders import BASELINE, NAMES, OURS, check_names
 from ..provenance import provenance
 from ..style import require
-from ..tables import check_writable, print_table, progress
+from ..tables import check_writable, print_table, progress, write_json
 
 PICTURES = 5
 
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", type=int, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=int, default=16, metavar="B", help="images per batch (16)")
     add("--contenders", nargs="+", metavar="NAME", help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
+    add("--strategies", nargs="+", metavar="NAME", dest="old_contenders", help=argparse.SUPPRESS)
     add("--dtype", default="float32", metavar="TYPE", help="cast the whole model to it (float32)")
+    add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
@@ -54,11 +56,16 @@ def drift(options: argparse.Namespace, program: str = "naflex-fast") -> int:
 
 def prepare(options: argparse.Namespace) -> None:
     """Check what can be checked before anything is loaded, and set ``options.contenders`` to those that will run."""
+    if options.old_contenders:
+        print("--strategies is now called --contenders; the old name goes with the next release", file=sys.stderr)
+        options.contenders = options.contenders or options.old_contenders
     options.contenders = check_names([BASELINE, *(options.contenders or (NAMES if options.out else OURS))])
     if options.out:
         require("matplotlib", "--out")
         require("jinja2", "--out")
         check_writable(folder=options.out)
+    if options.json:
+        check_writable(file=options.json)
 
 
 def measure_and_show(
@@ -66,7 +73,7 @@ def measure_and_show(
 ) -> int:
     """Measure ``batches`` (as ``survey`` takes them, with a length) under prepared options; print and write."""
     from ..contenders import missing
-    from .report import Report, cells, columns, headline, settings, verdict, write
+    from .report import Report, cells, columns, headline, record, settings, verdict, write
     from .survey import survey
 
     runs = [name for name in options.contenders if missing(name, model.embeds) is None]
@@ -98,6 +105,8 @@ def measure_and_show(
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")
     print(f"{headline(found)}\n{verdict(found, report.stand_in)}")
+    if options.json:
+        write_json(options.json, record(report))
     if options.out:
         print(f"written: {', '.join(map(str, write(report, options.out)))}")
     return 0

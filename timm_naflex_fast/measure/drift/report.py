@@ -154,14 +154,18 @@ def facts(report: Report) -> dict[str, str]:
 FILES = ("report.json", "report.md", "report.html")
 
 
+def record(report: Report) -> dict[str, Any]:
+    """Everything in the report, and what follows from it in words."""
+    return {**asdict(report), "headline": headline(report.survey), "verdict": verdict(report.survey, report.stand_in)}
+
+
 def write(report: Report, folder: str | Path) -> list[Path]:
     """Write the report in every form into ``folder``, which is made; returns the files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    record = {**asdict(report), "headline": headline(report.survey), "verdict": verdict(report.survey, report.stand_in)}
     files = [folder / name for name in FILES]
     for file, content in zip(
-        files, (json.dumps(record) + "\n", render(report, "report.md"), render(report, "report.html"))
+        files, (json.dumps(record(report)) + "\n", render(report, "report.md"), render(report, "report.html"))
     ):
         file.write_text(content, encoding="utf-8")
     return files
@@ -174,13 +178,13 @@ def read(path: str | Path) -> Report:
         ValueError: it is no such file.
     """
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = record["survey"]
+        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = kept["survey"]
         found["drift"] = {name: Drift(**drift) for name, drift in found["drift"].items()}
         found["grids"] = [GridDrift(**{**grid, "grid": tuple(grid["grid"])}) for grid in found["grids"]]
         found["pictures"] = [Picture(**{**one, "grid": tuple(one["grid"])}) for one in found["pictures"]]
         derived = ("survey", "headline", "verdict")
-        return Report(survey=Survey(**found), **{key: value for key, value in record.items() if key not in derived})
+        return Report(survey=Survey(**found), **{key: value for key, value in kept.items() if key not in derived})
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a report of naflex-fast drift: {error!r}") from error
 
