@@ -12,11 +12,12 @@ from oracles import BATCH, relative, small_vit, vit_batch
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import choose, triton
-from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench.report import read_json
 from timm_naflex_fast.resampling.matrices import Resampling
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
+    pytest.mark.usefixtures("clean"),
+]
 KINDS = ["learned", "factorized"]
 
 
@@ -103,14 +104,6 @@ def test_never_waits_for_the_gpu(kind):
         step(model, batch)
         with torch.no_grad():
             model.eval()(batch)
-
-
-def test_bench_tells_who_waits(tmp_path):
-    work = ["--workload", "siglip", "--batch", "4", "--channels", "32", "--rounds", "3", "--phase", "infer", "train"]
-    assert cli.main(["bench", "--device", "cuda", *work, "--out", str(tmp_path)]) == 0
-    for row in read_json(tmp_path / "bench.json")[0]:
-        assert "stock" in row.about["waits_for_gpu"]
-        assert "matmul" not in row.about["waits_for_gpu"] and "floor" not in row.about["waits_for_gpu"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,9 +62,10 @@ def _too_new_numpy():
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(_too_new_numpy(), reason="the interpreter of this Triton needs numpy < 2.4")
-def test_by_the_interpreter():
+@pytest.mark.parametrize("which", ["test_equals_timm and bilinear", pytest.param("test_", marks=pytest.mark.slow)])
+def test_by_the_interpreter(which):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", which, __file__],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
