@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from timm_naflex_fast.measure.bench.command import KEPT_HEAP
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, Row, run
 from timm_naflex_fast.measure.bench.report import print_race, write_json
 from timm_naflex_fast.measure.provenance import provenance
 from timm_naflex_fast.measure.tables import check_writable
 
-KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
-HEAPS: dict[str, dict[str, str]] = {"default": {}, "kept": KEPT}
+HEAPS: dict[str, dict[str, str]] = {"default": {}, "kept": KEPT_HEAP}
 CONTENDERS = (BASELINE, "timm-flag-bilinear", "interpolate_cached", "matmul", PLAIN_ADD)
 
 
@@ -136,7 +136,7 @@ def main() -> None:
                     rows += found
     if options.json:
         command = shlex.join(["uv", "run", "benchmarks/heap.py", *sys.argv[1:]])
-        write_json(options.json, rows, {**provenance(command), "kept_heap": KEPT})
+        write_json(options.json, rows, {**provenance(command), "kept_heap": KEPT_HEAP})
 
 
 if __name__ == "__main__":

@@ -125,3 +125,10 @@ def test_no_gpu(capsys):
 def test_what_divides_a_folders_images_needs_the_folder(option, capsys):
     assert bench(option, "16") == 2
     assert f"{option} goes with --sizes-from" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_keep_heap_starts_again_with_glibcs_settings(capfd):
+    work = ["--workload", "siglip", "--batch", "2", "--channels", "8", "--phase", "infer", "--rounds", "1"]
+    assert cli.main(["bench", "--keep-heap", *work, "--budget", "0.01", "--no-memory"]) == 0
+    assert "matmul" in capfd.readouterr().out

@@ -46,8 +46,6 @@ originals: dict[tuple[Any, str], Callable[..., Any]] = {}
 """The libraries' own functions by (class or module, name): entered before ours is set, deleted after it is removed."""
 
 warned: set[str] = set()
-# Reasons with these words are about a user's own settings, so they are warned of; the others are only counted.
-SETTINGS = ("interpolation mode", "rotary")
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
@@ -89,10 +87,10 @@ def decide(
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
 @torch.compiler.assume_constant_result
 def count(library: str, step: str, who: str, reason: str | None = None) -> None:
-    """Count one call for ``status()``; warn once of each setting with which the library's own code has to run."""
+    """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
     choose.calls[step, who] += 1
     if reason is not None:
         choose.fallbacks[reason] += 1
-        if reason not in warned and any(words in reason for words in SETTINGS):
+        if reason not in warned:
             warned.add(reason)
             warnings.warn(f"timm_naflex_fast: {reason} stays with {library}'s own code", stacklevel=5)

@@ -6,7 +6,10 @@ Nothing heavy is imported until the command runs, so ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +18,9 @@ from ..contenders import BASELINE, NAMES, OURS, PLAIN_ADD, check_names
 from ..tables import check_writable, progress
 from .race import Race, Row, run
 from .workloads import WORKLOADS, Grid, Workload, folder_workload, read_sizes, siglip_grids
+
+# Read by glibc as a process starts: no block is mapped by itself, and nothing is given back to the kernel.
+KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--channels", type=int, metavar="C", help="width of the tokens (768)")
     add("--rounds", type=int, default=30, metavar="R", help="timed rounds, at most (30)")
     add("--budget", type=float, default=2.0, metavar="S", help="seconds per contender and race, at least 3 rounds (2)")
+    add("--keep-heap", action="store_true", help="let glibc keep freed memory: bench starts itself again with that set")
     add("--no-memory", action="store_true", help="do not measure peak memory")
     add("--model", metavar="NAME", help="a whole timm NaFlexVit: a training step and an inference, stock and ours")
     add("--sizes-from", metavar="DIR", help="grids of a folder's images, headers alone; ends with a recommendation")
@@ -46,6 +53,9 @@ def bench(options: argparse.Namespace) -> int:
     """
     check_writable(options.json)
     _check(options)
+    if options.keep_heap and any(os.environ.get(name) != value for name, value in KEPT_HEAP.items()):
+        command = [sys.executable, "-m", "timm_naflex_fast", *options.arguments]
+        return subprocess.run(command, env=os.environ | KEPT_HEAP).returncode
     from ..provenance import provenance
     from .model import conclude
     from .report import advise, write_json
