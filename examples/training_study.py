@@ -15,6 +15,7 @@ import argparse
 import csv
 import itertools
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -81,6 +82,12 @@ def train_all(
             losses[name] = list(track(steps, f"seed {seed}: {name}", plan["steps"]))
         weights[name] = {k: v.clone() for k, v in model.state_dict().items()}
     return losses, weights
+
+
+def commit() -> str:
+    """The commit of this checkout."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, stdout=subprocess.PIPE, text=True).stdout.strip() or "unknown"
 
 
 def track(steps: Iterable[Any], what: str, total: int) -> Iterator[Any]:
@@ -201,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"training_study.py: {error}", file=sys.stderr)
         return 1
     record = {
+        "commit": commit(),
         **provenance("uv run examples/training_study.py" + " --quick" * options.quick),
         "cpu_seconds": round(time.process_time() - before),
         "model": CONFIG,

@@ -68,7 +68,7 @@ def _owners(home: str, name: str) -> list[Any]:
     ``importlib.reload`` leaves the class of before in use, in models and in modules that imported it; a function is
     also an attribute of the modules that imported it by name.
     """
-    module_name, _, class_name = home.partition(":")
+    module_name, _, class_name = map(sys.intern, home.partition(":"))  # Python's caches keep every new string
     module = importlib.import_module(module_name)
     if class_name:
         own = getattr(module, class_name)
