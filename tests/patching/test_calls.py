@@ -76,6 +76,7 @@ def test_enabled_and_never_used_is_said():
     assert "(nothing yet)" in str(status())
 
 
+@pytest.mark.skipif(timm.FLAG != "grid_sample", reason="the flag of older timm cannot be vmapped")
 @pytest.mark.usefixtures("clean")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model = small_vit().requires_grad_(False)
