@@ -33,7 +33,7 @@ def test_drift_report_on_the_digits(tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert "digits_naflexvit.safetensors" in done.stdout and "digits_naflexvit.safetensors" in report["weights"]
-    results = report["contenders"]
+    results = report["survey"]["drift"]
     record = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
     assert results["stock"]["accuracy"] == pytest.approx(record["held_out_accuracy"], abs=0.002)
     for exact in ("interpolate_cached", "matmul"):
