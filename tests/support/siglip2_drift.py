@@ -19,7 +19,7 @@ import timm_naflex_fast
 from timm_naflex_fast.measure.drift.inputs import NaFlexImages
 from timm_naflex_fast.measure.images import image_sources
 from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.patching.modes import POS_EMBED
+from timm_naflex_fast.patching.modes import MODES
 
 EXACT = ("interpolate_cached", "matmul")
 
@@ -56,7 +56,7 @@ def drift(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, dict[str, di
     assert is_pristine()
     timms = stages(model, inputs)
     results = {}
-    for strategy in POS_EMBED:
+    for strategy in MODES:
         with timm_naflex_fast.enable(mode=strategy, model=model):
             ours = stages(model, inputs)
         results[strategy] = {name: distance(ours[name], timms[name]) for name in timms}

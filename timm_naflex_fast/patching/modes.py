@@ -20,7 +20,6 @@ Mode = Literal[
     "stock", "interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "grid-sample", "matmul-resample"
 ]
 MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
-POS_EMBED = MODES  # until nothing imports the old name
 PATCH_EMBED = ("stock", "matmul")
 ROPE = ("stock", "batched")
 ALIASES = {"matmul_resample": "matmul"}
