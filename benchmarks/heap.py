@@ -25,11 +25,12 @@ from typing import Any
 from timm_naflex_fast.measure.bench.command import KEPT_HEAP
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, Row, run
 from timm_naflex_fast.measure.bench.report import print_race, write_json
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 from timm_naflex_fast.measure.provenance import provenance
 from timm_naflex_fast.measure.tables import check_writable
 
 HEAPS: dict[str, dict[str, str]] = {"default": {}, "kept": KEPT_HEAP}
-CONTENDERS = (BASELINE, "timm-flag-bilinear", "interpolate_cached", "matmul", PLAIN_ADD)
+CONTENDERS = (BASELINE, "timm-flag-bilinear", "matmul", PLAIN_ADD)
 
 
 class Child:
@@ -65,7 +66,6 @@ def child(workload: str, batch: int, phase: str, contenders: Sequence[str], chan
     import time
 
     from timm_naflex_fast.measure.bench.pos_embed import races
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 
     made = races([WORKLOADS[workload]], [batch], phases=[phase], contenders=contenders, channels=channels)
     race = next(made)
@@ -113,12 +113,12 @@ def race_both(race: Sequence[Any], rounds: int, budget: float) -> Iterator[list[
 def main() -> None:
     """Run every race under both heaps, print a table for each, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="+", default=["siglip", "diverse"])
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--batch", nargs="+", type=int, default=[8, 64])
     parser.add_argument("--phase", nargs="+", default=["infer", "train"])
     parser.add_argument("--channels", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--budget", type=float, default=2.0, help="seconds per contender, at least 3 rounds")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds per contender, at least 3 rounds")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
