@@ -53,9 +53,7 @@ def race(**changes):
 
 def test_speed(results):
     results("speed/siglip", *race(), *race(phase="infer"), *race(phase="frozen"))
-    text = speed_tables.render_short()
-    assert "| siglip | 50.0 | 5.00 | 2.00 | 50.0 | 50.0 |" in text
-    assert "`uv run benchmarks/measure.py speed/siglip`" in text
+    assert "`uv run benchmarks/measure.py speed/siglip`" in speed_tables.render_targets()
     slow = replace(race()[2], batch=1, times_faster=0.5)
     results("speed/small", slow)
     text = speed_tables.render_targets()
@@ -69,6 +67,7 @@ def test_heaps_side_by_side(results):
     default[0] = replace(default[0], median_ms=800.0)
     results("heap", *default, *kept)
     assert "| siglip, train, B=64 | 50.0 | 100 | 5.00 | 5.00 |" in speed_tables.render_heap()
+    assert "| siglip | 50.0 / 100 | 5.00 | 2.00 | not measured / not measured |" in speed_tables.render_short()
 
 
 def test_whole_models(results):
