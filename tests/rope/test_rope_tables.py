@@ -14,7 +14,7 @@ from oracles import PRISTINE, Largest, relative, row_major
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
 from timm_naflex_fast.rope import batched_rope, read_rope
-from timm_naflex_fast.rope.mixed import _Collect, _Spread
+from timm_naflex_fast.rope.tables import _Spread, collect
 
 FIELDS = inspect.signature(NaFlexVitCfg).parameters
 if "rope_type" not in FIELDS:
@@ -240,9 +240,9 @@ def test_spreading_is_linear_and_differentiable_twice():
     table = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
     tokens = torch.randn(3, 2, 5, 4, dtype=torch.float64, requires_grad=True)
     index = torch.randint(7, (3, 2, 5))
-    collect = lambda t: _Collect.apply(t, index, 6, torch.float64)
+    gathered = lambda t: collect(t, index, 6, torch.float64)
     spread = lambda t: _Spread.apply(t, index, torch.float64)
-    for function, argument in ((spread, table), (collect, tokens)):
+    for function, argument in ((spread, table), (gathered, tokens)):
         assert torch.autograd.gradcheck(function, argument)
         assert torch.autograd.gradgradcheck(function, argument)
     assert (spread(table)[index == 6] == 0).all()
@@ -250,7 +250,7 @@ def test_spreading_is_linear_and_differentiable_twice():
     many = torch.randn(600, 8, 20, 128).bfloat16()
     where = torch.randint(51, many.shape[:3], dtype=torch.int32)
     want = torch.zeros(51, 128).index_add_(0, where.flatten(), many.float().flatten(0, 2))[:50]
-    assert relative(_Collect.apply(many, where, 50, torch.float32), want) <= 1e-5
+    assert relative(collect(many, where, 50, torch.float32), want) <= 1e-5
 
 
 def test_mixed_tables_start_anew_and_keep_nothing_per_token():

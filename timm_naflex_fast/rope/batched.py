@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ..resampling.grids import whole_numbers
 from .grids import read_grids
-from .mixed import MixedTables, by_block
 from .settings import Rope
-from .tables import by_cell, by_line, by_token
+from .tables import Table, by_cell, by_line, by_token
 
 FEW_TOKENS = 1024
+
+
+class MixedTables:
+    """The tables (B, heads, N, 2D) of all blocks in turn; every loop over them computes them again."""
+
+    def __init__(self, rope: Rope, table: Table) -> None:
+        self.depth, self.table = rope.frequencies.shape[1], table
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.table, range(self.depth))
 
 
 def too_many(cells: int, tokens: int) -> bool:
@@ -41,24 +52,19 @@ def batched_rope(
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
-    depth = rope.frequencies.shape[1] if rope.mixed else 0
     if in_graph:
         table = by_token(rope, patch_coord.detach().to(torch.int64), dtype)
-        return [table(block) for block in range(depth)] if rope.mixed else table(None)
+        return list(MixedTables(rope, table)) if rope.mixed else table(None)
     coord = whole_numbers(patch_coord)
-    batch, length = coord.shape[:2]
-    fixed = rope.augment is None
-    if coord.numel() == 0 or (coord.is_cuda and fixed and not rope.mixed):
-        grids, formula = None, True  # on a GPU sines are free and host reads are not
+    tokens, fixed = coord.shape[0] * coord.shape[1], rope.augment is None
+    if tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
+        table = by_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
         grids = read_grids(coord, one=rope.alike)
         # Other reasons for the formula: one sample has each cell once; few tokens need few operations; one token with
         # a huge coordinate makes a huge grid.
-        few = batch == 1 if rope.mixed else batch * length <= FEW_TOKENS
-        formula = (few and fixed) or too_many(grids.cells, batch * length)
-    if formula or grids is None:
-        table = by_token(rope, coord, dtype, grids)
-        return MixedTables(depth, table) if rope.mixed else table(None)
-    if rope.mixed:
-        return MixedTables(depth, by_block(rope, coord, dtype, grids))
-    return (by_cell if rope.alike else by_line)(rope, coord, dtype, grids)
+        few = len(coord) == 1 if rope.mixed else tokens <= FEW_TOKENS
+        by_formula = (few and fixed) or too_many(grids.cells, tokens)
+        compute = by_token if by_formula else by_cell if rope.mixed or rope.alike else by_line
+        table = compute(rope, coord, dtype, grids)
+    return MixedTables(rope, table) if rope.mixed else table(None)

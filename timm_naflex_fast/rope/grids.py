@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,53 +66,30 @@ def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Each item's sequence and its place in there, both (sum of lengths,), and each sequence's first item, (G,).
     """
-    if len(lengths) == 1:
-        place = torch.arange(int(lengths), device=lengths.device)
-        return torch.zeros_like(place), place, torch.zeros_like(lengths)
     owner = torch.repeat_interleave(lengths)
     starts = lengths.cumsum(0) - lengths
     return owner, torch.arange(len(owner), device=lengths.device) - starts[owner], starts
 
 
-def augmentation(rope: Rope, grids: Grids, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Draw timm's random change of positions for each grid.
+def draw(rope: Rope, grids: Grids, owner: Tensor) -> Tensor | None:
+    """Draw timm's random change of positions for each grid: a shift and two factors; None if it is off.
 
-    The draws have timm's order and are made where timm makes them, so a seed gives what it gives in timm; then they
-    are copied to ``device``.
+    The draws have timm's order and are made where timm makes them, so a seed gives what it gives in timm.
 
     Returns:
-        A function (positions (..., 2), the number of each one's grid (...)) -> changed positions (..., 2).
+        (..., 3, 2), what was drawn for the grids with the numbers ``owner`` (...), on its device.
     """
     if rope.augment is None:
-        return lambda positions, owner: positions
+        return None
     shift, jitter, rescale = rope.augment
 
-    def draw(count: int, limit: float) -> Tensor:
+    def uniform(count: int, limit: float) -> Tensor:
         return torch.empty(count, device=rope.augment_device, dtype=torch.float32).uniform_(-limit, limit)
 
     drawn = []
-    for _ in range(len(grids.sizes)):
-        moved = draw(2, float(shift)) if shift is not None else torch.zeros(2)
-        stretched = draw(2, math.log(jitter)).exp() if jitter is not None else torch.ones(2)
-        scaled = draw(1, math.log(rescale)).exp() if rescale is not None else torch.ones(1)
+    for _ in grids.sizes:
+        moved = uniform(2, shift) if shift is not None else torch.zeros(2)
+        stretched = uniform(2, math.log(jitter)).exp() if jitter is not None else torch.ones(2)
+        scaled = uniform(1, math.log(rescale)).exp() if rescale is not None else torch.ones(1)
         drawn.append(torch.stack([moved, stretched, scaled.expand(2)]))
-    by_grid = torch.stack(drawn).to(device)
-
-    def change(positions: Tensor, owner: Tensor) -> Tensor:
-        moved, stretched, scaled = by_grid[owner].unbind(-2)
-        return (positions + moved) * stretched * scaled
-
-    return change
-
-
-def cells(rope: Rope, coord: Tensor, grids: Grids) -> tuple[Tensor, Tensor]:
-    """Number the cells of all grids: their positions (cells, 2), and the number of each token's cell, (B, N) int32.
-
-    Numbers of padding tokens mean nothing.
-    """
-    sizes, of = coord.new_tensor(grids.sizes), coord.new_tensor(grids.of)
-    owner, place, starts = ragged(sizes.prod(1))
-    size, width = sizes[owner], sizes[:, 1][of][:, None]
-    positions = rope.positions(torch.stack([place // size[:, 1], place % size[:, 1]], 1), size)
-    index = torch.addcmul(starts[of][:, None] + coord[..., 1], coord[..., 0], width)
-    return augmentation(rope, grids, coord.device)(positions, owner), index.to(torch.int32)
+    return torch.stack(drawn).to(owner.device)[owner]

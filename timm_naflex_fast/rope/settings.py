@@ -7,12 +7,18 @@ multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+FREQUENCIES = {  # where each type keeps them
+    "RotaryEmbeddingCat": "bands",
+    "RotaryEmbeddingDinoV3": "periods",
+    "RotaryEmbeddingMRope": "inv_freq",
+    "RotaryEmbeddingMixed": "freqs",
+}
 
 
 @dataclass(frozen=True)
@@ -20,9 +26,9 @@ class Rope:
     """One of timm's rotary modules.
 
     Args:
-        frequencies: f, (2, D/2), or learned (2, depth, heads, D/2), float32 at least; D is the head's width.
-        split: ``frequencies`` are (D/4,): position 0 turns the first D/4 angles by them, position 1 the others.
-        periods: with ``split``, the lengths of a full turn instead of frequencies.
+        frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2, depth, heads, D/2); or
+            (D/4,): position 0 turns the first D/4 angles by them, position 1 the others.
+        periods: ``frequencies`` are the lengths of a full turn instead.
         half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
         swap: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
@@ -35,17 +41,16 @@ class Rope:
     """
 
     frequencies: Tensor
-    split: bool = False
-    periods: bool = False
-    half: bool = False
-    swap: bool = False
-    centered: bool = False
-    offset: float = 0.0
-    normalize: str = "separate"
-    reference: tuple[int, int] | None = None
-    largest: bool = False
-    augment: tuple[float | None, float | None, float | None] | None = None
-    augment_device: torch.device | None = None
+    periods: bool
+    half: bool
+    swap: bool
+    centered: bool
+    offset: float
+    normalize: str
+    reference: tuple[int, int] | None
+    largest: bool
+    augment: tuple[float | None, float | None, float | None] | None
+    augment_device: torch.device | None
 
     @property
     def mixed(self) -> bool:
@@ -59,110 +64,68 @@ class Rope:
 
     def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
         """Angles (..., D/2) for positions (..., 2); of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2)."""
-        if self.split:
+        if self.frequencies.ndim == 1:
             pairs = positions.unsqueeze(-1)
             return (2 * math.pi * pairs / self.frequencies if self.periods else pairs * self.frequencies).flatten(-2)
         f = self.frequencies if block is None else self.frequencies[:, block].unsqueeze(2)
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
 
-    def positions(self, places: Tensor, size: Tensor) -> Tensor:
+    def positions(self, places: Tensor, size: Tensor, change: Tensor | None) -> Tensor:
         """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w), which broadcast.
 
-        Operations follow timm's order, so they round alike.
+        ``change`` (..., 3, 2) is what was drawn for each one's grid: a shift, then two factors. Operations follow
+        timm's order, so they round alike.
         """
-        position = places.to(torch.float32)
+        position = places.to(torch.float32) + (0.5 + self.offset if self.centered else self.offset)
         if self.centered:
-            divisor = size
-            if self.normalize != "separate":
-                divisor = size.amin(-1, keepdim=True) if self.normalize == "min" else size.amax(-1, keepdim=True)
-            position = (position + (0.5 + self.offset)) / divisor
-        elif self.offset:
-            position = position + self.offset
+            side = {"min": torch.amin, "max": torch.amax}.get(self.normalize)
+            position = position / (size if side is None else side(size, -1, keepdim=True))
         if self.reference is not None:
             position = position / size * position.new_tensor(self.reference)
         if self.centered:
             position = 2.0 * position - 1.0
-        return position.flip(-1) if self.swap else position
+        if self.swap:
+            position = position.flip(-1)
+        if change is not None:
+            shift, jitter, rescale = change.unbind(-2)
+            position = (position + shift) * jitter * rescale
+        return position
 
 
 def read_rope(module: Any) -> Rope | str:
-    """Read the settings of ``module``, the ``rope`` of a NaFlexVit; or return in words why timm's own code must run."""
-    reader = _READERS.get(type(module).__name__)
-    if reader is None or type(module).__module__ != "timm.layers.pos_embed_sincos":
-        return f"rotary embeddings of the type {type(module).__name__}"
-    return reader(module)
+    """Read the settings of ``module``, the ``rope`` of a NaFlexVit; or return in words why timm's own code must run.
 
-
-def _axial(module: Any) -> Rope | str:
-    grid_type = getattr(module, "grid_type", "pixel" if module.in_pixels else "index")
-    if module.bands is None or getattr(module, "_use_cached_embed", False):
+    A type that lacks a setting, as all do in some release, has what is the default here.
+    """
+    kind = type(module).__name__
+    if kind not in FREQUENCIES or type(module).__module__ != "timm.layers.pos_embed_sincos":
+        return f"rotary embeddings of the type {kind}"
+    frequencies, dinov3 = getattr(module, FREQUENCIES[kind]), kind == "RotaryEmbeddingDinoV3"
+    if frequencies is None or getattr(module, "_use_cached_embed", False):
         return "rotary embeddings kept for one grid alone"
+    grid_type = "pixel" if getattr(module, "in_pixels", False) else "centered" if dinov3 else "index"
+    grid_type = getattr(module, "grid_type", grid_type)
     if grid_type not in ("index", "centered"):
         return f"rotary embeddings on a {grid_type!r} grid"
-    bands = _at_least_float32(module.bands)
-    reference = module.ref_feat_shape
+    if dinov3 and torch.finfo(frequencies.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
+        return f"DINOv3 rotary embeddings with {frequencies.dtype} periods"
+    draws = module.training and getattr(module, "aug_active", False)
+    wide = torch.promote_types(frequencies.dtype, torch.float32) if kind != "RotaryEmbeddingMixed" else torch.float32
+    frequencies = frequencies.to(wide)
+    if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
+        frequencies = torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
     return Rope(
-        bands,
-        split=True,
-        half=getattr(module, "rotate_half", False),
-        swap=module.grid_indexing == "xy",
+        frequencies,
+        periods=dinov3,
+        half=getattr(module, "rotate_half", kind == "RotaryEmbeddingMRope"),
+        # Older timm's DINOv3 returns (y, x) with either indexing.
+        swap=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
         centered=grid_type == "centered",
-        offset=module.grid_offset,
+        offset=getattr(module, "grid_offset", 0.0),
         normalize=getattr(module, "normalize_coords", "separate"),
-        reference=None if reference is None else (reference[0], reference[1]),
+        reference=getattr(module, "ref_feat_shape", None),
         largest=not hasattr(module, "grid_type"),
-        augment=_augment(module),
-        augment_device=bands.device,
+        augment=(module.shift_coords, module.jitter_coords, module.rescale_coords) if draws else None,
+        augment_device=None if dinov3 else frequencies.device,
     )
-
-
-def _dinov3(module: Any) -> Rope | str:
-    periods = module.periods
-    if torch.finfo(periods.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
-        return f"DINOv3 rotary embeddings with {periods.dtype} periods"
-    return Rope(
-        periods,
-        split=True,
-        periods=True,
-        half=module.rotate_half,
-        # Older timm returns (y, x) with either indexing.
-        swap=module.grid_indexing == "xy" and hasattr(module, "get_batch_embeds"),
-        centered=True,
-        offset=module.grid_offset,
-        normalize=module.normalize_coords,
-        augment=_augment(module),
-    )
-
-
-def _mrope(module: Any) -> Rope | str:
-    bands = _at_least_float32(module.inv_freq)
-    frequencies = torch.stack([bands * (module.axis == 1), bands * (module.axis == 2)])
-    return Rope(frequencies, half=True, augment=_augment(module), augment_device=bands.device)
-
-
-def _mixed(module: Any) -> Rope | str:
-    return Rope(
-        module.freqs.float(),
-        swap=module.grid_indexing == "xy",
-        augment=_augment(module),
-        augment_device=module.freqs.device,
-    )
-
-
-_READERS: dict[str, Callable[[Any], Rope | str]] = {
-    "RotaryEmbeddingCat": _axial,
-    "RotaryEmbeddingDinoV3": _dinov3,
-    "RotaryEmbeddingMRope": _mrope,
-    "RotaryEmbeddingMixed": _mixed,
-}
-
-
-def _at_least_float32(bands: Tensor) -> Tensor:
-    return bands.to(torch.promote_types(bands.dtype, torch.float32))
-
-
-def _augment(module: Any) -> tuple[float | None, float | None, float | None] | None:
-    if not (module.training and getattr(module, "aug_active", False)):
-        return None
-    return module.shift_coords, module.jitter_coords, module.rescale_coords

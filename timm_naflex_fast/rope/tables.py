@@ -3,22 +3,34 @@
 ``by_token`` evaluates the formula for every token. It needs no host read, so compilers capture it, but
 B*N*D sines cost more than writing the table. The two others compute fewer sines:
 
-``by_cell``: where a cell has the same angles in every grid, compute the cells of one large grid; a token takes its
-cell's line. ``by_line``: where angles depend on the grid's size (DINOv3), but each channel turns with one axis alone,
+``by_cell`` computes each cell of the batch's grids once, and a token takes its cell's line. Where a cell has the same
+angles in every grid, there is one large grid. Mixed types have learned frequencies for every block and head: their
+backward first sums the gradients of a cell's tokens, then goes through the table of a few hundred cells to the
+frequencies.
+
+``by_line``: where angles depend on the grid's size (DINOv3), but each channel turns with one axis alone,
 a grid has only h + w different lines: one per row and one per column, zero in the other axis' channels. A token's
 entry is the sum of two.
+
+Each returns a function: the number of a mixed block -> (B, heads, N, 2D); None for other types -> (B, 1, N, 2D).
+Blocks share no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grids import Grids, augmentation, cells, padding, ragged
+from .grids import Grids, draw, padding, ragged
 from .settings import Rope
+
+Table = Callable[[int | None], Tensor]
+
+CHUNK_BYTES = 2**25
 
 
 def layout(angles: Tensor, half: bool) -> Tensor:
@@ -29,28 +41,16 @@ def layout(angles: Tensor, half: bool) -> Tensor:
     return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
 
 
-def by_token(
-    rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None
-) -> Callable[[int | None], Tensor]:
-    """Prepare the tables of the tokens (B, N, 2) by the formula, with plain operations.
+def by_token(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None = None) -> Table:
+    """Prepare the tables of the tokens (B, N, 2), int64, by the formula, with plain operations.
 
-    Args:
-        rope: the module's settings.
-        coord: (B, N, 2) int64.
-        dtype: of the tables.
-        grids: where they were read, they tell whether there is padding, and which random change each grid draws.
-
-    Returns:
-        A function: the number of a mixed block -> (B, heads, N, 2D); None for other types -> (B, 1, N, 2D).
+    Where ``grids`` were read, they tell whether there is padding, and which random change each grid draws.
     """
     size = coord.amax(1, keepdim=True) + 1
     if rope.largest and rope.reference is not None:
         size = size.amax(0, keepdim=True)
-    positions = rope.positions(coord, size)
-    if grids is not None and rope.augment is not None:
-        owner = coord.new_tensor(grids.of)[:, None].expand(coord.shape[:2])
-        positions = augmentation(rope, grids, coord.device)(positions, owner)
-    positions = positions.unsqueeze(1)
+    change = None if grids is None else draw(rope, grids, coord.new_tensor(grids.of)[:, None])
+    positions = rope.positions(coord, size, change).unsqueeze(1)
     past = padding(coord)[:, None, :, None] if grids is None or grids.padded else None
 
     def table(block: int | None) -> Tensor:
@@ -60,34 +60,69 @@ def by_token(
     return table
 
 
-def by_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Tensor:
-    """The tables (B, 1, N, 2D) of the tokens (B, N, 2): each token takes its cell's line."""
-    positions, index = cells(rope, coord, grids)
-    table = F.pad(layout(rope.angles(positions), rope.half), (0, 0, 0, 1)).to(dtype)  # the last line, for padding
-    return F.embedding(index.masked_fill_(padding(coord), len(table) - 1), table).unsqueeze(1)
+def by_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Table:
+    """Prepare the tables of the tokens (B, N, 2): each token takes its cell's line."""
+    sizes, of = coord.new_tensor(grids.sizes), coord.new_tensor(grids.of)
+    owner, place, starts = ragged(sizes.prod(1))
+    size = sizes[owner]
+    places = torch.stack([place // size[:, 1], place % size[:, 1]], 1)
+    positions = rope.positions(places, size, draw(rope, grids, owner))
+    cell = torch.addcmul(starts[of][:, None] + coord[..., 1], coord[..., 0], sizes[:, 1][of][:, None])
+    # A table holds one line per head and cell, then a line of zeros for padding.
+    heads, count = rope.frequencies.shape[2] if rope.mixed else 1, len(place)
+    first = torch.arange(heads, dtype=torch.int32, device=coord.device)[:, None] * count
+    index = (cell.to(torch.int32)[:, None] + first).masked_fill_(padding(coord)[:, None], heads * count)
+
+    def table(block: int | None) -> Tensor:
+        lines = layout(rope.angles(positions, block), rope.half)  # ([heads,] cells, 2D)
+        return _Spread.apply(lines.view(heads * count, -1), index, dtype)
+
+    return table
 
 
-def by_line(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Tensor:
-    """The tables (B, 1, N, 2D) of the tokens (B, N, 2): each token adds up its row's and its column's line."""
-    change = augmentation(rope, grids, coord.device)
-    turned_by_second = rope.angles(torch.tensor([0.0, 1.0], device=coord.device)) != 0
-    sizes, of, lines, index, start = coord.new_tensor(grids.sizes), coord.new_tensor(grids.of), [], [], 0
-    for axis in (0, 1):
-        owner, place, starts = ragged(sizes[:, axis])
-        zero = torch.zeros_like(place)
-        places = torch.stack([zero, place] if axis else [place, zero], 1)
-        positions = change(rope.positions(places, sizes[owner]), owner)
-        # Channels that neither position turns, mrope's temporal ones, go with the first position.
-        mine = turned_by_second if axis ^ rope.swap else ~turned_by_second
-        mine = (mine.repeat(2) if rope.half else mine.repeat_interleave(2)).repeat(2)
-        lines.append(layout(rope.angles(positions), rope.half) * mine)
-        index.append(coord[..., axis] + (starts[of] + start)[:, None])
-        start += len(place)
-    table = F.pad(torch.cat(lines), (0, 0, 0, 1)).to(dtype)  # the last line, for padding
-    both = torch.stack(index, 2).to(torch.int32).masked_fill_(padding(coord)[..., None], start)
-    return sum_of_lines(table, both).unsqueeze(1)
+def by_line(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Table:
+    """Prepare the tables of the tokens (B, N, 2): each token adds up its row's and its column's line."""
+    sizes, of = coord.new_tensor(grids.sizes), coord.new_tensor(grids.of)
+    owner, place, starts = ragged(sizes.t().flatten())  # all grids' rows, then all grids' columns
+    axis, grid = owner // len(sizes), owner % len(sizes)
+    positions = rope.positions(F.one_hot(axis, 2) * place[:, None], sizes[grid], draw(rope, grids, grid))
+    # Channels that neither position turns, mrope's temporal ones, go with the first position.
+    second = rope.angles(torch.tensor([0.0, 1.0], device=coord.device)) != 0
+    turned = torch.stack([second, ~second] if rope.swap else [~second, second]).float()  # by the axes
+    turned = (turned.repeat(1, 2) if rope.half else turned.repeat_interleave(2, 1)).repeat(1, 2)
+    lines = layout(rope.angles(positions), rope.half) * turned[axis]
+    index = (coord + starts.view(2, -1).t()[of][:, None]).to(torch.int32)
+    index.masked_fill_(padding(coord)[..., None], len(lines))
+    return lambda _: _sum_of_lines(lines, index, dtype).unsqueeze(1)
 
 
-def sum_of_lines(table: Tensor, index: Tensor) -> Tensor:
-    """The sum over k of the lines ``table[index[..., k]]``, (..., C)."""
-    return F.embedding_bag(index.flatten(0, -2), table, mode="sum").view(*index.shape[:-1], table.shape[1])
+def _sum_of_lines(table: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum in ``dtype`` over k of the lines ``index[..., k]`` of a table (R, C), (..., C); line R is zero."""
+    padded = F.pad(table, (0, 0, 0, 1)).to(dtype)
+    return F.embedding_bag(index.flatten(0, -2), padded, mode="sum").view(*index.shape[:-1], table.shape[1])
+
+
+class _Spread(torch.autograd.Function):
+    """Lines of a table (R, C) to tokens (B, ..., C) in ``dtype``; the index R gives zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows, ctx.dtype = len(table), table.dtype
+        return _sum_of_lines(table, index.unsqueeze(-1), dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return collect(grads[0], index, ctx.rows, ctx.dtype), None, None
+
+
+def collect(tokens: Tensor, index: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """The sum of the tokens (B, ..., C) that take each of ``rows`` lines, (rows, C), added up in ``dtype``."""
+    # Tokens in another dtype are copied into a wider one, a few samples at a time.
+    whole = tokens.numel() * (tokens.dtype != dtype) * 8
+    samples = max(1, len(tokens) * CHUNK_BYTES // max(whole, CHUNK_BYTES))
+    lines = tokens.new_zeros(rows + 1, tokens.shape[-1], dtype=dtype)
+    for part, where in zip(tokens.split(samples), index.split(samples)):
+        lines = lines + torch.ops.aten.embedding_dense_backward(part.to(dtype), where, rows + 1, rows, False)
+    return lines[:rows]
