@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -21,14 +22,12 @@ from .resampling import cache
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--naflex-mode``, ``--naflex-library`` and ``--naflex-leaks``."""
     group = parser.getgroup("timm_naflex_fast")
-    help_ = f"timm_naflex_fast's mode: {', '.join(MODES)} (default: TIMM_NAFLEX_FAST_MODE, else matmul)"
-    group.addoption("--naflex-mode", metavar="MODE", help=help_)
-    group.addoption(
-        "--naflex-library", metavar="NAME", action="append", help="timm (default), transformers; repeatable"
-    )
-    group.addoption(
-        "--naflex-leaks", action="store_true", help="fail each test that leaves the library patched otherwise"
-    )
+    modes = f"timm_naflex_fast's mode: {', '.join(MODES)} (default: TIMM_NAFLEX_FAST_MODE, else matmul)"
+    group.addoption("--naflex-mode", metavar="MODE", help=modes)
+    libraries = "timm (default), transformers; repeatable"
+    group.addoption("--naflex-library", metavar="NAME", action="append", help=libraries)
+    leaks = "fail each test that leaves the library patched otherwise"
+    group.addoption("--naflex-leaks", action="store_true", help=leaks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,52 +47,43 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture
-def naflex_leaks() -> Iterator[None]:
+def naflex_leaks() -> None:
     """Fail the test if it leaves timm patched otherwise than before, or unpatched with tables in the cache."""
-    with no_leaks():
-        yield
 
 
 @pytest.fixture(autouse=True)
-def _naflex_leaks_of_all(request: pytest.FixtureRequest) -> Iterator[None]:
+def _look_for_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     # pytest sets up this fixture before every other one of a single test, so it is torn down after them.
-    with no_leaks() if request.config.getoption("naflex_leaks") else nullcontext():
+    wanted = request.config.getoption("naflex_leaks") or "naflex_leaks" in request.fixturenames
+    with no_leaks() if wanted else nullcontext():
         yield
 
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
     """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
-    before, kept = status(), _tables()
+    flags, before, kept = status().flags, _patches(), _tables()
     yield
-    if _patches(status()) != _patches(before):
+    if _patches() != before:
         gc.collect()  # a model's choice ends with the model
-    after = status()
-    leaks = [
-        f"{what}: {_short(now)}, before: {_short(then)}"
-        for (what, then), now in zip(_patches(before).items(), _patches(after).values())
-        if now != then
-    ]
-    if not after.replaced and _tables() > kept:
+    after = _patches()
+    leaks = [f"{what}: {after[what]}, before: {then}" for what, then in before.items() if after[what] != then]
+    if not after["replaced methods"] and _tables() > kept:
         leaks.append(f"{_tables() - kept} finished tables in the cache; timm_naflex_fast.disable() drops them")
     if leaks:
         disable()
-        if not before.flags.is_stock:
-            enable(before.flags.pos_embed, patch_embed=before.flags.patch_embed, rope=before.flags.rope)
+        if not flags.is_stock:
+            enable(**asdict(flags))
         pytest.fail(f"the test left {'; '.join(leaks)}", pytrace=False)
 
 
-def _patches(now: Any) -> dict[str, Any]:
-    models = sorted(str(flags) for flags in now.models)
+def _patches() -> dict[str, Any]:
+    now = status()
     return {
         "the choice for every model": now.flags,
-        "models with their own choice": models,
-        "replaced methods": sorted(now.replaced),
+        "models with their own choice": sorted(map(str, now.models)),
+        "replaced methods": len(now.replaced),
     }
-
-
-def _short(value: Any) -> str:
-    return str(value) if not isinstance(value, list) else f"{len(value)} ({value[0]} ...)" if value else "none"
 
 
 def _tables() -> int:

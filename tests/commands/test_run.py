@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,7 @@ def test_modes_and_flags(executed, monkeypatch, capfd):
     assert prepare(second, monkeypatch) == [] and status().flags.pos_embed == "grid_sample"
     monkeypatch.setenv("RANK", "0")
     ((report, process),) = prepare(first, monkeypatch)
-    assert status().flags.as_dict() == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
+    assert asdict(status().flags) == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
     assert prepare({launcher.VARIABLE: os.environ[launcher.VARIABLE]}, monkeypatch) == []  # a child says nothing
     report(process + 1)  # nor does a fork
     report(process)

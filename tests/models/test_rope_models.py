@@ -12,7 +12,7 @@ from test_rope_tables import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
-from timm_naflex_fast.rope import batched_rope
+from timm_naflex_fast.rope.batched import batched_rope
 
 
 def vit(kind, **extra):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from oracles import PRISTINE, Largest, relative, row_major
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from timm_naflex_fast.rope import batched_rope, read_rope
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.settings import read_rope
 from timm_naflex_fast.rope.tables import _Spread, collect
 
 FIELDS = inspect.signature(NaFlexVitCfg).parameters

@@ -15,7 +15,6 @@ import pytest
 
 from timm_naflex_fast.backends import choose
 from timm_naflex_fast.patching import library
-from timm_naflex_fast.patching import timm as patching_timm
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
@@ -64,4 +63,4 @@ def force_stock() -> None:
         overruled[decide(*arguments, **named)[0]] += 1
         return "stock", None
 
-    library.decide = patching_timm.decide = stock
+    library.decide = stock

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,12 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
-    from ..patching.modes import MODE_VARIABLE, MODES, PATCH_EMBED, ROPE
+    from ..patching.modes import FLAGS, MODE_VARIABLE, MODES
 
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
-    for flag, valid in (("--pos-embed", MODES), ("--patch-embed", PATCH_EMBED), ("--rope", ROPE)):
-        parser.add_argument(flag, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
+    for flag, valid in FLAGS.items():
+        name = f"--{flag.replace('_', '-')}"
+        parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
     parser.add_argument(
         "--library", action="append", choices=list(TRIGGERS), help="what to patch (timm); repeat it for both"
     )
@@ -54,19 +56,15 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
-    from ..patching.modes import default_mode, parse_flags
+    from ..patching.modes import FLAGS, default_mode, parse_flags
 
-    flags = parse_flags(
-        options.mode or default_mode(),
-        pos_embed=options.pos_embed,
-        patch_embed=options.patch_embed,
-        rope=options.rope,
-    )
+    libraries = options.library or ["timm"]
+    flags = parse_flags(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in FLAGS})
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
-    if flags.pos_embed == "grid_sample" and "transformers" in (options.library or []):
+    if flags.pos_embed == "grid_sample" and "transformers" in libraries:
         raise ValueError("'grid_sample' is not valid with transformers; valid: 'stock', 'interpolate_cached', 'matmul'")
-    order = json.dumps({"flags": flags.as_dict(), "libraries": options.library or ["timm"], "first": True})
+    order = json.dumps({"flags": asdict(flags), "libraries": libraries, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
     own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X as given to this process
@@ -92,11 +90,10 @@ def prepare_process() -> None:
         wrapt.register_post_import_hook(partial(_patch, order["flags"], library), TRIGGERS[library])
 
 
-def _patch(flags: dict[str, str], library: str, module: Any) -> None:
+def _patch(flags: dict[str, Any], library: str, module: Any) -> None:
     from ..patching.install import enable
 
-    pos_embed: Any = flags["pos_embed"]
-    enable(pos_embed, patch_embed=flags["patch_embed"], rope=flags["rope"], library=library)
+    enable(**flags, library=library)
 
 
 def _report(libraries: list[str], process: int) -> None:
@@ -108,16 +105,13 @@ def _outcome(libraries: list[str]) -> str:
     if not any(TRIGGERS[library] in sys.modules for library in libraries):
         names = " or ".join(libraries)
         return f"this process did not import {names}; processes that it started are patched if they did"
-    from ..backends.choose import calls, fallbacks
     from ..patching.install import status
 
-    steps, reasons = dict(calls), dict(fallbacks)  # first: status() imports timm, and patching it counts anew
     now = status()
     names = ", ".join(f"{name} {sys.modules[name].__version__}" for name in libraries if name in sys.modules)
-    what = ", ".join(f"{flag}={strategy}" for flag, strategy in now.flags.as_dict().items())
+    what = ", ".join(f"{flag}={strategy}" for flag, strategy in asdict(now.flags).items())
     if not now.replaced:
         return f"{what}: nothing is replaced in {names}"
-    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(steps.items()))
-    back = "".join(f"; the library's own code ran {n} times because of {why}" for why, n in reasons.items())
+    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(now.calls.items())) or "none of them"
     functions = f"{names}, {len(now.replaced)} functions replaced"
-    return f"{what}; {functions}; in this process ran {ran or 'none of them'}{back}"
+    return "; ".join([f"{what}; {functions}; in this process ran {ran}", *now.why_stock()])

@@ -42,16 +42,22 @@ def check(library: Library, found: Iterable[Found]) -> None:
         RuntimeError: a method is missing or takes other arguments (names, order, kinds, defaults) than ours, or, in a
             release newer than any that we know, one reads other attributes or is not called any more; names all.
     """
-    wrong = []
-    found = list(found)
+    wrong, newer = [], version_of(library) > library.newest
     for owner, name, replacement in found:
         method = owner.__dict__.get(name)
         if method is None:
-            wrong += [] if replacement.optional else [f"{owner.__name__}.{name} is missing"]
+            wrong.append(f"{owner.__name__}.{name} is missing")
         elif _arguments(method) != _arguments(replacement.ours):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-    if not wrong and version_of(library) > library.newest:
-        wrong = _changed(library, found)
+        elif newer and replacement.reads is not None:
+            wrong += _changes(owner, name, replacement.reads)
+            if name.startswith("_") and name not in reads(owner):
+                wrong.append(f"{owner.__name__} does not call {name} any more")
+    for (home, name), known in library.reads.items() if newer else ():
+        module, _, cls = home.partition(":")
+        owner = getattr(importlib.import_module(module), cls, None)
+        if owner is not None:  # our table leaves a class that is missing to the library's own code
+            wrong += _changes(owner, name, known)
     if wrong:
         refuse(library, "; ".join(wrong))
 
@@ -64,22 +70,6 @@ def refuse(library: Library, wrong: str) -> None:
         f"{library.name} {installed} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
         f"ones as long as what it replaces is the same): {wrong}. Nothing was changed"
     )
-
-
-def _changed(library: Library, found: Iterable[Found]) -> list[str]:
-    wrong = []
-    for owner, name, replacement in found:
-        if replacement.reads is None or name not in owner.__dict__:
-            continue
-        wrong += _changes(owner, name, replacement.reads)
-        if name.startswith("_") and name not in reads(owner):
-            wrong.append(f"{owner.__name__} does not call {name} any more")
-    for (home, name), known in library.reads.items():
-        module, _, cls = home.partition(":")
-        owner = getattr(importlib.import_module(module), cls, None)
-        if owner is not None:  # our table leaves a class that is missing to the library's own code
-            wrong += _changes(owner, name, known)
-    return wrong
 
 
 def reads(function: Any) -> frozenset[str]:

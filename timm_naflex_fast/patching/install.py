@@ -11,8 +11,9 @@ import importlib
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
@@ -33,27 +34,21 @@ _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
 
-def _library(name: str) -> Library:
-    """The table of an installed library.
+def _table_of(name: str, *, needed: bool) -> Library:
+    """A library's table; if it is ``needed``, the library has to be installed and no older than those we know.
 
     Raises:
-        RuntimeError: the library is not installed, too old, or lacks a class that we know.
+        RuntimeError: it cannot be imported, lacks a class that we know, or is too old.
     """
     try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise RuntimeError(f"{name} cannot be imported: {error}") from error
-    library = _table_of(name)
-    version_of(library)
-    return library
-
-
-def _table_of(name: str) -> Library:
-    file = f"{__package__}.{name}"
-    try:
-        return importlib.import_module(file).LIBRARY
+        if needed:
+            importlib.import_module(name)
+        library = importlib.import_module(f"{__package__}.{name}").LIBRARY
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"the installed {name} does not have what timm_naflex_fast replaces: {error}") from error
+        raise RuntimeError(f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}") from error
+    if needed:
+        version_of(library)
+    return library
 
 
 def _in_use() -> list[Library]:
@@ -115,9 +110,8 @@ def _install(library: Library) -> None:
             todo.append((owner, name, replacement))
     check(library, todo)
     for owner, name, replacement in todo:
-        if name in owner.__dict__:
-            originals[owner, name] = owner.__dict__[name]
-            setattr(owner, name, replacement.ours)
+        originals[owner, name] = owner.__dict__[name]
+        setattr(owner, name, replacement.ours)
 
 
 def _uninstall_if_unused() -> None:
@@ -139,33 +133,52 @@ def _uninstall_if_unused() -> None:
             del originals[owner, name]  # else another plugin has wrapped ours: its wrapper still calls us
 
 
-def _targets(model: nn.Module, names: Iterable[str] | None) -> tuple[list[nn.Module], list[Library]]:
-    """The modules in ``model`` whose methods are replaced, and their libraries.
+def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
+    """The modules in ``model`` whose methods are replaced, and their libraries: those of ``names``, else any.
 
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    # A library of which nothing is imported has made no model.
-    tables = [_library(name) for name in names] if names else [_table_of(name) for name in LIBRARIES]
-    libraries = [known for known in tables if any(home.partition(":")[0] in sys.modules for home, _ in known.table)]
-    none = " and ".join(f"no {known.name} {', '.join(known.roots)}" for known in tables)
+    tables = [_table_of(name, needed=name in names) for name in names or LIBRARIES]
+    wanted = " or ".join(f"{known.name} {', '.join(known.roots)}" for known in tables)
     if not isinstance(model, nn.Module):
-        wanted = none.replace("no ", "").replace(" and ", " or ")
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
-    modules, inside = [], []
-    for library in libraries:
+    targets: dict[Library, list[nn.Module]] = {}
+    for library in tables:
+        if not any(home.partition(":")[0] in sys.modules for home, _ in library.table):
+            continue  # a library of which nothing is imported has made no model
         version_of(library)
         owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
-        found = [module for module in model.modules() if isinstance(module, owners)]
-        if any(cls.__name__ in library.roots for module in found for cls in type(module).__mro__):
-            modules += found
-            inside.append(library)
-    if not inside:
+        inside = [module for module in model.modules() if isinstance(module, owners)]
+        if any(cls.__name__ in library.roots for module in inside for cls in type(module).__mro__):
+            targets[library] = inside
+    if not targets:
         raise ValueError(
-            f"{type(model).__name__} contains {none}; valid is any module that does, "
+            f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
             f"such as {' or '.join(known.example for known in tables)}, or a wrapper around one"
         )
-    return modules, inside
+    return [module for inside in targets.values() for module in inside], list(targets)
+
+
+def _switch(
+    libraries: list[Library],
+    everywhere: dict[Library, Flags],
+    models: list[tuple[nn.Module, Flags | None]],
+    counts: tuple[dict[Any, int], ...] | None,
+) -> None:
+    """Let other choices hold, for every model or for some; ours in these libraries is in place before if needed."""
+    if not all(own is None or own.is_stock for own in [*everywhere.values(), *(own for _, own in models)]):
+        for library in libraries:
+            _install(library)
+    for library, flags in everywhere.items():
+        library.flags = flags
+    choose_for(models)
+    if counts is not None:
+        counters: tuple[Counter[Any], ...] = (choose.calls, choose.fallbacks)
+        for counter, before in zip(counters, counts):
+            counter.clear()
+            counter.update(before)
+    _uninstall_if_unused()
 
 
 class Handle:
@@ -176,45 +189,25 @@ class Handle:
 
     def __init__(self, flags: Flags, modules: list[nn.Module], libraries: list[Library]) -> None:
         self.flags = flags
-        self._modules = [(weakref.ref(module), own_flags(module)) for module in modules]
-        self._libraries = [] if modules else [(library, library.flags) for library in libraries]
-        self._needs = libraries
+        self._libraries = libraries
+        self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
+        self._everywhere = {} if modules else {library: library.flags for library in libraries}
         self._counts = dict(choose.calls), dict(choose.fallbacks)
         self._done = False
 
     def restore(self) -> None:
         """Put back what was there before, the counts of ``status()`` too; a second call does nothing."""
         with _lock:
-            if self._done:
-                return
-            alive = [(module, own) for ref, own in self._modules if (module := ref()) is not None]
-            before = [own for _, own in alive if own is not None] + [flags for _, flags in self._libraries]
-            if not all(flags.is_stock for flags in before):
-                for library in self._needs:
-                    _install(library)
-            for library, flags in self._libraries:
-                library.flags = flags
-            choose_for([module for module, _ in alive], [own for _, own in alive])
-            _count_from(*self._counts)
-            _uninstall_if_unused()
-            self._done = True  # last: an interrupted restore can be repeated
+            if not self._done:
+                models = [(module, own) for ref, own in self._models if (module := ref()) is not None]
+                _switch(self._libraries, self._everywhere, models, self._counts)
+                self._done = True  # last: an interrupted restore can be repeated
 
     def __enter__(self) -> Handle:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.restore()
-
-    def __repr__(self) -> str:
-        scope = "one model" if self._modules else "every model"
-        return f"<timm_naflex_fast {self.flags} for {scope}{', restored' if self._done else ''}>"
-
-
-def _count_from(calls: dict[Any, int], fallbacks: dict[str, int]) -> None:
-    choose.calls.clear()
-    choose.calls.update(calls)
-    choose.fallbacks.clear()
-    choose.fallbacks.update(fallbacks)
 
 
 def enable(
@@ -252,32 +245,20 @@ def enable(
     if isinstance(mode, nn.Module):
         raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
     flags = parse_flags(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
-    names = None if library is None else _library_names(library)
+    wanted: Iterable[object] = library if isinstance(library, tuple | list) and library else (library,)
+    names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
     with _lock:
         modules: list[nn.Module] = []
-        if model is not None:
-            modules, libraries = _targets(model, names)
+        if model is None:
+            libraries = [_table_of(name, needed=True) for name in names or ["timm"]]
         else:
-            libraries = [_library(name) for name in names or ["timm"]]
+            modules, libraries = _targets(model, names)
         for known in libraries:
             check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", flags.pos_embed, known.modes)
         handle = Handle(flags, modules, libraries)
-        if not flags.is_stock:
-            for known in libraries:
-                _install(known)
-        if model is None:
-            for known in libraries:
-                known.flags = flags
-        else:
-            choose_for(modules, [flags] * len(modules))
-        _count_from({}, {})
-        _uninstall_if_unused()
+        everywhere = dict.fromkeys(libraries, flags) if model is None else {}
+        _switch(libraries, everywhere, [(module, flags) for module in modules], ({}, {}))
     return handle
-
-
-def _library_names(library: str | tuple[str, ...]) -> list[str]:
-    names: Iterable[object] = library if isinstance(library, tuple | list) and library else (library,)
-    return [check_name("library", name, LIBRARIES) for name in names]
 
 
 def disable(model: nn.Module | None = None) -> None:
@@ -296,16 +277,13 @@ def disable(model: nn.Module | None = None) -> None:
     """
     with _lock:
         if model is None:
-            for library in _in_use():
-                library.flags = STOCK
             forget_models()
             cache.clear_all()
-            _count_from({}, {})
+            _switch([], dict.fromkeys(_in_use(), STOCK), [], ({}, {}))
         else:
-            modules, libraries = _targets(model, None)
+            modules, libraries = _targets(model)
             exempt = not all(library.flags.is_stock for library in libraries)
-            choose_for(modules, [STOCK if exempt else None] * len(modules))
-        _uninstall_if_unused()
+            _switch([], {}, [(module, STOCK if exempt else None) for module in modules], None)
 
 
 @dataclass(frozen=True)
@@ -332,12 +310,15 @@ class Status:
             nothing = "nothing is patched in this process (every model is stock); enable() or naflex-fast run does it"
             return "\n".join([*lines, nothing])
         lines += _table([("method", "every model"), *self.replaced.items()])
-        lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in f.as_dict().items())}" for f in self.models]
+        lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in asdict(f).items())}" for f in self.models]
         ran = [(f"{step}: {who}", str(n)) for (step, who), n in sorted(self.calls.items())]
         ran = ran or [("(nothing yet)", "0")]
         lines += ["", *_table([("what ran since enable()", "calls"), *ran])]
-        lines += [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.why_stock()])
+
+    def why_stock(self) -> list[str]:
+        """One sentence for each reason why a library's own code ran although something else was chosen."""
+        return [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
 
 
 def _table(rows: list[tuple[str, str]]) -> list[str]:
@@ -352,8 +333,6 @@ def status() -> Status:
     >>> status().calls
     {}
     """
-    import timm
-
     with _lock:
         replaced, flags = {}, STOCK
         for library in _in_use():
@@ -367,7 +346,7 @@ def status() -> Status:
             flags,
             tuple(models_flags()),
             replaced,
-            timm.__version__,
+            getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch.__version__,
             dict(choose.calls),
             dict(choose.fallbacks),

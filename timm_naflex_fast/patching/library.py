@@ -24,7 +24,7 @@ class Replacement(NamedTuple):
     ours: Callable[..., Any]
     who: Mapping[str, str]  # who computes the step, by that flag; the library's own code under every other flag
     reads: str | None = None  # what the newest known release reads of ``self`` there; None: not looked at
-    optional: bool = False  # known releases may lack it
+    hands_on: bool = False  # the library's own code calls another replaced function, which counts
 
 
 @dataclass(eq=False)
@@ -67,21 +67,18 @@ def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tens
         tensors: those that the step computes with.
         unless: why the library's own code must run, whatever is chosen; None: nothing speaks against ours.
     """
-    who, reason = decide(library, module, key, *tensors, unless=unless)
-    count(library.name, library.table[key].step, who, reason)
+    replacement = library.table[key]
+    wanted = replacement.who.get(chosen(module, replacement.step, library.flags), "stock")
+    who, reason = decide(wanted, tensors, unless)
+    if who != "stock" or not replacement.hands_on:
+        count(library.name, replacement.step, who, reason)
     return who
 
 
-def decide(
-    library: Library, module: nn.Module | None, key: tuple[str, str], *tensors: Tensor, unless: str | None
-) -> tuple[str, str | None]:
-    """Who computes a step, as :func:`runs` tells, and why not what was chosen; not counted."""
-    replacement = library.table[key]
-    who = replacement.who.get(chosen(module, replacement.step, library.flags), "stock")
-    if who == "stock":
-        return "stock", None
-    reason = unless or (choose.unusual(*tensors) if tensors else None)  # ours takes any tensors if none are named
-    return (who, None) if reason is None else ("stock", reason)
+def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tuple[str, str | None]:
+    """Who computes a step on these tensors, and why not who is wanted; ours takes any tensors if none are named."""
+    reason = None if wanted == "stock" else unless or (choose.unusual(*tensors) if tensors else None)
+    return (wanted, None) if reason is None else ("stock", reason)
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.

@@ -20,8 +20,7 @@ Mode = Literal[
     "stock", "interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "grid-sample", "matmul-resample"
 ]
 MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
-PATCH_EMBED = ("stock", "matmul")
-ROPE = ("stock", "batched")
+FLAGS = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}  # the last is fastest
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 ATTRIBUTE = "_naflex_fast_choice"
@@ -31,7 +30,7 @@ ATTRIBUTE = "_naflex_fast_choice"
 class Flags:
     """What computes each resampling step; ``"stock"`` is the library's own code."""
 
-    pos_embed: Mode = "stock"
+    pos_embed: str = "stock"
     patch_embed: str = "stock"
     rope: str = "stock"
 
@@ -39,10 +38,6 @@ class Flags:
     def is_stock(self) -> bool:
         """Whether the library's own code computes every step."""
         return self == STOCK
-
-    def as_dict(self) -> dict[str, str]:
-        """The flags by name."""
-        return asdict(self)
 
 
 STOCK = Flags()
@@ -58,9 +53,7 @@ def check_name(flag: str, value: object, valid: Sequence[str]) -> str:
     raise ValueError(f"{value!r} is not valid for {flag}; valid: {', '.join(map(repr, valid))}")
 
 
-def parse_flags(
-    mode: str = "matmul", *, pos_embed: str | None = None, patch_embed: str | None = None, rope: str | None = None
-) -> Flags:
+def parse_flags(mode: str = "matmul", **overrides: str | None) -> Flags:
     """Flags for ``mode``; an argument that is given overrides its flag.
 
     ``mode`` is the strategy of the position embeddings, with the exact fast form of everything else;
@@ -70,14 +63,11 @@ def parse_flags(
         ValueError: an unknown name, with the valid ones.
     """
     mode = check_name("mode", mode, MODES)
-    stock = mode == "stock"
-    return Flags(
-        cast(Mode, check_name("pos_embed", mode if pos_embed is None else pos_embed, MODES)),
-        check_name(
-            "patch_embed", ("stock" if stock else "matmul") if patch_embed is None else patch_embed, PATCH_EMBED
-        ),
-        check_name("rope", ("stock" if stock else "batched") if rope is None else rope, ROPE),
-    )
+    flags = {flag: "stock" if mode == "stock" else valid[-1] for flag, valid in FLAGS.items()} | {"pos_embed": mode}
+    for flag, name in overrides.items():
+        if name is not None:
+            flags[flag] = check_name(flag, name, FLAGS[flag])
+    return Flags(**flags)
 
 
 def default_mode() -> Mode:
@@ -104,7 +94,7 @@ class ModelChoice:
         return None if self.flags is None else ModelChoice(self.flags)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return dict, ({} if self.flags is None else dict(self.flags.as_dict(), token=models.token),)
+        return dict, ({} if self.flags is None else dict(asdict(self.flags), token=models.token),)
 
 
 @dataclass
@@ -152,10 +142,10 @@ def own_flags(module: nn.Module) -> Flags | None:
     return choice.flags if choice is not None else None
 
 
-def choose_for(modules: list[nn.Module], flags: list[Flags | None]) -> None:
+def choose_for(choices: list[tuple[nn.Module, Flags | None]]) -> None:
     """Give each module its own choice; None takes it away."""
     made: dict[Flags, ModelChoice] = {}
-    for module, own in zip(modules, flags):
+    for module, own in choices:
         if own is None:
             module.__dict__.pop(ATTRIBUTE, None)
         else:
@@ -166,8 +156,7 @@ def choose_for(modules: list[nn.Module], flags: list[Flags | None]) -> None:
 def forget_models() -> None:
     """End every model's own choice, those of copies and of pickled models too."""
     models.token = uuid4().hex
-    modules = list(models.modules)  # once: a weak set may shrink between two looks
-    choose_for(modules, [None] * len(modules))
+    choose_for([(module, None) for module in list(models.modules)])
     for choice in list(models.choices):  # those of copies, which nobody told us of
         choice.flags = None
 

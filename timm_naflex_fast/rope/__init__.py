@@ -1,6 +1,1 @@
 """Rotary tables for a whole NaFlex batch: one formula for timm's four types, ``angle = p_0 . f_0 + p_1 . f_1``."""
-
-from .batched import batched_rope
-from .settings import Rope, read_rope
-
-__all__ = ["Rope", "batched_rope", "read_rope"]

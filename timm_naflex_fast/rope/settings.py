@@ -102,15 +102,16 @@ def read_rope(module: Any) -> Rope | str:
     if kind not in FREQUENCIES or type(module).__module__ != "timm.layers.pos_embed_sincos":
         return f"rotary embeddings of the type {kind}"
     frequencies, dinov3 = getattr(module, FREQUENCIES[kind]), kind == "RotaryEmbeddingDinoV3"
-    if frequencies is None or getattr(module, "_use_cached_embed", False):
+    settings = vars(module)
+    if frequencies is None or settings.get("_use_cached_embed", False):
         return "rotary embeddings kept for one grid alone"
-    grid_type = "pixel" if getattr(module, "in_pixels", False) else "centered" if dinov3 else "index"
-    grid_type = getattr(module, "grid_type", grid_type)
+    grid_type = "pixel" if settings.get("in_pixels", False) else "centered" if dinov3 else "index"
+    grid_type = settings.get("grid_type", grid_type)
     if grid_type not in ("index", "centered"):
         return f"rotary embeddings on a {grid_type!r} grid"
     if dinov3 and torch.finfo(frequencies.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
         return f"DINOv3 rotary embeddings with {frequencies.dtype} periods"
-    draws = module.training and getattr(module, "aug_active", False)
+    draws = module.training and settings.get("aug_active", False)
     wide = torch.promote_types(frequencies.dtype, torch.float32) if kind != "RotaryEmbeddingMixed" else torch.float32
     frequencies = frequencies.to(wide)
     if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
@@ -118,14 +119,14 @@ def read_rope(module: Any) -> Rope | str:
     return Rope(
         frequencies,
         periods=dinov3,
-        half=getattr(module, "rotate_half", kind == "RotaryEmbeddingMRope"),
+        half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         # Older timm's DINOv3 returns (y, x) with either indexing.
         swap=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
         centered=grid_type == "centered",
-        offset=getattr(module, "grid_offset", 0.0),
-        normalize=getattr(module, "normalize_coords", "separate"),
-        reference=getattr(module, "ref_feat_shape", None),
-        largest=not hasattr(module, "grid_type"),
+        offset=settings.get("grid_offset", 0.0),
+        normalize=settings.get("normalize_coords", "separate"),
+        reference=settings.get("ref_feat_shape", None),
+        largest="grid_type" not in settings,
         augment=(module.shift_coords, module.jitter_coords, module.rescale_coords) if draws else None,
         augment_device=None if dinov3 else frequencies.device,
     )

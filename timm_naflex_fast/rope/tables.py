@@ -49,7 +49,9 @@ def by_token(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids | None 
     size = coord.amax(1, keepdim=True) + 1
     if rope.largest and rope.reference is not None:
         size = size.amax(0, keepdim=True)
-    change = None if grids is None else draw(rope, grids, coord.new_tensor(grids.of)[:, None])
+    change = None
+    if grids is not None and rope.augment is not None:
+        change = draw(rope, grids, coord.new_tensor(grids.of)[:, None])
     positions = rope.positions(coord, size, change).unsqueeze(1)
     past = padding(coord)[:, None, :, None] if grids is None or grids.padded else None
 
@@ -68,16 +70,16 @@ def by_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Tabl
     places = torch.stack([place // size[:, 1], place % size[:, 1]], 1)
     positions = rope.positions(places, size, draw(rope, grids, owner))
     cell = torch.addcmul(starts[of][:, None] + coord[..., 1], coord[..., 0], sizes[:, 1][of][:, None])
+    cell, past, count = cell.to(torch.int32), padding(coord), len(place)
+    if not rope.mixed:
+        lines = F.pad(layout(rope.angles(positions), rope.half), (0, 0, 0, 1)).to(dtype)  # the last, for padding
+        tokens = F.embedding(cell.masked_fill_(past, count), lines).unsqueeze(1)
+        return lambda _: tokens
     # A table holds one line per head and cell, then a line of zeros for padding.
-    heads, count = rope.frequencies.shape[2] if rope.mixed else 1, len(place)
-    first = torch.arange(heads, dtype=torch.int32, device=coord.device)[:, None] * count
-    index = (cell.to(torch.int32)[:, None] + first).masked_fill_(padding(coord)[:, None], heads * count)
-
-    def table(block: int | None) -> Tensor:
-        lines = layout(rope.angles(positions, block), rope.half)  # ([heads,] cells, 2D)
-        return _Spread.apply(lines.view(heads * count, -1), index, dtype)
-
-    return table
+    heads = rope.frequencies.shape[2]
+    index = cell[:, None] + torch.arange(heads, dtype=torch.int32, device=cell.device)[:, None] * count
+    index.masked_fill_(past[:, None], heads * count)
+    return lambda block: _Spread.apply(layout(rope.angles(positions, block), rope.half).flatten(0, 1), index, dtype)
 
 
 def by_line(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Table:
@@ -93,13 +95,9 @@ def by_line(rope: Rope, coord: Tensor, dtype: torch.dtype, grids: Grids) -> Tabl
     lines = layout(rope.angles(positions), rope.half) * turned[axis]
     index = (coord + starts.view(2, -1).t()[of][:, None]).to(torch.int32)
     index.masked_fill_(padding(coord)[..., None], len(lines))
-    return lambda _: _sum_of_lines(lines, index, dtype).unsqueeze(1)
-
-
-def _sum_of_lines(table: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum in ``dtype`` over k of the lines ``index[..., k]`` of a table (R, C), (..., C); line R is zero."""
-    padded = F.pad(table, (0, 0, 0, 1)).to(dtype)
-    return F.embedding_bag(index.flatten(0, -2), padded, mode="sum").view(*index.shape[:-1], table.shape[1])
+    table = F.pad(lines, (0, 0, 0, 1)).to(dtype)  # the last line, for padding
+    tokens = F.embedding_bag(index.flatten(0, 1), table, mode="sum")
+    return lambda _: tokens.view(len(coord), 1, -1, table.shape[1])
 
 
 class _Spread(torch.autograd.Function):
@@ -109,7 +107,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(index)
         ctx.rows, ctx.dtype = len(table), table.dtype
-        return _sum_of_lines(table, index.unsqueeze(-1), dtype)
+        return F.embedding(index, F.pad(table, (0, 0, 0, 1)).to(dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
