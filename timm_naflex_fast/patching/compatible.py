@@ -59,14 +59,14 @@ def check(library: Library, found: Iterable[Found]) -> None:
         if owner is not None:  # our table leaves a class that is missing to the library's own code
             wrong += _changes(owner, name, known)
     if wrong:
-        refuse(library, "; ".join(wrong))
+        raise unsupported(library, "; ".join(wrong))
 
 
-def refuse(library: Library, wrong: str) -> None:
-    """Raise the RuntimeError for a release that is not supported."""
+def unsupported(library: Library, wrong: str) -> RuntimeError:
+    """The error for a release that is not supported."""
     installed = importlib.import_module(library.name).__version__
     oldest, newest = (".".join(map(str, version)) for version in (library.oldest, library.newest))
-    raise RuntimeError(
+    return RuntimeError(
         f"{library.name} {installed} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
         f"ones as long as what it replaces is the same): {wrong}. Nothing was changed"
     )

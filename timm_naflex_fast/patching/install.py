@@ -22,7 +22,7 @@ from torch import nn
 
 from ..backends import choose
 from ..resampling import cache
-from .compatible import Found, check, refuse, version_of
+from .compatible import Found, check, unsupported, version_of
 from .library import Library, original, originals
 from .modes import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
 
@@ -97,8 +97,7 @@ def _found(library: Library) -> list[Found]:
             for owner in _owners(home, name)
         ]
     except (ImportError, AttributeError) as error:
-        refuse(library, str(error))
-        raise
+        raise unsupported(library, str(error)) from error
 
 
 def _install(library: Library) -> None:
@@ -120,11 +119,9 @@ def _uninstall_if_unused() -> None:
     ours = {replacement.ours for library in _in_use() for replacement in library.table.values()}
     for library in _in_use():
         for (home, name), replacement in library.table.items():
-            if home.endswith(":"):  # modules that imported the function meanwhile have ours
-                module = importlib.import_module(home[:-1])
-                holders = [m for m in _modules(library.name) if m.__dict__.get(name) is replacement.ours]
-                for holder in holders:
-                    originals.setdefault((holder, name), original(module, name))
+            for holder in _modules(library.name) if home.endswith(":") else ():
+                if holder.__dict__.get(name) is replacement.ours:  # imported from where ours was
+                    originals.setdefault((holder, name), original(importlib.import_module(home[:-1]), name))
     for (owner, name), theirs in list(originals.items()):
         function = owner.__dict__.get(name)
         if function in ours:
@@ -160,11 +157,15 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     return [module for inside in targets.values() for module in inside], list(targets)
 
 
+def _counts() -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+    return dict(choose.calls), dict(choose.fallbacks)
+
+
 def _switch(
     libraries: list[Library],
     everywhere: dict[Library, Flags],
     models: list[tuple[nn.Module, Flags | None]],
-    counts: tuple[dict[Any, int], ...] | None,
+    counts: tuple[dict[Any, int], ...] = (),
 ) -> None:
     """Let other choices hold, for every model or for some; ours in these libraries is in place before if needed."""
     if not all(own is None or own.is_stock for own in [*everywhere.values(), *(own for _, own in models)]):
@@ -173,11 +174,10 @@ def _switch(
     for library, flags in everywhere.items():
         library.flags = flags
     choose_for(models)
-    if counts is not None:
-        counters: tuple[Counter[Any], ...] = (choose.calls, choose.fallbacks)
-        for counter, before in zip(counters, counts):
-            counter.clear()
-            counter.update(before)
+    counters: tuple[Counter[Any], ...] = (choose.calls, choose.fallbacks)
+    for counter, before in zip(counters, counts):
+        counter.clear()
+        counter.update(before)
     _uninstall_if_unused()
 
 
@@ -192,7 +192,7 @@ class Handle:
         self._libraries = libraries
         self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
         self._everywhere = {} if modules else {library: library.flags for library in libraries}
-        self._counts = dict(choose.calls), dict(choose.fallbacks)
+        self._counts = _counts()
         self._done = False
 
     def restore(self) -> None:
@@ -283,7 +283,7 @@ def disable(model: nn.Module | None = None) -> None:
         else:
             modules, libraries = _targets(model)
             exempt = not all(library.flags.is_stock for library in libraries)
-            _switch([], {}, [(module, STOCK if exempt else None) for module in modules], None)
+            _switch([], {}, [(module, STOCK if exempt else None) for module in modules])
 
 
 @dataclass(frozen=True)
@@ -342,12 +342,5 @@ def status() -> Status:
                 if owner.__dict__.get(name) is replacement.ours:
                     who = replacement.who.get(getattr(library.flags, replacement.step), "stock")
                     replaced[f"{owner.__name__}.{name}"] = who
-        return Status(
-            flags,
-            tuple(models_flags()),
-            replaced,
-            getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
-            torch.__version__,
-            dict(choose.calls),
-            dict(choose.fallbacks),
-        )
+        timms = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
+        return Status(flags, tuple(models_flags()), replaced, timms, torch.__version__, *_counts())

@@ -117,19 +117,12 @@ def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
     """
     import torch
 
-    own: Any = None
-    if module is not None:
-        if not torch.compiler.is_compiling():
-            flags = own_flags(module)
-            return getattr(everywhere if flags is None else flags, step)
-        if hasattr(module, ATTRIBUTE):
-            own = getattr(module, ATTRIBUTE)
+    if module is None or not torch.compiler.is_compiling():
+        return getattr((None if module is None else own_flags(module)) or everywhere, step)
+    own: Any = getattr(module, ATTRIBUTE) if hasattr(module, ATTRIBUTE) else None
     if isinstance(own, dict):  # unpickled, and compiled before it ran
-        if own.get("token") == models.token:
-            return own[step]
-    elif own is not None and own.flags is not None:
-        return getattr(own.flags, step)
-    return getattr(everywhere, step)
+        return own[step] if own.get("token") == models.token else getattr(everywhere, step)
+    return getattr(everywhere if own is None or own.flags is None else own.flags, step)
 
 
 def own_flags(module: nn.Module) -> Flags | None:

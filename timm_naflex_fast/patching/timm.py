@@ -135,7 +135,8 @@ def interpolator_forward(
     if not takes or _who(self, (INTERPOLATOR, "forward"), proj_weight, self.interpolation) == "stock":
         return original(type(self), "forward")(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     if is_frozen(proj_weight):
-        how = (self.base_patch_size, self.interpolation, self.antialias, self.in_chans, _channels_last(self))
+        layout = self.in_chans, getattr(self, "channels_last", True)
+        how = (tuple(self.base_patch_size), self.interpolation, self.antialias, layout)
         weight = frozen_kernel(proj_weight, size, how, partial(_linear_kernel, self))
     else:
         weight = _linear_kernel(self, proj_weight, size)
@@ -173,14 +174,10 @@ def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> 
         tuple(interpolator.base_patch_size),
         size,
         interpolator.in_chans,
-        channels_last=_channels_last(interpolator),
+        channels_last=getattr(interpolator, "channels_last", True),
         mode=interpolator.interpolation,
         antialias=interpolator.antialias,
     )
-
-
-def _channels_last(interpolator: Any) -> bool:
-    return getattr(interpolator, "channels_last", True)
 
 
 def _timms_linear(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
