@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes
 
 
 witness.watch()
-if os.environ.get("NAFLEX_TESTS_FORCE_STOCK"):  # every test that claims something about a mode must now fail
+if witness.FORCED:  # every test that claims something about a mode must now fail
     witness.force_stock()
 
 
@@ -79,6 +79,13 @@ def clean():
     """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
     yield
     timm_naflex_fast.disable()
+
+
+@pytest.fixture
+def children(tmp_path_factory):
+    """A function that tells what ran in the child processes of the test; its claims may then speak of them."""
+    with witness.children(tmp_path_factory.mktemp("children")) as ran_there:
+        yield ran_there
 
 
 @pytest.fixture
