@@ -13,11 +13,14 @@ import timm_naflex_fast
 from timm_naflex_fast.pytest_plugin import no_leaks
 from timm_naflex_fast.resampling import cache
 
-# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``.
-for profile, examples in (("project", 25), ("fuzz", 1000)):
+# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
+# each mutant of tools/mutation.py the same few.
+for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     settings.register_profile(
         profile,
         max_examples=examples,
+        derandomize=profile == "mutation",
+        database=None if profile == "mutation" else settings.default.database,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,

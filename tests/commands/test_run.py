@@ -256,5 +256,7 @@ def test_training_with_timms_loader_on_two_processes(children):
         ["rank", "1:", "timm_naflex_fast.patching.timm"],
     ], err
     assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 4  # the same weights
-    assert len(re.findall(r"naflex-fast: pos_embed=matmul.*in this process ran .*pos_embed by matmul \d+ times", err)) == 1
+    assert (
+        len(re.findall(r"naflex-fast: pos_embed=matmul.*in this process ran .*pos_embed by matmul \d+ times", err)) == 1
+    )
     assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]

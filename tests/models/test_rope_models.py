@@ -7,7 +7,7 @@ import timm
 import timm.layers.pos_embed_sincos as timms
 import torch
 from oracles import OLD_TORCH, relative, row_major, small_vit, vit_batch
-from test_rope_tables import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
+from rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library
