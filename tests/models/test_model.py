@@ -156,6 +156,7 @@ def test_compiled_model_equals_eager(mode):
         assert relative(compiled(batch), model(batch)) <= 1e-5  # and after the patch is gone
 
 
+@pytest.mark.ran  # in eager code, with which the graph's result is compared
 def test_plain_images_still_compile_in_one_graph():
     model, image = small_vit(), torch.randn(2, 1, 20, 36)
     with enable(), torch.no_grad():

@@ -7,7 +7,8 @@ import wrapt
 
 
 def watch(_):
-    sys.path.append(str(Path(__file__).parents[1]))
+    tests = Path(__file__).parents[2]
+    sys.path += [str(tests / "support"), str(tests.parent / "tools")]
     import witness
 
     witness.watch_a_child()
