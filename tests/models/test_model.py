@@ -145,7 +145,7 @@ def test_empty_batch(mode):
 
 
 @pytest.mark.ran
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", pytest.param("grid_sample", marks=pytest.mark.slow)])
 def test_compiled_model_equals_eager(mode):
     model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
     with enable(mode), torch.no_grad():

@@ -99,6 +99,7 @@ def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_pat
     assert all(how["rel_rms"] > 1e-3 for how in grid_sample.values())
 
 
+@pytest.mark.slow  # in the fast tests: test_unreachable_hub_says_how_to_give_weights
 @needs_client
 def test_hub_without_the_file_says_how_to_give_weights(tmp_path, photos):
     (tmp_path / "timm" / NAMES["base"]).mkdir(parents=True)

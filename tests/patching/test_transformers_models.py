@@ -120,7 +120,7 @@ def test_half_precision(mode):
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
-@pytest.mark.parametrize("kind", ["vision", "labels"])
+@pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
 def test_one_graph_for_every_batch_length_and_grid(kind):
     model = made(kind)
     batches = [batch(kind, sizes) for sizes in (SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)])]
@@ -155,7 +155,7 @@ def test_interpolate_cached_breaks_the_graph_and_stays_right():
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict):
     model = made("vision")
     size, length = torch.export.Dim("size"), torch.export.Dim("length")

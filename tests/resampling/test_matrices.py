@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles import cell_weights
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import Resampling, reference, taps
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -74,6 +74,20 @@ def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, al
     # In timm's layout: a contiguous (1, C, H, 1) image passes for channels-last and comes back wrong (torch 2.15).
     want = F.interpolate(table[None].permute(0, 3, 1, 2), size=(h, w), **how)[0].permute(1, 2, 0)
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
+def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
+    how = Resampling(mode, False, False, False, sampler, (9, 9))
+    want = axis_matrix(0, 5, 7, 6, how)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            got = axis_matrix(0, 5, 7, 6, how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)
 
 
 # ---- the same weighted sum, four ways ----
