@@ -130,12 +130,13 @@ def main() -> int:
     if options.fresh:
         shutil.rmtree(ROOT / "mutants", ignore_errors=True)
     # With a few mutants first: mutmut makes all of them, and learns which test runs what.
-    mutmut(["timm_naflex_fast.resampling.*__mutmut_1"], options.children, until)
+    mutmut(["timm_naflex_fast.resampling.m*__mutmut_1"], options.children, until)
     codes = results()
     order = sorted(name for name in codes if fnmatch.fnmatch(name, options.only))
     random.Random(SEED).shuffle(order)
-    tested = [place for place, name in enumerate(order) if codes[name] is not None and not name.endswith("__mutmut_1")]
-    drawn = max(tested, default=-1) + 1  # by an earlier call
+    memory = ROOT / "mutants" / "drawn.json"
+    by_earlier_calls = json.loads(memory.read_text()) if memory.exists() else {}
+    drawn = by_earlier_calls.get(options.only, 0)
     if options.survivors:
         todo = [name for name in order if codes[name] in SURVIVED | NO_TEST]
     else:
@@ -143,6 +144,7 @@ def main() -> int:
         if not todo:
             drawn = min(drawn + options.draw, len(order))
             todo = [name for name in order[:drawn] if codes[name] is None]
+    memory.write_text(json.dumps({**by_earlier_calls, options.only: drawn}))
     print(f"{len(order)} mutants, {drawn} drawn, {len(todo)} to test", flush=True)
     if todo:
         mutmut(todo, options.children, until)
