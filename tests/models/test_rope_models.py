@@ -94,12 +94,12 @@ def fresh_compiler():
 @pytest.mark.ran("rope=batched")
 @pytest.mark.parametrize(
     ("kind", "train"),
-    [pair for pair in (("mixed", True), ("dinov3", False)) if pair[0] in KINDS]
+    [("mixed", True)] * ("mixed" in KINDS)
     + [
         pytest.param(kind, train, marks=pytest.mark.slow)
         for kind in KINDS
         for train in (False, True)
-        if (kind, train) not in (("mixed", True), ("dinov3", False))
+        if (kind, train) != ("mixed", True)
     ],
 )
 def test_captures_in_one_graph(kind, train, fresh_compiler):
