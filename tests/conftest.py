@@ -13,11 +13,14 @@ import timm_naflex_fast
 from timm_naflex_fast.pytest_plugin import no_leaks
 from timm_naflex_fast.resampling import cache
 
-# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``.
-for profile, examples in (("project", 25), ("fuzz", 1000)):
+# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
+# each mutant of tools/mutation.py the same few.
+for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     settings.register_profile(
         profile,
         max_examples=examples,
+        derandomize=profile == "mutation",
+        database=None if profile == "mutation" else settings.default.database,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
@@ -30,28 +33,36 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes
 
 
 witness.watch()
-if os.environ.get("NAFLEX_TESTS_FORCE_STOCK"):  # every test that claims something about a mode must now fail
+if witness.FORCED:  # every test that claims something about a mode must now fail
     witness.force_stock()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     """A test that claims something about a mode fails if that mode's code did not run in it."""
-    overruled = witness.overruled.total() - witness.overruled["stock"]
-    with witness.ran(*witness.claims(pyfuncitem)):
-        result = yield
-    if witness.overruled.total() - witness.overruled["stock"] > overruled:
-        pyfuncitem.user_properties.append(("overruled", True))
-    return result
+    claims, overruled = witness.claims(pyfuncitem), witness.overruled.total() - witness.overruled["stock"]
+    try:
+        with witness.ran(*claims):
+            return (yield)
+    finally:
+        if claims or witness.overruled.total() - witness.overruled["stock"] > overruled:
+            pyfuncitem.user_properties.append(("asks for ours", True))
 
 
 def pytest_terminal_summary(terminalreporter):
-    """After a run with NAFLEX_TESTS_FORCE_STOCK: the tests that did not notice."""
-    passed = [r for r in terminalreporter.stats.get("passed", []) if ("overruled", True) in r.user_properties]
-    if passed:
-        terminalreporter.section(f"{len(passed)} tests passed although timm's own code ran in place of ours")
-    for report in passed:
-        terminalreporter.line(report.nodeid)
+    """After a run with NAFLEX_TESTS_FORCE_STOCK=FILE: how many tests noticed, and those that did not."""
+    if not witness.FORCED:
+        return
+    stats, asks = terminalreporter.stats, ("asks for ours", True)
+    red, green = (
+        [report.nodeid for report in stats.get(kind, []) if report.when == "call" and asks in report.user_properties]
+        for kind in ("failed", "passed")
+    )
+    witness.write_outcome(red, green)
+    terminalreporter.section("timm's own code ran in place of ours")
+    terminalreporter.line(f"{len(red)} of the {len(red) + len(green)} tests that ask for ours are red")
+    for name in green:
+        terminalreporter.line(f"green: {name}")
 
 
 def pytest_addoption(parser):
@@ -79,6 +90,13 @@ def clean():
     """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
     yield
     timm_naflex_fast.disable()
+
+
+@pytest.fixture
+def children(tmp_path_factory):
+    """A function that tells what ran in the child processes of the test; its claims may then speak of them."""
+    with witness.children(tmp_path_factory.mktemp("children")) as ran_there:
+        yield ran_there
 
 
 @pytest.fixture

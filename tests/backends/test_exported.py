@@ -6,8 +6,7 @@ import pytest
 import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given
-from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
-from test_exact import BASE
+from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 from timm_naflex_fast.backends import exported
 from timm_naflex_fast.resampling.matrices import Resampling

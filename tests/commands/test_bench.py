@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from measured import row
 
 from timm_naflex_fast.measure.bench import report
 from timm_naflex_fast.measure.bench.model import conclude
-from timm_naflex_fast.measure.bench.race import Contender, Race, Row, run
+from timm_naflex_fast.measure.bench.race import Contender, Race, run
 from timm_naflex_fast.measure.bench.report import advise
 
 
@@ -38,12 +39,6 @@ class Clock:
 
 def race(*contenders, **about):
     return Race("pos_embed", "siglip", "train", 64, "float32", contenders, about)
-
-
-def row(contender="matmul", **changes):
-    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", rounds=5)
-    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, about={}, ours=False)
-    return Row(contender=contender, **(values | changes))
 
 
 def test_medians_and_ratios_on_a_fake_clock():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from measured import row
 from oracles import is_pristine
-from test_bench import row
 
 from timm_naflex_fast.backends import choose
 from timm_naflex_fast.cli import main as cli

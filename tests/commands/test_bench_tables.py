@@ -8,7 +8,7 @@ import measure as commands
 import plots
 import pytest
 import speed_tables
-from test_bench import row
+from measured import row
 
 from timm_naflex_fast.measure.bench import report
 from timm_naflex_fast.measure.provenance import provenance

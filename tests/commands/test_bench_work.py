@@ -13,7 +13,7 @@ from timm.data import create_transform
 
 from timm_naflex_fast import status
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench import pos_embed
+from timm_naflex_fast.measure.bench import pos_embed, workloads
 from timm_naflex_fast.measure.bench.meters import peak_memory
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender, run
 from timm_naflex_fast.measure.bench.workloads import (
@@ -107,16 +107,13 @@ GRIDS = [(5, 7), (4, 4), (9, 31)]
 
 
 @pytest.mark.ran
-@pytest.mark.parametrize("name", pos_embed.CONTENDERS)
+@pytest.mark.parametrize("name", [name for name in pos_embed.CONTENDERS if name != PLAIN_ADD])
 def test_a_training_step_is_forward_and_backward_of_the_step_alone(name, monkeypatch):
     monkeypatch.setattr(pos_embed, "MOST_BYTES", math.inf)
     found, _made = small(phases=["train"], contenders=[name])
     if not found.contenders:
         pytest.skip(found.about["left_out"][name])
     (contender,) = found.contenders
-    if name == PLAIN_ADD:
-        contender.run(contender.prepare())
-        return
     seen = []
     for _ in range(2):  # the first leaves a gradient behind, which the second must not add to
         given = contender.prepare()
@@ -245,15 +242,20 @@ def test_only_headers_are_read(photos, monkeypatch):
     assert len(grids) == 5 and grids[0] == grids[2] == fit(300, 400, 256)
 
 
-def test_unreadable_files_are_listed(photos):
+def test_unreadable_files_are_listed(photos, monkeypatch):
+    def cannot(height, width, tokens, patch):  # as some releases of timm with a picture like a line
+        if width == 20000:
+            raise ValueError("no such size")
+        return fit(height, width, tokens, patch)
+
+    monkeypatch.setattr(workloads, "fit", cannot)
     (photos / "text.jpg").write_text("no image")
     (photos / "more" / "none.png").write_bytes(b"")
-    Image.fromarray(np.zeros((1, 20000, 3), np.uint8)).save(photos / "line.png")  # fits no whole patch count
+    Image.fromarray(np.zeros((1, 20000, 3), np.uint8)).save(photos / "line.png")
     (photos / "notes.txt").write_text("not even looked at")
     grids, unreadable = read_sizes(photos, 4)
-    assert len(grids) == 4 or len(grids) == 5
-    names = [line.split(":")[0] for line in unreadable]
-    assert {"text.jpg", "more/none.png"} <= set(names) and "notes.txt" not in names
+    assert len(grids) == 4
+    assert sorted(line.split(":")[0] for line in unreadable) == ["line.png", "more/none.png", "text.jpg"]
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "unreadable"])

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from measured import WITHOUT_HF, batches, table_model
 from oracles import row_major, small_vit, vit_batch
 from PIL import Image
-from test_drift_survey import WITHOUT_HF, batches, table_model
 
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure import images

@@ -248,7 +248,7 @@ def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_with_timms_loader_on_two_processes():
+def test_training_with_timms_loader_on_two_processes(children):
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m timm_naflex_fast run".split()
     code, out, err = run("--mode", "matmul", TRAINING, "--mode", "fork", "--workers", "1", launch=launch)
     ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
@@ -257,4 +257,7 @@ def test_training_with_timms_loader_on_two_processes():
         ["rank", "1:", "timm_naflex_fast.patching.timm"],
     ], err
     assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 4  # the same weights
-    assert err.count("naflex-fast: pos_embed=matmul") == 1
+    assert (
+        len(re.findall(r"naflex-fast: pos_embed=matmul.*in this process ran .*pos_embed by matmul \d+ times", err)) == 1
+    )
+    assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]

@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 import two_processes
 from oracles import BATCH, relative, small_vit, vit_batch
 from safetensors.torch import load_file
+from witness import children
 
 from timm_naflex_fast import enable
 
@@ -23,7 +24,8 @@ KINDS = list(two_processes.TABLES)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    mp.spawn(two_processes.work, (str(folder),), nprocs=2)
+    with children(folder):
+        mp.spawn(two_processes.work, (str(folder),), nprocs=2)
     return torch.load(folder / "results.pt")
 
 
@@ -34,7 +36,8 @@ def test_two_processes_train_like_one(wrap, kind, results):
     if wrap not in two_processes.WRAPS:
         pytest.skip("this torch has no torch.distributed.fsdp.fully_shard")
     want, expected = two_processes.train(small_vit(pos_embed=kind), two_processes.WHOLE)
-    losses, grads = results[wrap, kind]
+    losses, grads, calls = results[wrap, kind]
+    assert calls == {("pos_embed", "matmul"): 3}  # one of each step
     torch.testing.assert_close(losses, want, atol=0, rtol=1e-5)
     assert grads.keys() == expected.keys()
     assert {f"embeds.{table}" for table in two_processes.TABLES[kind]} <= grads.keys()
@@ -43,7 +46,7 @@ def test_two_processes_train_like_one(wrap, kind, results):
 
 
 @pytest.mark.slow
-def test_torchrun_trains_the_digits_like_one_process(tmp_path):
+def test_torchrun_trains_the_digits_like_one_process(tmp_path, children):
     script = Path(digits.__file__).with_name("train_digits.py")
     weights = []
     for name, launch in (
@@ -57,6 +60,9 @@ def test_torchrun_trains_the_digits_like_one_process(tmp_path):
         assert done.returncode == 0, done.stderr
         assert json.loads(out.with_suffix(".json").read_text())["processes"] == (2 if launch else 1)
         weights.append(load_file(out))
+    assert [set(counter) & {("pos_embed", "matmul"), ("pos_embed", "stock")} for counter in children()] == [
+        {("pos_embed", "matmul")}
+    ] * 3
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
 

@@ -145,7 +145,7 @@ def test_empty_batch(mode):
 
 
 @pytest.mark.ran
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", pytest.param("grid_sample", marks=pytest.mark.slow)])
 def test_compiled_model_equals_eager(mode):
     model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
     with enable(mode), torch.no_grad():
@@ -156,6 +156,7 @@ def test_compiled_model_equals_eager(mode):
         assert relative(compiled(batch), model(batch)) <= 1e-5  # and after the patch is gone
 
 
+@pytest.mark.ran  # in eager code, with which the graph's result is compared
 def test_plain_images_still_compile_in_one_graph():
     model, image = small_vit(), torch.randn(2, 1, 20, 36)
     with enable(), torch.no_grad():

@@ -71,8 +71,9 @@ def test_stand_in_has_the_real_names_and_shapes(stand_in):
 
 
 @pytest.mark.slow
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 @needs_client
-def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_path):
+def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_path, children):
     """Unpatched timm's create_model(pretrained=True) in a process that knows only the hub on loopback, then drift."""
     root, file = stand_in
     out = tmp_path / "stand_in.json"
@@ -84,7 +85,7 @@ def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_pat
         environment = hub.environment(address, tmp_path / "home")
         how = ("--stand-in", "--max-seq-len", 48)
         done = child(siglip2_drift.__file__, NAMES["base"], few, out, *how, environment=environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and len(children()) == 1, done.stderr
     resolve = f"/timm/{NAMES['base']}/resolve/main/model.safetensors"
     assert f"HEAD {resolve}" in requests and f"GET {resolve}" in requests
     downloaded = [path for path in (tmp_path / "home").rglob("model.safetensors")]
@@ -98,6 +99,7 @@ def test_pretrained_model_comes_through_the_hub_client(stand_in, photos, tmp_pat
     assert all(how["rel_rms"] > 1e-3 for how in grid_sample.values())
 
 
+@pytest.mark.slow  # in the fast tests: test_unreachable_hub_says_how_to_give_weights
 @needs_client
 def test_hub_without_the_file_says_how_to_give_weights(tmp_path, photos):
     (tmp_path / "timm" / NAMES["base"]).mkdir(parents=True)
@@ -141,6 +143,7 @@ def reachable(name):
 
 
 @pytest.mark.slow
+@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_real_weights(request, photos):
     name = NAMES[request.config.getoption("siglip2_model")]
     file = weights_file(request)

@@ -129,6 +129,7 @@ def test_half_precision_is_one_cast_from_float32(kind, mode):
     assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-7
 
 
+@pytest.mark.ran("interpolate_cached")
 @pytest.mark.parametrize("kind", TOWERS)
 def test_autocast_gives_the_dtypes_of_transformers(kind):
     model = made(kind)

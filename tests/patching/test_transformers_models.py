@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import two_processes
+import witness
 from oracles import OLD_TORCH, relative
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
@@ -106,6 +108,7 @@ def test_saves_and_loads(kind, mode, tmp_path):
         torch.testing.assert_close(run(kind, loaded, inputs), want, atol=5e-6, rtol=0)
 
 
+@pytest.mark.ran
 @pytest.mark.parametrize("mode", MODES)
 def test_half_precision(mode):
     model, inputs = made("vision").to(torch.bfloat16), batch(dtype=torch.bfloat16)
@@ -117,7 +120,7 @@ def test_half_precision(mode):
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
-@pytest.mark.parametrize("kind", ["vision", "labels"])
+@pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
 def test_one_graph_for_every_batch_length_and_grid(kind):
     model = made(kind)
     batches = [batch(kind, sizes) for sizes in (SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)])]
@@ -133,6 +136,7 @@ def test_one_graph_for_every_batch_length_and_grid(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.ran
 def test_inductor():
     model, inputs = made("vision"), batch()
     want = trained("vision", model, inputs)
@@ -141,6 +145,7 @@ def test_inductor():
     same((out, {name.removeprefix("_orig_mod."): g for name, g in grads.items()}), want)
 
 
+@pytest.mark.ran("interpolate_cached")
 def test_interpolate_cached_breaks_the_graph_and_stays_right():
     model, inputs = made("vision"), batch()
     want = trained("vision", model, inputs)
@@ -150,7 +155,7 @@ def test_interpolate_cached_breaks_the_graph_and_stays_right():
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict):
     model = made("vision")
     size, length = torch.export.Dim("size"), torch.export.Dim("length")
@@ -173,17 +178,19 @@ def _train_a_share(rank, folder):
     share = {name: value[rank::2] for name, value in batch().items()}
     run("vision", model, share).square().mean().backward()
     if rank == 0:
-        torch.save(table_of(model).grad, f"{folder}/grad.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+        torch.save((table_of(model).grad, dict(status().calls)), f"{folder}/results.pt")
+    two_processes.end()
 
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
-    mp.spawn(_train_a_share, (str(tmp_path),), nprocs=2)
+    with witness.children(tmp_path):
+        mp.spawn(_train_a_share, (str(tmp_path),), nprocs=2)
+    grad, calls = torch.load(tmp_path / "results.pt")
+    assert calls == {("pos_embed", "matmul"): 1}
     model = made("vision")
     run("vision", model, batch()).square().mean().backward()
-    assert relative(torch.load(tmp_path / "grad.pt"), table_of(model).grad) <= 1e-5
+    assert relative(grad, table_of(model).grad) <= 1e-5
 
 
 def test_lfm2_vl_has_the_same_tower():

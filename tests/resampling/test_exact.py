@@ -4,14 +4,12 @@ import pytest
 import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given
-from oracles import NEW_TIMM, Case, cases, relative, row_major, stock, tables
+from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
 from timm_naflex_fast.backends import choose
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.resampling.grids import group_grids, token_counts
 from timm_naflex_fast.resampling.matrices import Resampling
-
-BASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
 
 
 def ours(case, embeds, x, coord):

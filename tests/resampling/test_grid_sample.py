@@ -35,16 +35,19 @@ def check(case):
         assert all(relative(a, b) <= 1e-5 for a, b in zip(got_gp, want_gp))
 
 
+@pytest.mark.ran("grid_sample")
 @given(cases(use_grid_sample=True, dtypes=(torch.float32, *HALF)))
 def test_learned_equals_timms_flag(case):
     check(case)
 
 
+@pytest.mark.ran("grid_sample")
 @given(cases(kind="factorized", use_grid_sample=True, antialias=True, align_corners=False))
 def test_factorized_equals_timms_flag(case):
     check(case)
 
 
+@pytest.mark.ran("grid_sample")
 def test_drifts_from_timms_default_where_the_table_shrinks():
     case = Case((16, 16), 8, "bicubic", True, False, False, [(6, 6), (5, 9)], 45, torch.float32, 7)
     embeds, coord = case.embeds(), case.coord()
@@ -55,6 +58,7 @@ def test_drifts_from_timms_default_where_the_table_shrinks():
     assert relative(got[:, :36], want[:, :36]) > 0.3
 
 
+@pytest.mark.ran("grid_sample")
 def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate():
     case = Case((6, 5), 4, "bilinear", True, False, False, [(3, 4), (5, 2)], 15, torch.float32, 7, "learned", True)
     embeds, coord = case.embeds(), case.coord()
@@ -76,6 +80,7 @@ def test_padding_that_names_no_cell_counts_as_the_first(kind):
     assert torch.equal(direct(case, embeds, torch.zeros(2, 15, 4), coord), want)
 
 
+@pytest.mark.ran("grid_sample")
 @given(cases(use_grid_sample=True))
 def test_within_2e_6_and_as_close_to_float64_as_timms_flag(case):
     embeds, coord = case.embeds(), case.coord()
@@ -86,6 +91,7 @@ def test_within_2e_6_and_as_close_to_float64_as_timms_flag(case):
     assert (got - want).abs().max() <= 2e-6 * largest
 
 
+@pytest.mark.ran("grid_sample")
 @pytest.mark.parametrize("table,mode", [((64, 48), "bicubic"), ((16, 16), "bilinear"), ((60, 60), "bilinear")])
 @pytest.mark.parametrize("align_corners", [False, True])
 def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):

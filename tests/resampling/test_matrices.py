@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import cell_weights
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
 from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference, taps
@@ -75,15 +76,21 @@ def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, al
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
+def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
+    how = Resampling(mode, False, False, False, sampler, (9, 9))
+    want = axis_matrix(0, 5, 7, 6, how)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            got = axis_matrix(0, 5, 7, 6, how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)
+
+
 # ---- the same weighted sum, four ways ----
-
-
-def cell_weights(h, w, table_size, how):
-    """(h*w, H0*W0): the weight of every table cell in every grid cell."""
-    if (h, w) == tuple(table_size) and how.sampler == "interpolate":
-        return torch.eye(h * w)
-    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], how) for axis in (0, 1))
-    return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
 def as_loop(table, sizes, how):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_matrices import cell_weights
+from oracles import cell_weights
 
 from timm_naflex_fast.resampling.exact import both_axes_together, resize_plan
 from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix

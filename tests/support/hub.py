@@ -77,7 +77,7 @@ def environment(address: str, home: Path) -> dict[str, str]:
     """
     left = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING")) and "PROXY" not in k.upper()}
     left.pop("TRANSFORMERS_OFFLINE", None)
-    left["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    left["PYTHONPATH"] = os.pathsep.join(path for path in (os.environ.get("PYTHONPATH"), *sys.path) if path)
     return left | {
         "HF_ENDPOINT": address,
         "HF_HOME": str(home),

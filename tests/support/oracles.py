@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_naflex_fast.backends import choose
 from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
@@ -92,6 +93,9 @@ class Case:
         )
 
 
+BASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
+
+
 def tables(embeds: Any) -> list[Tensor]:
     names = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}.get(embeds.pos_embed_type, [])
     return [getattr(embeds, name) for name in names]
@@ -145,6 +149,14 @@ def truth(case: Case, embeds: Any) -> Tensor:
         cells = table[0].flatten(1).t()[: case.length]
         out[sample, : len(cells)] = cells
     return out
+
+
+def cell_weights(h: int, w: int, table_size: tuple[int, int], how: Resampling) -> Tensor:
+    """(h*w, H0*W0): the weight of every table cell in every grid cell."""
+    if (h, w) == tuple(table_size) and how.sampler == "interpolate":
+        return torch.eye(h * w)
+    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], how) for axis in (0, 1))
+    return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:

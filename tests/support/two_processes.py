@@ -7,7 +7,7 @@ import torch.distributed as dist
 from oracles import small_vit, vit_batch
 from torch.nn.parallel import DistributedDataParallel
 
-from timm_naflex_fast import enable
+from timm_naflex_fast import enable, status
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -42,17 +42,25 @@ def wrapped(model, wrap):
 def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    enable()
     results, share = {}, {name: value[rank::2] for name, value in WHOLE.items()}
     for wrap in WRAPS:
         for kind in TABLES:
-            losses, grads = train(wrapped(small_vit(pos_embed=kind), wrap), share)
+            with enable():
+                losses, grads = train(wrapped(small_vit(pos_embed=kind), wrap), share)
+                calls = dict(status().calls)
             dist.all_reduce(losses)
             grads = {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
-            results[wrap, kind] = losses / 2, {n.removeprefix("module."): g for n, g in grads.items()}
+            results[wrap, kind] = losses / 2, {n.removeprefix("module."): g for n, g in grads.items()}, calls
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
+    end()
+
+
+def end():
+    """Wait for the other process, then end this one. Its results must be saved.
+
+    To take gloo's threads down sometimes aborts the process ("terminate called without an active exception"), so it
+    ends without that.
+    """
     dist.barrier()
-    # The results are saved and both processes are here. To take gloo's threads down sometimes aborts the process
-    # ("terminate called without an active exception"), so it ends without that.
     os._exit(0)

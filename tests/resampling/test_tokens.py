@@ -1,0 +1,44 @@
+"""Sums of token gradients by cell, against a loop over samples and tokens."""
+
+import pytest
+import torch
+from oracles import row_major
+
+from timm_naflex_fast.resampling.grids import group_grids, token_counts
+from timm_naflex_fast.resampling.tokens import Tokens, sum_plainly
+
+
+def by_loop(x, coord, group):
+    """Token by token: to the cell that its coordinate names; what stands behind a grid goes to the first cell."""
+    total = torch.zeros(group.h * group.w, x.shape[2], dtype=torch.float64)
+    for sample in group.samples:
+        for token in range(x.shape[1]):
+            y, col = coord[sample, token].tolist()
+            if token < group.tokens:
+                total[y * group.w + col] += x[sample, token].double()
+            elif group.pads:
+                total[0] += x[sample, token].double()
+    return total
+
+
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("order", ["row-major", "reordered"])
+@pytest.mark.parametrize("length", [None, 9])  # 9: some grids are cut
+def test_both_sums_are_those_of_a_loop(pads, order, length):
+    sizes = [(3, 4), (5, 2), (3, 4), (2, 2)]
+    coord = row_major(sizes, length)
+    if order == "reordered":
+        for sample, (h, w) in enumerate(sizes):
+            n = min(h * w, coord.shape[1])
+            coord[sample, : n - 1] = coord[sample, : n - 1].flip(0)  # the last stays: it tells the size of a whole grid
+    x = torch.randn(len(sizes), coord.shape[1], 3)
+    groups = group_grids(coord, x, pads=pads)
+    tokens = Tokens.of(x, token_counts(groups, x))
+    assert sum(len(group.samples) for group in groups) == len(sizes)
+    for group in groups:
+        assert (group.cells is not None) == (order == "reordered")
+        want = by_loop(x, coord, group)
+        plain = sum_plainly(tokens, group)
+        assert plain.dtype is torch.float64
+        torch.testing.assert_close(plain, want, atol=1e-12, rtol=0)
+        torch.testing.assert_close(tokens.sum(group, torch.float32).double(), want, atol=1e-5, rtol=0)

@@ -1,0 +1,25 @@
+"""What the tests of bench and drift measure and compare: rows of a result, small batches, a small model."""
+
+import torch
+from oracles import small_vit, vit_batch
+
+from timm_naflex_fast.measure.bench.race import Row
+from timm_naflex_fast.measure.contenders import NAMES
+
+GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
+WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]
+
+
+def row(contender="matmul", **changes):
+    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", rounds=5)
+    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, about={}, ours=False)
+    return Row(contender=contender, **(values | changes))
+
+
+def batches(labels=False):
+    for seed in range(2):
+        yield vit_batch(GRIDS, seed=seed), torch.tensor([0, 1, 2, 3]) if labels else None
+
+
+def table_model(**kwargs):
+    return small_vit(pos_embed_interp_mode="bilinear", **kwargs).eval()
