@@ -173,6 +173,17 @@ def test_bad_sizes_are_refused():
             embed("cosmos3", made("cosmos3"), [(1, 3, 4)])
 
 
+def test_hunyuan_adds_one_patch_to_every_position():
+    model, size = made("hunyuan"), torch.tensor([(1, 4, 6)])
+    want = model[0](torch.ones(1, 48), size)
+    with enable(library="transformers"):
+        assert relative(model[0](torch.ones(1, 48), size), want) <= 2e-6 and want.shape == (1, 24, 32)
+        assert status().calls == {("pos_embed", "matmul"): 1}
+        for kind, one in (("cosmos3", [(1, 2, 2)]), ("radio", [(2, 2)])):
+            with pytest.raises(ValueError, match="the grids have 4 patches together; pixel_values has 1"):
+                made(kind)[0](torch.ones(1, 48), torch.tensor(one))
+
+
 def test_both_libraries_and_what_is_refused():
     model = made("siglip2")
     with enable(library=("timm", "transformers")):
