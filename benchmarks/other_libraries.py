@@ -1,10 +1,11 @@
 """transformers' Siglip2 embeddings (base: a 16 x 16 table, 768 channels, 256 tokens), patched and not.
 
-uv run benchmarks/other_libraries.py --json results/other_libraries.json
+uv run benchmarks/measure.py other_libraries      # into results/other_libraries.json
 
-Errors are those of the position embeddings, the largest against float64, relative to its largest value. Times are
-medians of interleaved rounds on grids met before: without gradients, and forward and backward. Patches hold one value
-each, so that their projection costs little beside the position embeddings.
+It stops if a mode's code did not run; the file has the calls of each. Errors are those of the position embeddings, the
+largest against float64, relative to its largest value. Times are medians of interleaved rounds on grids met before:
+without gradients, and forward and backward. Patches hold one value each, so that their projection costs little beside
+the position embeddings.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def render() -> str:
     """The tables of docs/other-libraries.md, from the result file."""
     path = ROOT / "results" / "other_libraries.json"
     if not path.exists():
-        return "Not measured yet: `uv run benchmarks/other_libraries.py --json results/other_libraries.json`."
+        return "Not measured yet: `uv run benchmarks/measure.py other_libraries`."
     found = json.loads(path.read_text())
     lines = ["| largest error against float64 | transformers | `interpolate_cached` | `matmul` |", "| --- " * 4 + "|"]
     lines += [f"| {name} | {' | '.join(f'{row[m]:.1e}' for m in MODES)} |" for name, row in found["errors"].items()]
@@ -122,9 +123,12 @@ def main() -> None:
         for batch in options.batch
         for train in (False, True)
     }
+    calls = {who: count for (_, who), count in timm_naflex_fast.status().calls.items()}
+    if set(calls) != set(MODES) or timm_naflex_fast.status().fallbacks:
+        raise SystemExit(f"not every mode ran: {calls}, {timm_naflex_fast.status().fallbacks}")
     command = f"uv run {shlex.join(['benchmarks/other_libraries.py', *sys.argv[1:]])}"
     made = {**provenance(command), "transformers": transformers.__version__}
-    text = json.dumps({"errors": errors, "milliseconds": times, "made": made}, indent=2)
+    text = json.dumps({"errors": errors, "milliseconds": times, "calls": calls, "made": made}, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

@@ -9,7 +9,7 @@ from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.functional import identify_resampling
 from timm_naflex_fast.resampling.identify import Convention, conventions
 
-SIZES = [(4, 6), (12, 8), (6, 2)]
+SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 
 
 def random_table(seed, channels=3, size=(8, 9)):
@@ -57,7 +57,7 @@ def test_each_is_identified_from_float32(convention):
 
 def test_on_grids_that_cannot_tell_the_plainest_comes_first():
     table = random_table(4)
-    result = Convention("bilinear", antialias=False, cubic_coefficient=None).tokens(table.double(), [(16, 16)])
+    result = Convention("bilinear", antialias=False, cubic_coefficient=None).tokens(table.double(), [(1, 16, 16)])
     (error, best), (same, _), *_ = identify_resampling(table, (16, 16), result.view(1, 16, 16, -1))
     assert best["antialias"] and best["transposed"] is None and error < 1e-12 and same < 1e-12
 
@@ -67,12 +67,13 @@ def test_bad_input_is_named():
     for wrong, size, result in (
         (table[0], (4, 4), torch.zeros(16, 3)),
         (table, (4, 0), torch.zeros(16, 3)),
-        (table, [[1, 2, 3]], torch.zeros(6, 3)),
+        (table, [[1, 1, 2, 3]], torch.zeros(6, 3)),
+        (table, 4, torch.zeros(16, 3)),
         (table, (4.0, 4.0), torch.zeros(16, 3)),
         (table, (4, 4), torch.zeros(15, 3)),
         (table, (4, 4), torch.full((16, 3), torch.nan)),
     ):
-        with pytest.raises(ValueError, match=r"must (be|have)"):
+        with pytest.raises(ValueError, match=r"must (be|have|hold)"):
             identify_resampling(wrong, size, result)
 
 
@@ -117,11 +118,11 @@ def test_the_command(identify):
 
 
 def test_the_command_on_noise_and_on_wrong_files(identify, tmp_path, capsys):
-    code, line = identify(torch.randn(132, 3, generator=torch.Generator().manual_seed(9)))
+    code, line = identify(torch.randn(144, 3, generator=torch.Generator().manual_seed(9)))
     assert code == 1 and line.startswith("no known convention; the nearest is ")
     assert identify(torch.zeros(7, 3)) == (
         2,
-        "naflex-fast identify: result must have 132 tokens of 3 channels; got shape (7, 3)\n",
+        "naflex-fast identify: result must have 144 tokens of 3 channels; got shape (7, 3)\n",
     )
     code, line = identify(made(), "--merge", "5")
     assert code == 2 and "--merge 5" in line

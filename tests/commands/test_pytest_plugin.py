@@ -1,6 +1,7 @@
 """``pytest -p timm_naflex_fast.pytest_plugin``: another suite runs patched, and timm is as it was afterwards."""
 
 import os
+from pathlib import Path
 
 import pytest
 from oracles import is_pristine
@@ -73,6 +74,33 @@ def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed" in out
     assert is_pristine()
+
+
+OTHER = """
+import torch
+from timm_naflex_fast import status
+from test_transformers import embed, made
+
+def test_theirs():
+    embed("siglip2", made("siglip2"))
+    assert status().calls == {("pos_embed", "interpolate_cached"): 1}, status().calls
+    assert "Siglip2VisionEmbeddings.forward" in status().replaced
+    assert not [name for name in status().replaced if name.startswith("NaFlex")]
+"""
+
+
+def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "patching"))
+    (tmp_path / "test_theirs.py").write_text(OTHER)
+    assert run(tmp_path, "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached") == 0, (
+        capsys.readouterr()
+    )
+    assert "Siglip2VisionEmbeddings.forward" in capsys.readouterr().out
+    assert is_pristine() and timm_naflex_fast.status().replaced == {}
+    (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass")
+    assert run(tmp_path, "--naflex-library", "vllm") == pytest.ExitCode.USAGE_ERROR
+    assert "'vllm' is not valid for library" in capsys.readouterr().err
 
 
 def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from oracles import relative, small_vit
+from torch._dynamo.testing import CompileCounter
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.compatible import version_of
@@ -145,9 +146,11 @@ def test_packed_towers_compile_with_graph_breaks(kind):
     model = made(kind)
     want = embed(kind, model)
     with enable(library="transformers"):
-        got = embed(kind, torch.nn.Sequential(torch.compile(model[0], backend="eager")))
+        counter = CompileCounter()
+        got = embed(kind, torch.nn.Sequential(torch.compile(model[0], backend=counter)))
         assert status().calls[("pos_embed", "matmul")] >= 1 and ("pos_embed", "stock") not in status().calls
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+    assert counter.frame_count <= 1 + {"cosmos3": 1, "radio": 2, "hunyuan": 1}[kind]
 
 
 def test_hunyuans_other_modes():
@@ -172,6 +175,17 @@ def test_bad_sizes_are_refused():
                 made(kind)[0](torch.zeros(10, 48), torch.tensor(size))
         with pytest.raises(ValueError, match="2 does not divide 3 x 4"):
             embed("cosmos3", made("cosmos3"), [(1, 3, 4)])
+
+
+def test_hunyuan_adds_one_patch_to_every_position():
+    model, size = made("hunyuan"), torch.tensor([(1, 4, 6)])
+    want = model[0](torch.ones(1, 48), size)
+    with enable(library="transformers"):
+        assert relative(model[0](torch.ones(1, 48), size), want) <= 2e-6 and want.shape == (1, 24, 32)
+        assert status().calls == {("pos_embed", "matmul"): 1}
+        for kind, one in (("cosmos3", [(1, 2, 2)]), ("radio", [(2, 2)])):
+            with pytest.raises(ValueError, match="the grids have 4 patches together; pixel_values has 1"):
+                made(kind)[0](torch.ones(1, 48), torch.tensor(one))
 
 
 def test_both_libraries_and_what_is_refused():

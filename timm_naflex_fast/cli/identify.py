@@ -7,17 +7,11 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file, and the options that describe the reference (SigLIP-2's without options)."""
-    parser.description = (
-        "Name the convention that a port's position embeddings follow. Exit status 0: the reference; 1: another one."
-    )
-    parser.add_argument(
-        "file",
-        metavar="FILE.safetensors",
-        help="tensors: table (H0, W0, C), sizes (h, w) or (B, 2), result (sum of h*w, C)",
-    )
-    parser.add_argument(
-        "--mode", choices=("bilinear", "bicubic"), default="bilinear", help="the reference's (bilinear)"
-    )
+    parser.description = "Name the convention that a port's position embeddings follow. Exit status 0: the reference's."
+    holds = "tensors: table (H0, W0, C), sizes (B, 2) or with frames (B, 3), result (sum of t*h*w, C)"
+    parser.add_argument("file", metavar="FILE.safetensors", help=holds)
+    modes = ("bilinear", "bicubic")
+    parser.add_argument("--mode", choices=modes, default="bilinear", help="the reference's (bilinear)")
     parser.add_argument("--no-antialias", action="store_true", help="the reference has no antialiasing")
     parser.add_argument("--align-corners", action="store_true", help="the reference aligns corners")
     parser.add_argument("--ar-preserving", action="store_true", help="the reference resizes to a square and cuts it")
@@ -34,7 +28,7 @@ def identify(options: argparse.Namespace) -> int:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..resampling.identify import Convention, identify_resampling, tolerance, words
+    from ..resampling.identify import TIE, Convention, identify_resampling, tolerance, words
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     try:
@@ -58,19 +52,16 @@ def identify(options: argparse.Namespace) -> int:
     known = {Convention(**settings): error for error, settings in found}
     if reference not in known:
         raise ValueError(f"--merge {options.merge} does not divide every size, or is not 1, 2, 3 or 4")
-    error, best = found[0]
-    off, expected = known[reference], words(vars(reference))
-    if off <= max(error + 1e-9, tolerance(result) if result.element_size() < 4 else 0):
-        best, error = vars(reference), off
-    if error > tolerance(result):
-        print(f"no known convention; the nearest is {words(best)}, {_percent(error)} away; the reference is {expected}")
+    best, error = next(iter(known.items()))  # they are sorted by their errors
+    off, rounding = known[reference], tolerance(result)
+    if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
+        best, error = reference, off
+    if error > rounding:
+        nearest = f"no known convention; the nearest is {words(best)}, {100 * error:.3g} % away"
+        print(f"{nearest}; the reference is {words(reference)}")
         return 1
-    if best == vars(reference):
-        print(f"{expected}: this is the reference (largest difference {error:.1e} of the largest value)")
+    if best == reference:
+        print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value)")
         return 0
-    print(f"{words(best)}; the reference is {expected}: embeddings differ by {_percent(off)}")
+    print(f"{words(best)}; the reference is {words(reference)}: embeddings differ by {100 * off:.3g} %")
     return 1
-
-
-def _percent(error: float) -> str:
-    return f"{100 * error:.3g} %"

@@ -70,7 +70,7 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     table = table[1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
     how: dict[str, Any] = dict(mode=mode, antialias=False, strategy=who)
     tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
-    return _add_packed(tokens, table, grid_thw, how, tokens.dtype)[None]
+    return _add_packed(tokens, table, grid_thw, how, tokens.dtype, one_for_all=True)[None]
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -87,14 +87,16 @@ def _in_exported_graph() -> str | None:
 
 
 @torch.compiler.disable  # the sizes are read on the host, as transformers does
-def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, how: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``.
+def _add_packed(
+    tokens: Tensor, table: Tensor, sizes: Any, how: dict[str, Any], dtype: torch.dtype, one_for_all: bool = False
+) -> Tensor:
+    """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``; with ``one_for_all``, T may be 1.
 
     Raises:
         ValueError: the sizes name another number of tokens, or a size cannot be merged.
     """
     embeddings = resample_pos_embeds(table, sizes, **how)
-    if len(embeddings) != len(tokens):
+    if len(embeddings) != len(tokens) and not (one_for_all and len(tokens) == 1):
         raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {len(tokens)}")
     return tokens + embeddings.to(dtype)
 

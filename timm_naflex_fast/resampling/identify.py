@@ -7,7 +7,7 @@ other positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Sizes = Sequence[tuple[int, int]]
-TIE = 1e-9  # errors closer than this come from conventions that agree on these sizes
+from .grids import sizes_on_host
+
+Sizes = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
+TIE = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,8 @@ class Convention:
             # Taps outside the table take the value of its border.
             position = scale * (to + 0.5) - 0.5 if self.half_pixel else scale * to
             taps = position.floor() + torch.arange(-1, 3)
-            index = taps.clamp(0, n0 - 1).long()
-            weights = torch.zeros(len(to), n0, dtype=torch.float64).scatter_add_(
-                1, index, self._filter(taps - position)
-            )
+            weights = torch.zeros(len(to), n0, dtype=torch.float64)
+            weights.scatter_add_(1, taps.clamp(0, n0 - 1).long(), self._filter(taps - position))
         return weights.bfloat16().double() if self.bfloat16 == "weights" else weights
 
     def _filter(self, x: Tensor) -> Tensor:
@@ -86,20 +86,20 @@ class Convention:
         return torch.einsum("wv,hvc->hwc", self.matrix(wide, cols, w), strip)
 
     def tokens(self, table: Tensor, sizes: Sizes) -> Tensor:
-        """The tokens of all grids, packed (sum of h*w, C), float64, of a table (H0, W0, C) in float64."""
+        """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in float64."""
         packed = []
-        for h, w in sizes:
+        for frames, h, w in sizes:
             grid = self.grid(table, w, h) if self.transposed in ("size", "table") else self.grid(table, h, w)
             if self.transposed in ("order", "table"):
                 grid = grid.transpose(0, 1)
             blocks = grid.unflatten(1, (-1, self.merge)).unflatten(0, (-1, self.merge))
-            packed.append(blocks.transpose(1, 2).flatten(0, 3))
+            packed.append(blocks.transpose(1, 2).flatten(0, 3).repeat(frames, 1))
         return torch.cat(packed)
 
 
 def conventions(sizes: Sizes) -> Iterator[Convention]:
     """Every convention that these sizes allow, the plainest ones first."""
-    merges = [m for m in (1, 2, 3, 4) if all(h % m == 0 and w % m == 0 for h, w in sizes)]
+    merges = [m for m in (1, 2, 3, 4) if all(h % m == 0 and w % m == 0 for _, h, w in sizes)]
     choices = product(
         (None, "table", "weights"),
         merges,
@@ -118,8 +118,9 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
 
     Args:
         table: (H0, W0, C) or (1, H0, W0, C), floating point.
-        size: (h, w), or (B, 2) as a tensor or a sequence, for results packed one after the other.
-        result: the tokens, (sum of h*w, C), or any shape with as many elements in that order.
+        size: (h, w) or, with t frames, (t, h, w); (B, 2) or (B, 3) for results packed one after the other. A tensor or
+            a sequence.
+        result: the tokens, (sum of t*h*w, C), or any shape with as many elements in that order.
 
     Returns:
         ``(error, settings)`` of every convention, the smallest error first: the largest difference, relative to the
@@ -136,23 +137,25 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     ('bilinear', True, True)
     """
     table = _check_table(table)
-    sizes = _check_sizes(size)
-    tokens, channels = sum(h * w for h, w in sizes), table.shape[-1]
+    given = torch.as_tensor(size)
+    sizes = sizes_on_host(given[None] if given.ndim == 1 else given)
+    tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
     if result.numel() != tokens * channels:
         raise ValueError(f"result must have {tokens} tokens of {channels} channels; got shape {tuple(result.shape)}")
     if not (torch.isfinite(table).all() and torch.isfinite(result).all()):
         raise ValueError("table and result must be finite; they hold NaN or infinity")
     result = result.detach().cpu().double().reshape(tokens, channels)
     some = slice(None, None, -(-channels // 32))  # every channel follows the same convention: 32 find the best ten
-    found = [(_error(c, table[..., some], sizes, result[:, some]), c) for c in conventions(sizes)]
-    found = _plainest_first(found)
-    best = [(_error(c, table, sizes, result), c) for _, c in found[:10]]
-    return [(error, asdict(convention)) for error, convention in _plainest_first(best) + found[10:]]
+    found = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
+    best = _ranked((convention for _, convention in found[:10]), table, sizes, result)
+    return [(error, asdict(convention)) for error, convention in best + found[10:]]
 
 
-def _error(convention: Convention, table: Tensor, sizes: Sizes, result: Tensor) -> float:
+def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Sizes, result: Tensor) -> list[tuple[float, Convention]]:
+    """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return ((result - convention.tokens(table, sizes)).abs().max() / largest).item()
+    found = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
+    return sorted(found, key=lambda pair: round(pair[0], TIE))
 
 
 def tolerance(result: Tensor) -> float:
@@ -160,41 +163,21 @@ def tolerance(result: Tensor) -> float:
     return max(2e-4, 2 * torch.finfo(result.dtype).eps)
 
 
-def words(settings: dict[str, Any]) -> str:
+def words(convention: Convention) -> str:
     """A convention in words, what is usual left out."""
-    c = Convention(**settings)
-    parts = [c.mode, "with antialiasing" if c.antialias else "without antialiasing"]
-    if c.cubic_coefficient not in (None, -0.5 if c.antialias else -0.75):
-        parts.append(f"cubic coefficient {c.cubic_coefficient}")
-    if c.align_corners:
-        parts.append("aligned corners")
-    elif not c.half_pixel:
-        parts.append("positions without half pixels")
-    if c.ar_preserving:
-        parts.append("aspect-preserving (resized to a square, then cut)")
-    if c.transposed:
-        parts.append(
-            {"order": "tokens column by column", "size": "height and width exchanged", "table": "table transposed"}[
-                c.transposed
-            ]
-        )
-    if c.merge > 1:
-        parts.append(f"tokens in {c.merge} x {c.merge} blocks")
-    if c.bfloat16:
-        parts.append(f"{c.bfloat16} rounded to bfloat16")
-    return f"{parts[0]} {', '.join(parts[1:])}"
-
-
-def _plainest_first(found: list[tuple[float, Convention]]) -> list[tuple[float, Convention]]:
-    """Sorted by error; a run of errors closer than ``TIE`` keeps the order in which the conventions were tried."""
-    order = sorted(range(len(found)), key=lambda i: found[i][0])
-    runs: list[list[int]] = []
-    for i in order:
-        if runs and found[i][0] - found[runs[-1][-1]][0] <= TIE:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return [found[i] for run in runs for i in sorted(run)]
+    c = convention
+    exchanged = {"order": "tokens column by column", "size": "height and width exchanged", "table": "table transposed"}
+    parts = {
+        "with antialiasing" if c.antialias else "without antialiasing": True,
+        f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient not in (None, -0.5 if c.antialias else -0.75),
+        "aligned corners": c.align_corners,
+        "positions without half pixels": not (c.align_corners or c.half_pixel),
+        "aspect-preserving (resized to a square, then cut)": c.ar_preserving,
+        exchanged.get(c.transposed or "", ""): c.transposed,
+        f"tokens in {c.merge} x {c.merge} blocks": c.merge > 1,
+        f"{c.bfloat16} rounded to bfloat16": c.bfloat16,
+    }
+    return f"{c.mode} {', '.join(part for part, holds in parts.items() if holds)}"
 
 
 def _check_table(table: Tensor) -> Tensor:
@@ -205,11 +188,3 @@ def _check_table(table: Tensor) -> Tensor:
             f"table must be (H0, W0, C) or (1, H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}"
         )
     return table.detach().cpu().double()
-
-
-def _check_sizes(size: Any) -> list[tuple[int, int]]:
-    sizes = torch.as_tensor(size)
-    sizes = sizes[None] if sizes.ndim == 1 else sizes
-    if sizes.ndim != 2 or sizes.shape[1] != 2 or not len(sizes) or sizes.is_floating_point() or sizes.min() < 1:
-        raise ValueError(f"sizes must be (h, w) or (B, 2), integers of at least 1; got {size}")
-    return [(int(h), int(w)) for h, w in sizes.tolist()]
