@@ -360,7 +360,9 @@ def test_kernels_that_err_do_not_serve(monkeypatch):
     assert matmul_triton._agrees(torch.device(DEVICE))
     matmul_triton._agreed.clear()
     launch = matmul_triton.launch_forward
-    monkeypatch.setattr(matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5))
+    monkeypatch.setattr(
+        matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
+    )
     with pytest.warns(UserWarning, match="results are not those of the CPU"):
         assert not matmul_triton._agrees(torch.device(DEVICE))
     matmul_triton._agreed.clear()
@@ -394,12 +396,10 @@ def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
     assert len(launched) == 2
 
 
-POINTERS = {"coord_ptr": "*i64", **dict.fromkeys(("plan_ptr", "key_ptr", "heights_ptr"), "*i32")}
-POINTERS |= dict.fromkeys(("taps_y_ptr", "taps_x_ptr", "seen_x_ptr"), "*i32")
-POINTERS |= dict.fromkeys(("bands_ptr", "bands_y_ptr", "bands_x_ptr", "seen_ptr"), "*i64")
-SIZES = dict(H0=32, W0=32, STRIPS=64, LONGEST=1024, TAPS=2, TOKENS=32, CELLS=32, CHANNELS=64, BLOCK=1024)
-SIZES |= dict(x_c=1, out_c=1, g_c=1, coord_c=1, AR_PRESERVING=True)
-KERNELS = ["plan_kernel", "strips_kernel", "add_kernel", "strips_grad_kernel", "table_grad_kernel", "token_grad_kernel"]
+POINTERS = dict.fromkeys(("table", "strips", "weights", "x", "g", "out"), "*fp32")
+POINTERS |= dict.fromkeys(("cells", "plan", "heights"), "*i32")
+POINTERS |= dict.fromkeys(("coord", "bands", "bands_y", "bands_x", "seen", "seen_y"), "*i64")
+KERNELS = ["plan_kernel", "strips_kernel", "add_kernel", "strips_grad_kernel", "table_grad_kernel"]
 
 
 @pytest.mark.slow
@@ -413,14 +413,14 @@ def test_kernels_compile(name, copy_or_padding, dtype):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from timm_naflex_fast.backends import triton_grad, triton_kernels
+    from timm_naflex_fast.backends import triton_kernels
 
-    kernel = getattr(triton_kernels, name, None) or getattr(triton_grad, name)
-    own = dict(SIZES, COPY=copy_or_padding, PADDING=copy_or_padding)
-    fixed = {name: value for name, value in own.items() if name in kernel.arg_names}
-    tokens = dict.fromkeys(("x_ptr", "g_ptr", "out_ptr") if name == "add_kernel" else ("g_ptr",), f"*{dtype}")
+    kernel = getattr(triton_kernels, name)
+    own = dict(W0=32, AR_PRESERVING=True, COPY=copy_or_padding, PADDING=copy_or_padding)
+    fixed = {param.name: own[param.name] for param in kernel.params if param.is_constexpr}
+    tokens = dict.fromkeys(("x", "g", "out") if name == "add_kernel" else ("g",), f"*{dtype}")
     types = {**POINTERS, **tokens, **dict.fromkeys(fixed, "constexpr")}
-    signature = {key: types.get(key, "*fp32" if key.endswith("_ptr") else "i32") for key in kernel.arg_names}
+    signature = {key: types.get(key, "i32") for key in kernel.arg_names}
     source = ASTSource(kernel, signature, {(kernel.arg_names.index(key),): value for key, value in fixed.items()})
     options = dict(num_warps=4, enable_fp_fusion=True)
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ from ..resampling import cache
 from ..resampling.matrices import Resampling, axis_matrix
 from ..resampling.tokens import AddedInPlace, check_writable, unusual
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
 WIDEST = 2**18  # numbers in a line of the table: the strips of a wider one could take more than 2 GiB
 HAS_TRITON = find_spec("triton") is not None
@@ -82,11 +82,9 @@ class Bands(NamedTuple):
 def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
     rows, cols, channels = table.shape[-3:]
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler == "affine_grid":
+    if not (HAS_TRITON and x.is_cuda and table.device == x.device and {x.dtype, table.dtype} <= DTYPES):
         return False
-    if x.dtype not in DTYPES or table.dtype not in DTYPES:
-        return False
-    if max(rows, cols) > LONGEST or cols * channels > WIDEST:
+    if how.sampler == "affine_grid" or max(rows, cols) > LONGEST or cols * channels > WIDEST:
         return False
     return torch.compiler.is_compiling() or _agrees(x.device)
 
@@ -125,15 +123,12 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling)
     """``x`` plus the table in a new tensor; ``x`` is read once."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    if x.numel() > 0:
-        launch_forward(x, out, table, make_plan(patch_coord, x.device, table.shape, how), how)
+    launch_forward(x, out, table, make_plan(patch_coord, x.device, table.shape, how), how)
     return out
 
 
 def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
     """The gradient of the table, whose values are not looked at, in its dtype."""
-    if g.numel() == 0:
-        return torch.zeros_like(table, memory_format=torch.contiguous_format)
     return table_grad(g, table.shape, make_plan(patch_coord, g.device, table.shape, how), how).to(table.dtype)
 
 
@@ -146,66 +141,70 @@ def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size
         coord = coord.nan_to_num(nan=kernels.HUGE.value).clamp(-1, kernels.HUGE.value)
     coord = coord.to(device, torch.int64).contiguous()
     batch, length = coord.shape[:2]
+    cells = torch.empty(batch, length, dtype=torch.int32, device=device)
     samples = torch.empty(batch, kernels.PLAN.value, dtype=torch.int32, device=device)
-    plan = Plan(
-        torch.empty(batch, length, dtype=torch.int32, device=device),
-        samples,
-        torch.zeros(2, kernels.STRIPS.value, dtype=torch.int32, device=device),
-    )
-    sampled = how.sampler != "interpolate"  # then a grid of the table's size is resized as well
-    own_size = (0, 0) if sampled else table_shape[-3:-1]
+    heights = torch.zeros(2, kernels.STRIPS.value, dtype=torch.int32, device=device)
+    pads = how.sampler != "interpolate"
+    own_size = (0, 0) if pads else table_shape[-3:-1]  # a sampler resizes to the table's own size too
     with torch.cuda.device_of(coord):
-        kernels.plan_kernel[batch,](
-            coord, *plan, length, *own_size, LONGEST, AR_PRESERVING=how.ar_preserving, PADDING=sampled
-        )
-    return plan
+        kernels.plan_kernel[batch,](coord, cells, samples, heights, length, *own_size, LONGEST, how.ar_preserving, pads)
+    return Plan(cells, samples, heights)
 
 
 def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resampling) -> None:
-    """``out`` = ``x`` + the table, outside autograd. Both are contiguous, not empty, and may be the same tensor."""
-    from triton import cdiv
-
+    """``out`` = ``x`` + the table, outside autograd. Both are contiguous, and may be the same tensor."""
     from . import triton_kernels as kernels
 
     table = table.detach().reshape(table.shape[-3:]).float().contiguous()
     (batch, length, channels), cols = x.shape, table.shape[1]
-    bands, width = _bands(table.shape[:2], how, x.device, LONGEST), cols * channels
-    strips = _empty_strips(plan, cols, channels)
-    blocks, c_blocks = cdiv(length, kernels.TOKENS.value), cdiv(channels, 4 * kernels.CHANNELS.value)
+    bands, strips = _bands(table.shape[:2], how, x.device, LONGEST), _empty_strips(plan, cols, channels)
+    width = cols * channels
     with torch.cuda.device_of(x):
-        kernels.strips_kernel[min(len(strips), 256), cdiv(width, kernels.BLOCK.value)](
+        kernels.strips_kernel[min(len(strips), 256), _blocks(width, kernels.BLOCK)](
             table, strips, plan.heights, bands.y, bands.weights, width, **FUSE
         )
-        kernels.add_kernel[batch * blocks, c_blocks](
-            x, out, table, strips, *plan, bands.y, bands.x, bands.weights, length, channels, cols,
-            COPY=out is not x, **FUSE,
-        )  # fmt: skip
+        kernels.add_kernel[batch * _blocks(length, kernels.TOKENS), (_blocks(channels, kernels.CHANNELS) + 3) // 4](
+            x, out, table, strips, *plan, bands.y, bands.x, bands.weights, length, channels, cols, out is not x, **FUSE
+        )
 
 
 def table_grad(g: Tensor, table_shape: torch.Size, plan: Plan, how: Resampling) -> Tensor:
-    """The table's gradient (H0, W0, C), float32, from that of the tokens (B, N, C), which is not empty."""
-    from triton import cdiv
-
+    """The table's gradient (H0, W0, C), float32, from that of the tokens (B, N, C)."""
     from . import triton_kernels as kernels
 
     g = g.detach().contiguous()
     (batch, length, channels), (rows, cols) = g.shape, table_shape[-3:-1]
-    bands = _bands((rows, cols), how, g.device, LONGEST)
-    strips = _empty_strips(plan, cols, channels)
-    plan = plan._replace(samples=plan.samples[torch.sort(plan.samples[:, 0], stable=True).indices])
-    out = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
-    cells = 16 if cols <= 16 else 32  # the least side of a product is 16
-    blocks, c_blocks = cdiv(cols, cells), cdiv(channels, kernels.CHANNELS.value)
+    bands, strips = _bands((rows, cols), how, g.device, LONGEST), _empty_strips(plan, cols, channels)
+    cells, samples, heights = plan
+    samples = samples[torch.sort(samples[:, 0], stable=True).indices]
+    grad = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
+    pads, c_blocks = how.sampler != "interpolate", _blocks(channels, kernels.CHANNELS)
     with torch.cuda.device_of(g):
-        kernels.strips_grad_kernel[min(len(strips) * blocks, 512), c_blocks](
-            g, strips, plan.samples, plan.heights, bands.seen_x, bands.weights, length, channels, cols,
-            PADDING=how.sampler != "interpolate", CELLS=cells, **FUSE,
-        )  # fmt: skip
-        kernels.table_grad_kernel[rows, blocks, c_blocks](
-            g, strips, out, *plan, bands.seen_y, bands.y, bands.x, bands.weights, batch, length, channels, cols,
-            CELLS=cells, **FUSE,
-        )  # fmt: skip
-    return out
+        kernels.strips_grad_kernel[min(len(strips), 512), c_blocks](
+            g, strips, samples, heights, bands.seen_x, bands.weights, length, channels, cols, pads, **FUSE
+        )
+        kernels.table_grad_kernel[rows, _blocks(cols, kernels.COLUMNS), c_blocks](
+            g,
+            strips,
+            grad,
+            cells,
+            samples,
+            heights,
+            bands.seen_y,
+            *bands[:2],
+            bands.weights,
+            batch,
+            length,
+            channels,
+            cols,
+            **FUSE,
+        )
+    return grad
+
+
+def _blocks(n: int, size: Any) -> int:
+    """So many blocks of a kernel's constant ``size`` hold ``n``."""
+    return -(-n // int(size.value))
 
 
 def _empty_strips(plan: Plan, cols: int, channels: int) -> Tensor:
@@ -219,7 +218,7 @@ def _empty_strips(plan: Plan, cols: int, channels: int) -> Tensor:
 @cache.kept("bands")
 def _bands(size: tuple[int, int], how: Resampling, device: torch.device, longest: int) -> Bands:
     """The bands for a table (H0, W0) and every length up to ``longest``."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _in_cuda_graph(device):
         raise RuntimeError(
             "timm_naflex_fast: the first call with such a table copies its resize matrices to the GPU, which no CUDA "
             "graph can record; run the model once before you capture it"
@@ -244,6 +243,11 @@ def _bands(size: tuple[int, int], how: Resampling, device: torch.device, longest
     return Bands(packed[0], packed[seen - 1], packed[seen], packed[-1], torch.cat(weights).to(device))
 
 
+def _in_cuda_graph(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be copied from or to the host."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 _agreed: dict[torch.device, bool] = {}
 
 
@@ -252,11 +256,9 @@ def _agrees(device: torch.device) -> bool:
 
     Tried once per device. The trial waits for the GPU, so it is put off while a CUDA graph is captured.
     """
-    if device not in _agreed:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return True
+    if device not in _agreed and not _in_cuda_graph(device):
         _agreed[device] = _try(device)
-    return _agreed[device]
+    return _agreed.get(device, True)
 
 
 def _try(device: torch.device) -> bool:
