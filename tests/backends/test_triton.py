@@ -314,8 +314,13 @@ def test_strided_tensors_and_other_coordinates(dtype):
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)], ids=str)
 def test_empty(shape):
     x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
-    matmul_triton.add_learned(x, table, torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE), Resampling())
+    coord = torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE)
+    matmul_triton.add_learned(x, table, coord, Resampling())
     assert x.shape == (*shape, 5)
+    with torch.no_grad():
+        assert matmul_triton.operator_sum(x, table, coord, Resampling()).shape == x.shape
+        grad = matmul_triton.operator_gradient(x, table, coord, Resampling())
+    assert torch.equal(grad, torch.zeros_like(table))
 
 
 @runs

@@ -146,9 +146,10 @@ def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size
     heights = torch.zeros(2, kernels.STRIPS.value, dtype=torch.int32, device=device)
     pads = how.sampler != "interpolate"
     own_size = (0, 0) if pads else table_shape[-3:-1]  # a sampler resizes to the table's own size too
+    plan = Plan(cells, samples, heights)
     with torch.cuda.device_of(coord):
-        kernels.plan_kernel[batch,](coord, cells, samples, heights, length, *own_size, LONGEST, how.ar_preserving, pads)
-    return Plan(cells, samples, heights)
+        kernels.plan_kernel[batch,](coord, *plan, length, *own_size, LONGEST, how.ar_preserving, pads)
+    return plan
 
 
 def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resampling) -> None:
@@ -158,10 +159,9 @@ def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resam
     table = table.detach().reshape(table.shape[-3:]).float().contiguous()
     (batch, length, channels), cols = x.shape, table.shape[1]
     bands, strips = _bands(table.shape[:2], how, x.device, LONGEST), _empty_strips(plan, cols, channels)
-    width = cols * channels
     with torch.cuda.device_of(x):
-        kernels.strips_kernel[min(len(strips), 256), _blocks(width, kernels.BLOCK)](
-            table, strips, plan.heights, bands.y, bands.weights, width, **FUSE
+        kernels.strips_kernel[min(len(strips), 256), _blocks(cols * channels, kernels.BLOCK)](
+            table, strips, plan.heights, bands.y, bands.weights, cols * channels, **FUSE
         )
         kernels.add_kernel[batch * _blocks(length, kernels.TOKENS), (_blocks(channels, kernels.CHANNELS) + 3) // 4](
             x, out, table, strips, *plan, bands.y, bands.x, bands.weights, length, channels, cols, out is not x, **FUSE
@@ -175,29 +175,15 @@ def table_grad(g: Tensor, table_shape: torch.Size, plan: Plan, how: Resampling) 
     g = g.detach().contiguous()
     (batch, length, channels), (rows, cols) = g.shape, table_shape[-3:-1]
     bands, strips = _bands((rows, cols), how, g.device, LONGEST), _empty_strips(plan, cols, channels)
-    cells, samples, heights = plan
-    samples = samples[torch.sort(samples[:, 0], stable=True).indices]
+    plan = plan._replace(samples=plan.samples[torch.sort(plan.samples[:, 0], stable=True).indices])
     grad = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
     pads, c_blocks = how.sampler != "interpolate", _blocks(channels, kernels.CHANNELS)
     with torch.cuda.device_of(g):
         kernels.strips_grad_kernel[min(len(strips), 512), c_blocks](
-            g, strips, samples, heights, bands.seen_x, bands.weights, length, channels, cols, pads, **FUSE
+            g, strips, plan.samples, plan.heights, bands.seen_x, bands.weights, length, channels, cols, pads, **FUSE
         )
         kernels.table_grad_kernel[rows, _blocks(cols, kernels.COLUMNS), c_blocks](
-            g,
-            strips,
-            grad,
-            cells,
-            samples,
-            heights,
-            bands.seen_y,
-            *bands[:2],
-            bands.weights,
-            batch,
-            length,
-            channels,
-            cols,
-            **FUSE,
+            g, strips, grad, *plan, bands.seen_y, bands.y, bands.x, bands.weights, batch, length, channels, cols, **FUSE
         )
     return grad
 

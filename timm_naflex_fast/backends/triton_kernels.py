@@ -90,11 +90,9 @@ def plan_kernel(coord, cells, plan, heights, N, H0, W0, LONGEST, AR_PRESERVING: 
         highest_x = tl.maximum(highest_x, _whole(coord + n * 2 + 1, n < N))
     h = tl.max(highest_y, 0) + 1
     w = tl.max(highest_x, 0) + 1
-    to_h, to_w = h, w
-    if AR_PRESERVING:
-        as_is = (h == H0) & (w == W0)
-        to_h = tl.where(as_is, h, tl.maximum(h, w))
-        to_w = tl.where(as_is, w, tl.maximum(h, w))
+    as_is = ((h == H0) & (w == W0)) | (not AR_PRESERVING)
+    to_h = tl.where(as_is, h, tl.maximum(h, w))
+    to_w = tl.where(as_is, w, tl.maximum(h, w))
     known = (h > 0) & (w > 0) & (to_h <= LONGEST) & (to_w <= LONGEST)
     in_grid = tl.minimum(h * w, N)
     tokens = N if PADDING else tl.where(known, in_grid, N)
@@ -132,8 +130,8 @@ def strips_kernel(table, strips, heights, bands, weights, width):
     for number in range(tl.program_id(0), count, tl.num_programs(0)):
         index, y, _ = _strip(number, heights)
         weights_at, first, taps = _band(bands, weights, index * (index + 1) // 2 + y, y >= 0)
-        strip = tl.zeros([BLOCK], tl.float32)
-        strip = _add_lines(strip, table + first * width + at, width, at < width, weights_at, taps)
+        source = table + first * width + at
+        strip = _add_lines(tl.zeros([BLOCK], tl.float32), source, width, at < width, weights_at, taps)
         tl.store(strips + number * width + at, strip, mask=at < width)
 
 
