@@ -2,13 +2,14 @@
 
 | launch | programs | what it does |
 | --- | --- | --- |
-| plan | a sample | reads the coordinates twice; says each sample's grid, marks the heights that occur |
+| plan | a sample | reads the coordinates twice; says each token's cell, each grid, and which heights occur |
 | strips | a (height, row) that occurs | ``A_h . P``: a row of the table for each |
-| add | a sample, C-block | each token reads the few cells of its strip that ``A_w`` weighs, adds them into ``x`` |
-| sort | | one integer for each sample |
+| add | 32 tokens, C-block | each token reads the few cells of its strip that ``A_w`` weighs, adds them into ``x`` |
+| sort | | the plan, by one integer for each sample |
 | strips' gradient | a (height, row) that occurs, C-block | ``g . A_w`` of all samples of that height |
-| table's gradient | a row of the table | ``A_h^T`` of the strips that see it |
-| tokens' gradient | a row of the table, C-block | samples in another order, or higher than 64: token by token |
+| table's gradient | 16 cells of a row, C-block | ``A_h^T`` of the strips that see them; then single tokens |
+
+Single tokens are those of samples in another order, or of a resized height above 64.
 
 This mirrors the CPU's form. The matrices are those of ``resampling.matrices``, made on the CPU once for every length up
 to 1,024 and kept on the device as bands (20 MB for a 32 x 32 table), so that every weight is bit-equal to the CPU's.
@@ -16,37 +17,14 @@ Products with the zeros of a matrix are never made. The C-block is the slowest a
 time share a slice of the strips, which stays in L2, and the line of tokens at hand stays in L1. Gradients take no
 atomics: each program adds what it owns in one order.
 
-Predicted, never measured (no GPU was at hand), for an H100 or H200: 132 SMs at 1.7 GHz and 65 % of their peak issue
-rate (583 G warp instructions a second), 3.0 TB/s, 5.5 TB/s from L2. B=512, C=768, forward, in milliseconds; counted in
-the machine code for sm_90 (triton 3.9; 93 registers in float32, 70 in bfloat16, no spills):
-
-| work | taps a token | add: instructions, bytes | strips | forward, one plain add (target 1.3 of it) |
-| --- | --- | --- | --- | --- |
-| diverse float32 | 6.8 | 200 M 0.34, 0.98 GB 0.33 | 0.07 | 0.41, 1.01 |
-| diverse bfloat16 | 6.8 | 160 M 0.28, 0.49 GB 0.16 | 0.07 | 0.35, 0.50 |
-| siglip float32 | 2.1 | 112 M 0.19, 0.79 GB 0.26 | 0.02 | 0.28, 0.27 |
-| siglip bfloat16 | 2.1 | 92 M 0.16, 0.39 GB 0.13 | 0.02 | 0.18, 0.13: **missed** |
-| radio float32 | 2.0 | 459 M 0.79, 3.2 GB 1.08 | 0.30 | 1.4, 2.4 |
-| radio bfloat16 | 2.0 | 380 M 0.65, 1.6 GB 0.54 | 0.30 | 0.95, 1.2 |
-
-| work | strips' gradient: instructions, bytes | table's gradient | forward + backward, add + read (target 1.5) |
-| --- | --- | --- | --- |
-| diverse float32 | 208 M 0.36, 0.49 GB 0.16 | 0.06 | 0.83, 1.51 |
-| diverse bfloat16 | 185 M 0.32, 0.24 GB 0.08 | 0.06 | 0.73, 0.76 |
-| siglip float32 | 91 M 0.16, 0.39 GB 0.13 | 0.01 | 0.45, 0.40 |
-| siglip bfloat16 | 80 M 0.14, 0.20 GB 0.07 | 0.01 | 0.33, 0.20: **missed** |
-| radio float32 | 719 M 1.23, 1.6 GB 0.54 | 0.29 | 2.9, 3.5 |
-| radio bfloat16 | 631 M 1.08, 0.8 GB 0.27 | 0.29 | 2.3, 1.8 |
-
-What misses is bound by instructions about each token, not by sums: let one tile take several samples of one grid.
+No GPU was at hand, so no time is known. Compiled for compute capability 9.0 (triton 3.9), no kernel spills registers;
+add takes 108 of them in float32 (72 in bfloat16), strips' gradient 95 (64), table's gradient 64 (56), and the loads and
+stores of tokens are 16 bytes wide.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -57,36 +35,37 @@ from ..resampling import cache
 from ..resampling.matrices import Resampling, axis_matrix
 from ..resampling.tokens import AddedInPlace, check_writable, unusual
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
-STRIPS = 64  # the largest resized height that has strips
-STRIPS_BYTES = 2**28  # larger strips are made for some channels at a time
-PROGRAMS = 2**14  # enough to fill a GPU several times over
-TOKENS = 32  # at a time
+WIDEST = 2**18  # numbers in a line of the table: the strips of a wider one could take more than 2 GiB
 HAS_TRITON = find_spec("triton") is not None
+FUSE = {"enable_fp_fusion": True}  # newer Triton turns fused multiply-adds off unless asked
 
 
 class Plan(NamedTuple):
     """What the kernels know of a batch, on its device: see ``triton_kernels``."""
 
+    cells: Tensor
     samples: Tensor
-    keys: Tensor
     heights: Tensor
 
 
 class Bands(NamedTuple):
-    """Resize matrices of every length, as bands of their rows (see ``triton_kernels``); ``widest`` band by length."""
+    """The bands (see ``triton_kernels``) of ``A_h``, ``A_w``, ``A_h^T`` and ``A_w^T`` for all lengths."""
 
-    rows: Tensor
+    y: Tensor
+    x: Tensor
+    seen_y: Tensor
+    seen_x: Tensor
     weights: Tensor
-    widest: Tensor
 
 
 def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device) or how.sampler == "affine_grid":
+    rows, cols, channels = table.shape[-3:]
+    if not (HAS_TRITON and x.is_cuda and table.device == x.device and {x.dtype, table.dtype} <= DTYPES):
         return False
-    if x.dtype not in DTYPES or table.dtype not in DTYPES or max(table.shape[-3:-1]) > LONGEST:
+    if how.sampler == "affine_grid" or max(rows, cols) > LONGEST or cols * channels > WIDEST:
         return False
     return torch.compiler.is_compiling() or _agrees(x.device)
 
@@ -103,10 +82,11 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     check_writable(x)
     if x.numel() == 0:
         return
-    patch_coord = patch_coord.to(x.device)
-    plan = make_plan(patch_coord, table.shape, how)
-
-    launch_forward(x, table, patch_coord, plan, how)
+    plan = make_plan(patch_coord, x.device, table.shape, how)
+    tokens = x.detach().contiguous()
+    launch_forward(tokens, tokens, table, plan, how)
+    if not x.is_contiguous():
+        x.detach().copy_(tokens)
 
     def gradients(g: Tensor) -> list[Tensor]:
         if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
@@ -114,172 +94,125 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
 
             return [gradient_eagerly(g, table.shape[-3:], patch_coord, how)]
         with torch.no_grad():
-            return [table_grad(g, table.shape, patch_coord, plan, how)]
+            return [table_grad(g, table.shape, plan, how)]
 
-    if torch.is_grad_enabled() and table.requires_grad:
+    if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
         AddedInPlace.apply(x, gradients, table)
-    elif torch.is_grad_enabled() and x.requires_grad:
-        AddedInPlace.apply(x, None)
 
 
-def make_plan(patch_coord: Tensor, table_shape: torch.Size, how: Resampling) -> Plan:
-    """Every sample's grid, and the heights that occur in the batch."""
+def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """``x`` plus the table in a new tensor; ``x`` is read once."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    launch_forward(x, out, table, make_plan(patch_coord, x.device, table.shape, how), how)
+    return out
+
+
+def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+    """The gradient of the table, whose values are not looked at, in its dtype."""
+    return table_grad(g, table.shape, make_plan(patch_coord, g.device, table.shape, how), how).to(table.dtype)
+
+
+def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size, how: Resampling) -> Plan:
+    """The cells of all tokens, every sample's grid, and the heights that occur in the batch."""
     from . import triton_kernels as kernels
 
-    batch, length = patch_coord.shape[:2]
     coord = patch_coord.detach()
-    (along_y, _), (along_x, seen_x) = _both_bands(table_shape, how, coord.device)
-    samples = torch.empty(batch, kernels.PLAN.value, dtype=torch.int32, device=coord.device)
-    keys = torch.empty(batch, dtype=torch.int32, device=coord.device)
-    heights = torch.zeros(2, STRIPS, dtype=torch.int32, device=coord.device)
-    with _on(coord):
-        kernels.plan_kernel[(batch,)](
-            coord,
-            samples,
-            keys,
-            heights,
-            along_y.widest,
-            along_x.widest,
-            seen_x.widest,
-            length,
-            *coord.stride(),
-            *table_shape[-3:-1],
-            AR_PRESERVING=how.ar_preserving,
-            PADDING=how.sampler != "interpolate",
-            LONGEST=LONGEST,
-            STRIPS=STRIPS,
-            BLOCK=_block(length, 1024),
-        )
-    return Plan(samples, keys, heights)
+    if coord.is_floating_point():  # before the cast, which is undefined for such numbers
+        coord = coord.nan_to_num(nan=kernels.HUGE.value).clamp(-1, kernels.HUGE.value)
+    coord = coord.to(device, torch.int64).contiguous()
+    batch, length = coord.shape[:2]
+    cells = torch.empty(batch, length, dtype=torch.int32, device=device)
+    samples = torch.empty(batch, kernels.PLAN.value, dtype=torch.int32, device=device)
+    heights = torch.zeros(2, kernels.STRIPS.value, dtype=torch.int32, device=device)
+    pads = how.sampler != "interpolate"
+    own_size = (0, 0) if pads else table_shape[-3:-1]  # a sampler resizes to the table's own size too
+    plan = Plan(cells, samples, heights)
+    with torch.cuda.device_of(coord):
+        kernels.plan_kernel[batch,](coord, *plan, length, *own_size, LONGEST, how.ar_preserving, pads)
+    return plan
 
 
-def launch_forward(
-    x: Tensor, table: Tensor, patch_coord: Tensor, plan: Plan, how: Resampling, out: Tensor | None = None
-) -> None:
-    """``out`` = ``x`` + the table, outside autograd; in place without ``out``. ``x`` is not empty."""
+def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resampling) -> None:
+    """``out`` = ``x`` + the table, outside autograd. Both are contiguous, and may be the same tensor."""
     from . import triton_kernels as kernels
 
-    x, table, coord = x.detach(), table.detach().reshape(table.shape[-3:]), patch_coord.detach()
-    (along_y, _), (along_x, _) = _both_bands(table.shape, how, x.device)
-    most = _most_strips(len(x))
-    for part in _channel_parts(table.shape, most):
-        x_part, out_part = x[..., part], (x if out is None else out)[..., part]
-        rows, cols, channels = table[..., part].shape
-        strips = torch.empty(most + rows, cols, channels, dtype=torch.float32, device=x.device)
-        strips[most:] = table[..., part]
-        width, block = cols * channels, _block(cols * channels, 1024)
-        c_block = _block(channels, 64)
-        c_blocks = -(-channels // (4 * c_block))
-        splits = max(1, min(-(-x.shape[1] // TOKENS), PROGRAMS // (len(x) * c_blocks)))
-        with _on(x):
-            kernels.strips_kernel[(min(most, 256), -(-width // block))](
-                strips, plan.heights, *along_y[:2], most, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
-            )
-            kernels.add_kernel[(len(x) * splits, c_blocks)](
-                x_part, out_part, strips, coord, plan.samples, plan.heights, *along_y[:2], *along_x[:2], x.shape[1],
-                channels, splits, most, *x_part.stride(), *out_part.stride(), *coord.stride(), W0=cols,
-                COPY=out is not None, STRIPS=STRIPS, TAPS=2, TOKENS=TOKENS, CHANNELS=c_block, **FUSE,
-            )  # fmt: skip
+    table = table.detach().reshape(table.shape[-3:]).float().contiguous()
+    (batch, length, channels), cols = x.shape, table.shape[1]
+    bands, strips = _bands(table.shape[:2], how, x.device, LONGEST), _empty_strips(plan, cols, channels)
+    with torch.cuda.device_of(x):
+        kernels.strips_kernel[min(len(strips), 256), _blocks(cols * channels, kernels.BLOCK)](
+            table, strips, plan.heights, bands.y, bands.weights, cols * channels, **FUSE
+        )
+        kernels.add_kernel[batch * _blocks(length, kernels.TOKENS), (_blocks(channels, kernels.CHANNELS) + 3) // 4](
+            x, out, table, strips, *plan, bands.y, bands.x, bands.weights, length, channels, cols, out is not x, **FUSE
+        )
 
 
-def table_grad(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, plan: Plan, how: Resampling) -> Tensor:
+def table_grad(g: Tensor, table_shape: torch.Size, plan: Plan, how: Resampling) -> Tensor:
     """The table's gradient (H0, W0, C), float32, from that of the tokens (B, N, C)."""
-    from . import triton_grad as kernels
+    from . import triton_kernels as kernels
 
-    rows, cols, channels = table_shape[-3:]
-    grad = g.new_empty(rows, cols, channels, dtype=torch.float32)
-    if g.numel() == 0:
-        return grad.zero_()
-    g, coord = g.detach(), patch_coord.detach()
-    (along_y, seen_y), (along_x, seen_x) = _both_bands(table_shape, how, g.device)
-    samples = plan.samples[torch.sort(plan.keys, stable=True).indices]
-    most = _most_strips(len(g))
-    for part in _channel_parts(table_shape, most):
-        g_part = g[..., part]
-        channels = g_part.shape[-1]
-        strips = torch.empty(most, cols, channels, dtype=torch.float32, device=g.device)
-        out = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
-        width, block = cols * channels, _block(cols * channels, 1024)
-        cells, c_block = _block(cols, 32), _block(channels, 64)
-        blocks, c_blocks = -(-cols // cells), -(-channels // c_block)
-        with _on(g):
-            kernels.strips_grad_kernel[(min(most * blocks, 512), c_blocks)](
-                g_part, strips, samples, plan.heights, *seen_x[:2], *along_x[:2], g.shape[1], channels,
-                *g_part.stride(), W0=cols, PADDING=how.sampler != "interpolate", STRIPS=STRIPS, TAPS=2, CELLS=cells,
-                CHANNELS=c_block, **FUSE,
-            )  # fmt: skip
-            kernels.table_grad_kernel[(rows, -(-width // block))](
-                strips, out, plan.heights, *seen_y[:2], rows, width, STRIPS=STRIPS, TAPS=4, BLOCK=block, **FUSE
-            )
-            kernels.token_grad_kernel[(rows * blocks, c_blocks)](
-                g_part, out, coord, samples, plan.heights, *along_y[:2], *along_x[:2], len(g), channels,
-                *g_part.stride(), *coord.stride(), W0=cols, STRIPS=STRIPS, TOKENS=TOKENS, CELLS=cells,
-                CHANNELS=c_block, **FUSE,
-            )  # fmt: skip
-        grad[..., part] = out
+    g = g.detach().contiguous()
+    (batch, length, channels), (rows, cols) = g.shape, table_shape[-3:-1]
+    bands, strips = _bands((rows, cols), how, g.device, LONGEST), _empty_strips(plan, cols, channels)
+    plan = plan._replace(samples=plan.samples[torch.sort(plan.samples[:, 0], stable=True).indices])
+    grad = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
+    pads, c_blocks = how.sampler != "interpolate", _blocks(channels, kernels.CHANNELS)
+    with torch.cuda.device_of(g):
+        kernels.strips_grad_kernel[min(len(strips), 512), c_blocks](
+            g, strips, plan.samples, plan.heights, bands.seen_x, bands.weights, length, channels, cols, pads, **FUSE
+        )
+        kernels.table_grad_kernel[rows, _blocks(cols, kernels.COLUMNS), c_blocks](
+            g, strips, grad, *plan, bands.seen_y, bands.y, bands.x, bands.weights, batch, length, channels, cols, **FUSE
+        )
     return grad
 
 
-FUSE = {"enable_fp_fusion": True}  # a later Triton turns it off by default
+def _blocks(n: int, size: Any) -> int:
+    """So many blocks of a kernel's constant ``size`` hold ``n``."""
+    return -(-n // int(size.value))
 
 
-def _most_strips(batch: int) -> int:
-    """So many (height, row) can occur at most: those of the ``batch`` largest heights."""
-    few = min(batch, STRIPS)
-    return few * STRIPS - few * (few - 1) // 2
-
-
-def _channel_parts(table_shape: torch.Size, most: int) -> Iterator[slice]:
-    """Slices of the channels, the strips of each at most STRIPS_BYTES."""
-    rows, cols, channels = table_shape[-3:]
-    size = max(64, STRIPS_BYTES // (4 * (most + rows) * cols) // 64 * 64)
-    return (slice(start, min(start + size, channels)) for start in range(0, channels, size))
-
-
-def _both_bands(
-    table_shape: torch.Size, how: Resampling, device: torch.device
-) -> tuple[tuple[Bands, Bands], tuple[Bands, Bands]]:
-    """The bands of ``A_n`` and of ``A_n^T`` of either axis: y, then x."""
-    how = replace(how, ar_preserving=False)
-    return _bands(table_shape[-3], how, device, LONGEST), _bands(table_shape[-2], how, device, LONGEST)
+def _empty_strips(plan: Plan, cols: int, channels: int) -> Tensor:
+    """Room for as many (height, row) as can occur: those of the largest heights, each sample with another."""
+    most = plan.heights.shape[1]
+    few = min(len(plan.samples), most)
+    strips = few * most - few * (few - 1) // 2
+    return torch.empty(strips, cols, channels, dtype=torch.float32, device=plan.heights.device)
 
 
 @cache.kept("bands")
-def _bands(n0: int, how: Resampling, device: torch.device, longest: int) -> tuple[Bands, Bands]:
-    """The bands of ``A_n`` and of ``A_n^T``, for an axis of ``n0`` cells and every n up to ``longest``."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+def _bands(size: tuple[int, int], how: Resampling, device: torch.device, longest: int) -> Bands:
+    """The bands for a table (H0, W0) and every length up to ``longest``."""
+    if _in_cuda_graph(device):
         raise RuntimeError(
             "timm_naflex_fast: the first call with such a table copies its resize matrices to the GPU, which no CUDA "
             "graph can record; run the model once before you capture it"
         )
-    matrices = [axis_matrix(0, n, n, n0, how) for n in range(1, longest + 1)]
-    return _pack(matrices, device), _pack([matrix.t() for matrix in matrices], device)
+    axes = range(1 if size[0] == size[1] else 2)  # the axes of a square table share their matrices
+    sides = [[axis_matrix(axis, n, n, size[axis], how) for n in range(1, longest + 1)] for axis in axes]
+    sides += [[matrix.t() for matrix in side] for side in sides]
+    packed, weights, start = [], [], 0
+    for side in sides:
+        bands = []
+        for matrix in side:
+            column = torch.arange(matrix.shape[1], device="cpu")
+            first = torch.where(matrix != 0, column, matrix.shape[1]).amin(1)
+            end = torch.where(matrix != 0, column + 1, 0).amax(1)
+            count = (end - first).clamp(min=0)
+            begin = start + count.cumsum(0) - count
+            bands.append(count.max() << 52 | begin << 24 | first << 12 | count)
+            weights.append(matrix[(column >= first[:, None]) & (column < end[:, None])])
+            start += len(weights[-1])
+        packed.append(torch.cat(bands).to(device))
+    seen = len(axes)
+    return Bands(packed[0], packed[seen - 1], packed[seen], packed[-1], torch.cat(weights).to(device))
 
 
-def _pack(matrices: list[Tensor], device: torch.device) -> Bands:
-    firsts, counts, weights = [], [], []
-    for matrix in matrices:
-        nonzero = (matrix != 0).to(torch.uint8)
-        first = nonzero.argmax(1)
-        end = (matrix.shape[1] - nonzero.flip(1).argmax(1)) * nonzero.amax(1)
-        column = torch.arange(matrix.shape[1], device="cpu")
-        weights.append(matrix[(column >= first[:, None]) & (column < end[:, None])])
-        firsts.append(first)
-        counts.append((end - first).clamp(min=0))
-    first, count = torch.cat(firsts), torch.cat(counts)
-    rows = (count.cumsum(0) - count) << 32 | first << 16 | count
-    widest = torch.stack([count.max() for count in counts]).to(torch.int32)
-    return Bands(*(kept.to(device) for kept in (rows, torch.cat(weights), widest)))
-
-
-def _block(n: int, most: int = 2**30) -> int:
-    """The power of two that holds ``n``, at least 16 (the least side of a product), at most ``most``."""
-    return min(most, max(16, 1 << (n - 1).bit_length()))
-
-
-def _on(tensor: Tensor) -> AbstractContextManager[Any]:
-    """The context in which Triton launches where ``tensor`` is."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+def _in_cuda_graph(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be copied from or to the host."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 _agreed: dict[torch.device, bool] = {}
@@ -288,20 +221,29 @@ _agreed: dict[torch.device, bool] = {}
 def _agrees(device: torch.device) -> bool:
     """Whether Triton compiles and launches here (C compiler, GPU new enough) and gives the CPU's numbers.
 
-    Tried once per device, forward and backward on a small batch; if not, that is said in a warning. It waits for the
-    GPU, so it is put off while a CUDA graph is captured.
+    Tried once per device. The trial waits for the GPU, so it is put off while a CUDA graph is captured.
     """
-    if device not in _agreed:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return True
+    if device not in _agreed and not _in_cuda_graph(device):
         _agreed[device] = _try(device)
-    return _agreed[device]
+    return _agreed.get(device, True)
 
 
 def _try(device: torch.device) -> bool:
+    """A small table resampled to two grids, one of them in another order, and its gradient: here and on the CPU."""
+    from . import choose
+
+    results = []
     try:
-        ours, cpus = _trial(device, add_learned), _trial(torch.device("cpu"), _eager)
-        if not all(torch.allclose(a, b, rtol=0, atol=2e-6 * b.abs().max().item()) for a, b in zip(ours, cpus)):
+        with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+            coord = torch.zeros(2, 12, 2, dtype=torch.int64)
+            coord[0] = torch.cartesian_prod(torch.arange(3), torch.arange(4))
+            coord[1, :10] = torch.cartesian_prod(torch.arange(5), torch.arange(2)).flip(0)
+            for place, add in ((device, add_learned), (torch.device("cpu"), choose.add_learned)):
+                table = torch.arange(480.0).sin().view(6, 5, 16).to(place).requires_grad_()
+                x = torch.zeros(2, 12, 16, device=place)
+                add(x, table, coord.to(place), Resampling())
+                results.append((x.detach().cpu(), torch.autograd.grad(x.square().sum(), table)[0].cpu()))
+        if not all(torch.allclose(a, b, rtol=0, atol=2e-6 * b.abs().max().item()) for a, b in zip(*results)):
             raise RuntimeError("its results are not those of the CPU")
     except Exception as error:
         warnings.warn(
@@ -311,40 +253,3 @@ def _try(device: torch.device) -> bool:
         )
         return False
     return True
-
-
-def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampling], None]) -> list[Tensor]:
-    """A small table resampled to two grids on ``device``, one of them in another order, and its gradient."""
-    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
-        table = torch.arange(480.0).sin().view(6, 5, 16).to(device).requires_grad_()
-        coord = torch.zeros(2, 12, 2, dtype=torch.int64)
-        coord[0] = torch.cartesian_prod(torch.arange(3), torch.arange(4))
-        coord[1, :10] = torch.cartesian_prod(torch.arange(5), torch.arange(2)).flip(0)
-        x = torch.zeros(2, 12, 16, device=device)
-        add(x, table, coord.to(device), Resampling())
-        (grad,) = torch.autograd.grad(x.square().sum(), table)
-    return [x.detach().cpu(), grad.cpu()]
-
-
-def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    from .choose import add_learned
-
-    add_learned(x, table, patch_coord, how)
-
-
-def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    """``x`` plus the table in a new tensor; ``x`` is read once."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if x.numel() > 0:
-        patch_coord = patch_coord.to(x.device)
-        launch_forward(x, table, patch_coord, make_plan(patch_coord, table.shape, how), how, out)
-    return out
-
-
-def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    """The gradient of the table, whose values are not looked at, in its dtype."""
-    if g.numel() == 0:
-        return torch.zeros_like(table, memory_format=torch.contiguous_format)
-    patch_coord = patch_coord.to(g.device)
-    plan = make_plan(patch_coord, table.shape, how)
-    return table_grad(g, table.shape, patch_coord, plan, how).to(table.dtype)
