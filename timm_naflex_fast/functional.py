@@ -83,7 +83,7 @@ def add_pos_embed_(
     how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         check_coord(patch_coord, x)
-        choose.add_learned(x, table, patch_coord, how, strategy)
+        choose.add(x, (table,), patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
         choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
     else:
@@ -133,7 +133,7 @@ def add_factorized_pos_embed_(
         )
     how = _how(strategy, "bilinear", False, False, ar_preserving)
     check_coord(patch_coord, x)
-    choose.add_factorized(x, table_y, table_x, patch_coord, how, strategy)
+    choose.add(x, (table_y, table_x), patch_coord, how, strategy)
     return x
 
 

@@ -327,9 +327,9 @@ def _trial(device: torch.device, add: Callable[[Tensor, Tensor, Tensor, Resampli
 
 
 def _eager(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-    from .choose import add_learned
+    from .choose import add
 
-    add_learned(x, table, patch_coord, how)
+    add(x, (table,), patch_coord, how)
 
 
 def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:

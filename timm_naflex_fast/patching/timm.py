@@ -44,7 +44,7 @@ def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -
     who, timms = _who(self, "_apply_learned_naflex_pos_embed", x, patch_coord, self.pos_embed)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), who)
+    choose.add(x, (self.pos_embed,), patch_coord, _how(self, who), who)
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -52,7 +52,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
     who, timms = _who(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord, self.pos_embed)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_learned(x, self.pos_embed, patch_coord, _how(self, who), who)
+    choose.add(x, (self.pos_embed,), patch_coord, _how(self, who), who)
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -60,7 +60,7 @@ def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     who, timms = _who(self, "_apply_learned_pos_embed", x, grid_size, self.pos_embed)
     if who == "stock":
         return timms(self, x, grid_size)
-    choose.add_learned(x, self.pos_embed, grid_size, _how(self, who), who)
+    choose.add(x, (self.pos_embed,), grid_size, _how(self, who), who)
 
 
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -68,7 +68,7 @@ def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor
     who, timms = _who(self, "_apply_factorized_naflex_pos_embed", x, patch_coord, self.pos_embed_y, self.pos_embed_x)
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), who)
+    choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, _how(self, who), who)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
@@ -78,7 +78,7 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
     )
     if who == "stock":
         return timms(self, x, patch_coord)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, _how(self, who), who)
+    choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, _how(self, who), who)
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
@@ -86,7 +86,7 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     who, timms = _who(self, "_apply_factorized_pos_embed", x, grid_size, self.pos_embed_y, self.pos_embed_x)
     if who == "stock":
         return timms(self, x, grid_size)
-    choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, grid_size, _how(self, who), who)
+    choose.add(x, (self.pos_embed_y, self.pos_embed_x), grid_size, _how(self, who), who)
 
 
 def _who(embeds: Any, name: str, x: Tensor, where: Any, *tables: Tensor) -> tuple[str, Any]:
