@@ -13,10 +13,9 @@ Factorized tables take the plain operations in every graph. This is the only fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,10 +45,7 @@ fallbacks: Counter[str] = Counter()
 
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""
-Cells = Iterator[tuple[Group, Tensor]]
-
-resize_plan = cache.kept("resize plans")(exact.resize_plan)
-line_sum = cache.kept("line sums")(exact.line_sum)
+Cells = Iterable[tuple[Group, Tensor]]
 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str = "matmul") -> None:
@@ -183,7 +179,7 @@ def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
 
 
 def _resample_on_device(table: Tensor, sizes: Tensor, how: Resampling, merge: int, length: int, pads: bool) -> Tensor:
-    """The embeddings (B, N, C), with coordinates in place of groups; nothing is read back from sizes (B, 2) or (B, 3)."""
+    """The embeddings (B, N, C), with coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
     out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
     add(out, (table,), coordinates(sizes, length, merge), how)
     token = torch.arange(length, device=table.device)
@@ -237,98 +233,68 @@ def add_groups(
     _keep_heap()
     sources, lead = tables, -3 if len(tables) == 1 else -2
     tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
+    make = partial(_RESAMPLE[strategy], how=how, token_dtype=x.dtype, dtype=dtype)
     training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
-    resampled: Iterable[tuple[Group, Tensor]]
-    leaves: Sequence[Tensor] = ()
-    gradients: Callable[[Tensor], Iterable[Tensor]] | None = None
-    if not training:
-        resampled = _finished(strategy, sources, tables, groups, how, x.dtype, dtype)
-    else:
+    leaves: Sequence[Tensor] = tables if training else ()
+    if training:
         cache.forget(*sources)
-        resampled = _RESAMPLE[strategy, len(tables)](tables, groups, how, x.dtype, dtype)
+        resampled = make(tables, groups)
         if strategy == "interpolate_cached":  # PyTorch itself goes on from the gradients of the cells to the tables
             resampled = list(resampled)
-            leaves, gradients = [cells for _, cells in resampled], partial(_cells_gradients, groups, counts)
-        else:
-            shapes = [table.shape for table in tables]
-            leaves, gradients = tables, partial(_gradients, shapes, groups, counts, how, dtype)
+            leaves = [cells for _, cells in resampled]
+    elif _comparing_pays(tables, groups, strategy) and cache.unchanged(sources):
+
+        def finished(size: tuple[int, int]) -> Tensor:
+            ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])])
+            return cells.to(x.dtype)
+
+        sizes = [(group.h, group.w) for group in groups]
+        resampled = zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, x.dtype), finished))
+    else:
+        resampled = make(tables, groups)
     tokens = Tokens.of(x.detach(), counts)  # written to unseen by autograd, which hears of it at the end
     for group, cells in resampled:
         tokens.add(group, cells.detach().to(x.dtype))
     if training or (torch.is_grad_enabled() and x.requires_grad):
-        AddedInPlace.apply(x, gradients, *leaves)
+        shapes = [leaf.shape for leaf in leaves]
+        of_cells = strategy == "interpolate_cached"
+        AddedInPlace.apply(x, partial(_gradients, shapes, groups, counts, None if of_cells else how, dtype), *leaves)
 
 
-# The strategies, each for one learned table and for the two of a factorized one:
-# (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
-# "grid_sample" is the matmul strategy with other matrices, those of ``how.sampler``.
-_RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
-    ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
-    ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
-    ("interpolate_cached", 1): lambda *arguments: interpolate.resample(*arguments[:4]),
-    ("interpolate_cached", 2): lambda *arguments: interpolate.resample(*arguments[:4]),
+_RESAMPLE: dict[str, Callable[..., Cells]] = {
+    "matmul": exact.resample,
+    "grid_sample": exact.resample,  # with other matrices, those of ``how.sampler``
+    "interpolate_cached": interpolate.resample,
 }
-_RESAMPLE |= {("grid_sample", tables): _RESAMPLE["matmul", tables] for tables in (1, 2)}
 
 
-def _finished(
-    strategy: str,
-    sources: tuple[Tensor, ...],
-    tables: tuple[Tensor, ...],
-    groups: list[Group],
-    how: Resampling,
-    token_dtype: torch.dtype,
-    dtype: torch.dtype,
-) -> Cells:
-    """The cells of tables that are not being trained: each grid is resampled once, while the tables stay the same.
-
-    ``sources``: the parameters themselves, of which ``tables`` are views.
-    """
-    make = _RESAMPLE[strategy, len(tables)]
-    # To compare a table costs two reads of each of its cells; to sum for a grid, about eight reads of each grid cell.
-    comparing_pays = strategy == "interpolate_cached" or len(tables) == 2
-    if len(tables) == 1:
-        comparing_pays |= tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
-    if not (comparing_pays and cache.unchanged(sources)):
-        return make(tables, groups, how, token_dtype, dtype)
-
-    def build(size: tuple[int, int]) -> Tensor:
-        ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])], how, token_dtype, dtype)
-        return cells.to(token_dtype)
-
-    sizes = [(group.h, group.w) for group in groups]
-    return zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, token_dtype), build))
+def _comparing_pays(tables: tuple[Tensor, ...], groups: list[Group], strategy: str) -> bool:
+    """Whether it costs less to compare the table with what finished tables were made from than to resample it again."""
+    if strategy == "interpolate_cached" or len(tables) == 2:
+        return True
+    # To compare costs two reads of each cell of the table; to sum for a grid, about eight reads of each of its cells.
+    return tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
 
 
 def _gradients(
     shapes: list[torch.Size],
     groups: list[Group],
     counts: list[tuple[int, int]],
-    how: Resampling,
+    how: Resampling | None,
     dtype: torch.dtype,
     g: Tensor,
-) -> Iterable[Tensor]:
-    """The gradients of one learned table, or of the two of a factorized one, from that of the tokens."""
+) -> Sequence[Tensor]:
+    """The gradients of the tables from that of the tokens; without ``how``, those of the groups' cells."""
     if not counts:  # an empty batch
         return [g.new_zeros(shape) for shape in shapes]
     if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return products.gradients(g, shapes, partial(products.resample, groups=groups, how=how), counts)
+        make = partial(zip, groups) if how is None else partial(products.resample, groups=groups, how=how)
+        return products.gradients(g, shapes, make, counts)
     with torch.no_grad():
         tokens = Tokens.of(g.detach(), counts)
-        if len(shapes) == 1:
-            return [exact.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
-        return exact.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how, dtype, line_sum)
-
-
-def _cells_gradients(groups: list[Group], counts: list[tuple[int, int]], g: Tensor) -> Iterable[Tensor]:
-    """The gradient of each group's cells from that of the tokens: their sum over its samples, in float32 at least."""
-    shapes = [(group.h * group.w, g.shape[-1]) for group in groups]
-    if not counts:  # an empty batch
-        return [g.new_zeros(shape) for shape in shapes]
-    if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return products.gradients(g, shapes, partial(zip, groups), counts)
-    tokens = Tokens.of(g.detach(), counts)
-    return [tokens.sum(group, torch.promote_types(torch.float32, g.dtype)) for group in groups]
+        if how is None:
+            return [tokens.sum(group, torch.promote_types(dtype, g.dtype)) for group in groups]
+        return exact.gradients(tokens, shapes, groups, how, dtype)
 
 
 @lru_cache(maxsize=1)

@@ -44,7 +44,9 @@ def _register(
     in_cuda_graphs: bool,
 ) -> Operators:
     """Register two operators, from ``add``, which returns a new tensor, and ``grad`` of the table."""
-    options: dict[str, Any] = dict(mutates_args=(), schema=f"(Tensor x, Tensor table, Tensor coord, {SETTINGS}) -> Tensor")
+    options: dict[str, Any] = dict(
+        mutates_args=(), schema=f"(Tensor x, Tensor table, Tensor coord, {SETTINGS}) -> Tensor"
+    )
     has_tag = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters
     if has_tag and not in_cuda_graphs:
         options["tags"] = (torch.Tag.cudagraph_unsafe,)

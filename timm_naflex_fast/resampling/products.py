@@ -18,7 +18,7 @@ Cells = Iterable[tuple[Group, Tensor]]
 
 
 def resample(tables: Sequence[Tensor], groups: list[Group], how: Resampling) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with its cells (h*w, C): of one table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
+    """Each group with its cells (h*w, C): of a table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
     table, device = tables[0], tables[0].device
     lengths = tuple(table.shape[:2]) if len(tables) == 1 else tuple(map(len, tables))
     for group in groups:

@@ -78,10 +78,8 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x`` itself, and those of the tables in the tables' shapes and dtypes."""
         (g,) = grads
-        if not any(ctx.needs_input_grad[2:]):
-            return g, None, *(None for _ in ctx.tables)
-        found = ctx.gradients(g)
-        return g, None, *(grad.reshape(shape).to(dtype) for grad, (shape, dtype) in zip(found, ctx.tables))
+        found = ctx.gradients(g) if any(ctx.needs_input_grad[2:]) else [None] * len(ctx.tables)
+        return g, None, *(grad if grad is None else grad.reshape(s).to(d) for grad, (s, d) in zip(found, ctx.tables))
 
 
 def unusual(*tensors: Tensor) -> str | None:
