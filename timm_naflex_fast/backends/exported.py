@@ -63,14 +63,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         x.add_(grid_sample.sample(table, patch_coord.to(x.device), how).to(x.dtype))
         return
     grids = read_grids(patch_coord)
-    if few_taps(table, how):
-        cells = _by_taps(table, grids, how)
-    else:
-        cells = _by_blocks(table, grids, how)
-    if table.dtype is torch.float64:  # timm converts to float32 what it interpolates, and nothing else
-        index = grids.y.clamp(max=table.shape[0] - 1) * table.shape[1] + grids.x.clamp(max=table.shape[1] - 1)
-        own = F.embedding(index, table.flatten(0, 1))
-        cells = torch.where(_same_size(grids, table.shape)[..., None], own, cells)
+    cells = (_by_taps if few_taps(table, how) else _by_blocks)(table, grids, how)
     add_in_grid(x, cells.to(x.dtype), grids)
 
 
@@ -80,7 +73,11 @@ def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Ten
         return
     grids = read_grids(patch_coord)
     rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if how.ar_preserving else (grids.h, grids.w)
-    cells = _line(table_y, grids.y, rows, x.dtype) + _line(table_x, grids.x, cols, x.dtype)
+    y, x_ = (
+        (axis_weights(position, length, table.shape[-2], mode="linear") @ table.reshape(table.shape[-2:]).double())
+        for table, position, length in ((table_y, grids.y, rows), (table_x, grids.x, cols))
+    )
+    cells = y.to(x.dtype) + x_.to(x.dtype)  # timm casts both before it adds them
     if how.sampler == "interpolate":
         add_in_grid(x, cells, grids)
     else:  # padding tokens get an embedding too
@@ -102,7 +99,7 @@ def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple
     if not how.ar_preserving:
         return grids.h, grids.w
     longest = torch.maximum(grids.h, grids.w)
-    same = _same_size(grids, table_size)
+    same = (grids.h == table_size[0]) & (grids.w == table_size[1])
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
@@ -114,16 +111,11 @@ def make_plan(grids: Grids) -> Plan:
     line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
     place = torch.arange(length, device=line.device).expand(batch, length)
     before = line.gather(1, (place - 1).clamp(min=0))
-    first = ((line != before) | (place == 0)).to(line.dtype)
-    which = first.cumsum(1) - 1  # the line's rank among the lines present
-    # A line starts at the place of its first token; the others write to a spare column, which nothing reads.
-    spare = torch.full_like(which, length)
-    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
-    within = place - start.gather(1, which)
+    # Where the token's line starts: the last place so far whose token begins a line.
+    start = torch.where(line != before, place, torch.zeros_like(place)).cummax(1).values
+    within = place - start
     block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
-    slot = (block * BLOCK + within % BLOCK).clamp(
-        max=blocks * BLOCK
-    )  # without room: the last slot, which nothing reads
+    slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # without room: the last, which nothing reads
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
     # Read out by index: a view that splits a dimension would make tracers check divisibility.
     slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
@@ -188,12 +180,13 @@ def few_taps(table: Tensor, how: Resampling) -> bool:
 
 
 def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
-    """Each token's embedding (B, N, C), float32, by two products per block."""
+    """Each token's embedding (B, N, C), float32 at least, by two products per block."""
     plan = make_plan(grids)
     across, along = block_weights(plan, grids, table.shape[:2], how)
-    wide = lines_of(table.to(torch.float32)).double()
+    wide = lines_of(table.double())
     lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
-    cells = torch.matmul(along, lines).flatten(1, 2).to(torch.float32)  # (B, Q*BLOCK, C)
+    cells = torch.matmul(along, lines).flatten(1, 2)  # (B, Q*BLOCK, C)
+    cells = cells.to(torch.promote_types(table.dtype, torch.float32))
     slots = plan.slot_of_token
     room = slots < cells.shape[1]
     cells = _Rearrange.apply(cells, slots.clamp(max=cells.shape[1] - 1), plan.token_of_slot, plan.filled)
@@ -204,29 +197,13 @@ def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
     to_h, to_w = lengths(grids, table.shape[:2], how)
     rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], mode=how.mode, align_corners=how.align_corners)
     cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], mode=how.mode, align_corners=how.align_corners)
-    flat = table.to(torch.float32).flatten(0, 1)
-    cells = None
+    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)
+    cells = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
         for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
-            weight = (row_weight * col_weight).to(torch.float32)[..., None]
-            part = F.embedding(row * table.shape[1] + col, flat) * weight
-            cells = part if cells is None else cells + part
-    assert cells is not None
+            weight = (row_weight * col_weight).to(flat.dtype)[..., None]
+            cells = cells + F.embedding(row * table.shape[1] + col, flat) * weight
     return cells
-
-
-def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each token's cell of the 1-D table ([1,] N0, C) resized to its sample's length, (B, N, C) in ``dtype``."""
-    table = table.reshape(table.shape[-2:])
-    cells = axis_weights(position, length, len(table), mode="linear") @ table.to(torch.float32).double()
-    if table.dtype is torch.float64:
-        own = F.embedding(position.clamp(max=len(table) - 1), table)
-        return torch.where((length == len(table))[..., None], own, cells.to(torch.float32)).to(dtype)
-    return cells.to(torch.float32).to(dtype)
-
-
-def _same_size(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
-    return (grids.h == table_size[0]) & (grids.w == table_size[1])
 
 
 class _Rearrange(torch.autograd.Function):

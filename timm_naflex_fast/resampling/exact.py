@@ -104,7 +104,7 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
 def resample(
     tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with its cells (h*w, C), summed in ``dtype``: of a table (H0, W0, C), or of two, (H0, C) and (W0, C)."""
+    """Each group with its cells (h*w, C), summed in ``dtype``: of a table (H0, W0, C), or (H0, C) and (W0, C)."""
     if len(tables) == 1:
         return resample_table(tables[0], groups, how, dtype)
     return resample_lines(tables, groups, how, token_dtype, dtype)
