@@ -69,21 +69,24 @@ def finished(
     The contents of the sources are compared bit by bit on each call. Their version counters and addresses do not
     change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it.
     """
+    source = ("sources", *map(id, sources))
     with _lock:
-        source = _look_up(_source_key(sources))
-        if source is None or not all(map(_same_bits, source.contents, sources)):
-            _drop(_source_key(sources))
-            source = _Source(sources)
-            _keep(_source_key(sources), source)
+        generation, contents, keys = _look_up(source) or (0, (), {})
+        if not contents or not all(map(_same_bits, contents, sources)):
+            _drop(source)
+            with plainly():
+                contents = tuple(tensor.detach().clone() for tensor in sources)
+            generation, keys = next(_generations), {}
+            _keep(source, (generation, contents, keys))
     for size in sizes:
-        key = ("finished tables", source.generation, size, how)
+        key = ("finished tables", generation, size, how)
         table = _look_up(key)
         if table is None:
             with plainly():
                 table = build(size).contiguous()
-            source.finished.add(key)
+            keys[key] = None  # dropped together with the contents
             _keep(key, table)
-        _look_up(_source_key(sources))  # used as recently as its table
+        _look_up(source)  # used as recently as its table
         yield table
 
 
@@ -98,14 +101,14 @@ def unchanged(sources: tuple[Tensor, ...]) -> bool:
     if before != versions:
         _keep(key, versions)
         if before is not None:
-            _drop(_source_key(sources))
+            _drop(("sources", *map(id, sources)))
     return before == versions
 
 
 def forget(*sources: Tensor) -> None:
     """Drop what is kept of these sources: they are about to change."""
-    _drop(("versions", *map(id, sources)))
-    _drop(_source_key(sources))
+    for kind in ("versions", "sources"):
+        _drop((kind, *map(id, sources)))
 
 
 def clear_all() -> None:
@@ -156,20 +159,6 @@ def plainly() -> ExitStack:
     return stack
 
 
-class _Source:
-    """The contents of some parameters, and the finished tables that were made from them."""
-
-    def __init__(self, sources: tuple[Tensor, ...]) -> None:
-        with plainly():
-            self.contents = tuple(source.detach().clone() for source in sources)
-        self.generation = next(_generations)
-        self.finished: set[tuple[Any, ...]] = set()
-
-
-def _source_key(sources: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    return ("sources", *map(id, sources))
-
-
 def _look_up(key: tuple[Any, ...]) -> Any:
     value = _entries.get(key)
     if value is not None:
@@ -194,8 +183,8 @@ def _drop(key: tuple[Any, ...]) -> None:
     with _lock:
         value = _entries.pop(key, None)
         _nbytes -= _bytes_of(value)
-        if isinstance(value, _Source):
-            for table in value.finished:
+        if key[0] == "sources" and value is not None:
+            for table in list(value[2]):
                 _drop(table)
 
 
@@ -207,8 +196,6 @@ def _shrink() -> None:
 def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256
-    if isinstance(value, _Source):
-        return _bytes_of(value.contents)
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 64 if value is not None else 0

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from .cache import finished, kept
-from .grids import check_mode, check_size
-from .matrices import resize_matrix
+from .matrices import check_mode, check_size, resize_matrix
 from .tokens import unusual
 
 Size = tuple[int, int]
