@@ -143,7 +143,9 @@ def resample_sizes(
         if length is None:
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         fits = (sizes > 0).all() & (sizes[:, -2:] % merge == 0).all() & (sizes.prod(1) <= length).all()
-        torch._assert_async(fits, f"grid_sizes must be at least 1, multiples of {merge}, and fit length={length}")
+        torch._assert_async(
+            fits, f"grid_sizes must be at least 1, multiples of {merge} and at most length={length} tokens"
+        )
         return _resample_on_device(table, sizes.to(table.device), how, merge, length, pads)
     sizes = sizes_on_host(sizes)
     groups, counts = group_sizes(sizes, merge=merge, pads=pads, length=length)

@@ -71,7 +71,7 @@ def finished(
     """
     source = ("sources", *map(id, sources))
     with _lock:
-        generation, contents, keys = _look_up(source) or (0, (), {})
+        generation, contents, keys = _look_up(source) or (0, (), dict[tuple[Any, ...], None]())
         if not contents or not all(map(_same_bits, contents, sources)):
             _drop(source)
             with plainly():
