@@ -19,25 +19,17 @@ Cells = Iterable[tuple[Group, Tensor]]
 
 def resample(tables: Sequence[Tensor], groups: list[Group], how: Resampling) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells (h*w, C): of a table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
-    table, device = tables[0], tables[0].device
-    lengths = tuple(table.shape[:2]) if len(tables) == 1 else tuple(map(len, tables))
+    table = tables[0]
+    size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))
     for group in groups:
-        size = (group.h, group.w)
-        to = how.lengths(*size) if len(tables) == 2 else size
-        same = [how.sampler == "interpolate" and n == n0 for n, n0 in zip(to, lengths)]
-        if len(tables) == 1:  # a table of the grid's own size is added as it is; of 1-D tables, each by itself
-            same = [all(same)] * 2
-        a_h, a_w = (
-            torch.eye(size[axis], n0, dtype=table.dtype, device=device)
-            if same[axis]
-            else axis_matrix(axis, *size, n0, how).to(device, table.dtype)
-            for axis, n0 in enumerate(lengths)
-        )
-        if len(tables) == 1:
+        a_h, a_w = (axis_matrix(axis, group.h, group.w, n0, how).to(table) for axis, n0 in enumerate(size))
+        if len(tables) == 2:
+            yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
+        elif how.sampler == "interpolate" and (group.h, group.w) == size:  # timm adds the table itself
+            yield group, table.flatten(0, 1)
+        else:
             strip = (a_h @ table.flatten(1)).view(group.h, *table.shape[1:])
             yield group, torch.matmul(a_w, strip).flatten(0, 1)
-        else:
-            yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
 
 
 def gradients(
