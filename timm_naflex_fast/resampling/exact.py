@@ -72,14 +72,15 @@ def resize_plan(
     if how.sampler == "interpolate" and (h, w) == (h0, w0):
         return ()  # timm adds the table itself
     a_h, a_w = axis_matrix(0, h, w, h0, how, dtype), axis_matrix(1, h, w, w0, how, dtype)
-    together = both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), (h, w), w0)
-    # (index, weights) of each axis; "every" leaves the other axis alone: row i reads row i.
-    y, x = (taps(a.t() if adjoint else a) for a in (a_h, a_w))
-    every_row = torch.arange(h)[:, None], torch.ones(h, 1, dtype=dtype)
-    every_column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    together = both_axes_together(int(a_h.count_nonzero()), int(a_w.count_nonzero()), (h, w), w0)
+    y, x = (taps(a.t() if adjoint else a) for a in (a_h, a_w))  # (index, weights) of each axis
     if together:
-        plan: Plan = (_few_rows(_sparse_sum(y, x, w if adjoint else w0)),)
+        both = _sparse_sum(y, x, w if adjoint else w0)
+        plan: Plan = (_few_rows(both) if adjoint else both,)
     else:
+        # "every" leaves the other axis alone: row i reads row i.
+        every_row = torch.arange(h, device="cpu")[:, None], torch.ones(h, 1, dtype=dtype, device="cpu")
+        every_column = every_row[0][:1], every_row[1][:1]
         along_y = _sparse_sum(y, every_column, 1)  # its rows are whole lines, so there is one column
         along_x = _sparse_sum(every_row, x, w if adjoint else w0)
         plan = (along_x, along_y) if adjoint else (along_y, along_x)
@@ -184,7 +185,7 @@ def line_sum(
     if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:
         return None
     matrix = axis_matrix(axis, h, w, n0, how, dtype)
-    column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    column = torch.zeros(1, 1, dtype=torch.int64, device="cpu"), torch.ones(1, 1, dtype=dtype, device="cpu")
     return _sparse_sum(taps(matrix.t() if adjoint else matrix), column, 1).to(device)
 
 
@@ -235,10 +236,10 @@ def _sparse_sum(y: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], source_width
     """One sum for each pair of rows, of ``y`` and of ``x``: the products of their taps, on row-major cells."""
     index = (y[0][:, None, :, None] * source_width + x[0][None, :, None, :]).flatten(2).flatten(0, 1)
     weights = (y[1][:, None, :, None] * x[1][None, :, None, :]).flatten(2).flatten(0, 1)
-    read = weights != 0
-    counts = read.sum(1)
-    offsets = counts.cumsum(0) - counts
-    return SparseSum(index[read].to(torch.int32), offsets.to(torch.int32), weights[read])
+    counts = weights.count_nonzero(1)
+    read = weights.flatten().nonzero()[:, 0]
+    offsets = (counts.cumsum(0) - counts).to(torch.int32)
+    return SparseSum(index.flatten()[read].to(torch.int32), offsets, weights.flatten()[read])
 
 
 def _few_rows(sums: SparseSum) -> SparseSum:
