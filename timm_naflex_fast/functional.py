@@ -166,8 +166,8 @@ def resample_pos_embeds(
 
     Raises:
         ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
-            divide a size, a ``length`` too small for an image. A graph cannot look into a tensor of sizes and raises
-            none of these; packed embeddings need sizes on the host there.
+            divide a size, a ``length`` too small for an image. In a graph, packed embeddings need sizes on the host.
+        RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
 
     >>> table = torch.randn(16, 16, 8)
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear").shape

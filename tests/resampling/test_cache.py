@@ -5,7 +5,13 @@ import torch
 from oracles import finished_tables, kept_tensors
 
 from timm_naflex_fast import disable
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embed, resample_pos_embeds
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_patch_kernel,
+    resample_pos_embed,
+    resample_pos_embeds,
+)
 from timm_naflex_fast.resampling import cache
 
 
@@ -94,3 +100,27 @@ def test_disable_frees_everything_and_the_report_says_so():
     assert nbytes() > 0 and "1 finished tables" in cache.report() and "of 512 MiB" in cache.report()
     disable()
     assert nbytes() == 0 and not kept_tensors()
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
+def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(strategy):
+    table, line, kernel = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+
+    def results(table, line, kernel):
+        sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
+        lines = add_factorized_pos_embed_(torch.zeros(1, 12, 4, device="cpu"), line, line, coord, strategy=strategy)
+        return sums, lines, resample_patch_kernel(kernel, (5, 9))
+
+    def with_gradients():
+        tensors = [tensor.clone().requires_grad_() for tensor in (table, line, kernel)]
+        return torch.autograd.grad(sum(out.square().sum() for out in results(*tensors)), tensors)
+
+    want, want_grads = results(table, line, kernel), with_gradients()
+    cache.clear_all()
+    with torch.device("meta"):
+        grads = with_gradients()
+        cache.clear_all()
+        for _ in range(3):  # the third is a finished table
+            assert all(map(torch.equal, results(table, line, kernel), want))
+    assert all(map(torch.equal, grads, want_grads)) and all(t.device.type == "cpu" for t in kept_tensors())
