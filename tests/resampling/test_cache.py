@@ -16,11 +16,9 @@ from timm_naflex_fast.resampling import cache
 
 
 @pytest.fixture(autouse=True)
-def own_limit():
+def empty():
     cache.clear_all()
-    before = cache.usage()[2]
     yield
-    cache.set_limit(before)
     cache.clear_all()
 
 
@@ -28,8 +26,8 @@ def nbytes():
     return cache.usage()[1]
 
 
-def test_all_kinds_together_stay_below_the_limit():
-    cache.set_limit(2 * 2**20)
+def test_all_kinds_together_stay_below_the_limit(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 2 * 2**20)
     table = torch.randn(32, 32, 16)
     for n in range(1, 40):
         for _ in range(3):
@@ -39,14 +37,14 @@ def test_all_kinds_together_stay_below_the_limit():
     assert 2**20 < held <= nbytes()  # the count is that of the memory really held
 
 
-def test_the_plans_of_many_large_grids_are_bounded():
-    cache.set_limit(8 * 2**20)
+def test_the_plans_of_many_large_grids_are_bounded(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 8 * 2**20)
     for n in range(100, 130):
         resample_pos_embed(torch.randn(16, 16, 1), (n, 16000 // n))
     assert nbytes() <= 8 * 2**20
 
 
-def test_oldest_use_out_first():
+def test_oldest_use_out_first(monkeypatch):
     made = []
     table = torch.zeros(10)
 
@@ -54,7 +52,7 @@ def test_oldest_use_out_first():
         made.append(size)
         return torch.zeros(1000)
 
-    cache.set_limit(3 * 4400 + 1000)
+    monkeypatch.setattr(cache, "_limit", 3 * 4400 + 1000)
     for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
         list(cache.finished((table,), [size], "kind", build))
     assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
@@ -63,8 +61,8 @@ def test_oldest_use_out_first():
     assert made[4:] == [(2, 2)]
 
 
-def test_what_is_too_large_to_keep_is_returned_all_the_same():
-    cache.set_limit(100)
+def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 100)
     (table,) = cache.finished((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))
     assert len(table) == 1000 and nbytes() == 0
 

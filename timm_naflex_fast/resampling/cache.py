@@ -3,7 +3,7 @@
 ``kept`` wraps a function whose result depends on its arguments alone. ``finished`` keeps tables that were made from a
 library's parameters, for as long as the parameters hold the same bits.
 
-The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``, or what :func:`set_limit` was given.
+The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``.
 """
 
 from __future__ import annotations
@@ -117,14 +117,6 @@ def clear_all() -> None:
     with _lock:
         _entries.clear()
         _nbytes = 0
-
-
-def set_limit(nbytes: int) -> None:
-    """Keep at most so many bytes, all kinds together."""
-    global _limit
-    with _lock:
-        _limit = nbytes
-        _shrink()
 
 
 def usage() -> tuple[dict[str, int], int, int]:
