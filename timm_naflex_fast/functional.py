@@ -6,16 +6,15 @@ Functions that end in ``_`` add into their first argument in place and return it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .backends import choose
-from .resampling import cache, matrices
-from .resampling.grids import Group, check_coord, check_mode, check_size, sizes_on_host
+from .resampling.grids import check_coord, sizes_on_host
 from .resampling.identify import identify_resampling
-from .resampling.matrices import Resampling
+from .resampling.matrices import Resampling, check_mode, check_size, resize_matrix
 from .resampling.patch_kernels import resample_patch_kernel
 
 __all__ = [
@@ -32,8 +31,6 @@ STRATEGIES = ("interpolate_cached", "grid_sample", "matmul")
 Strategy = Literal["interpolate_cached", "grid_sample", "matmul"]
 Mode = Literal["bilinear", "bicubic"]
 Sizes = Tensor | Sequence[Sequence[int]]
-
-_resize_matrix = cache.kept("resize matrices")(matrices.resize_matrix)
 
 
 def add_pos_embed_(
@@ -83,7 +80,7 @@ def add_pos_embed_(
     how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         check_coord(patch_coord, x)
-        choose.add_learned(x, table, patch_coord, how, strategy)
+        choose.add(x, (table,), patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
         choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
     else:
@@ -133,7 +130,7 @@ def add_factorized_pos_embed_(
         )
     how = _how(strategy, "bilinear", False, False, ar_preserving)
     check_coord(patch_coord, x)
-    choose.add_factorized(x, table_y, table_x, patch_coord, how, strategy)
+    choose.add(x, (table_y, table_x), patch_coord, how, strategy)
     return x
 
 
@@ -169,8 +166,8 @@ def resample_pos_embeds(
 
     Raises:
         ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
-            divide a size, a ``length`` too small for an image. A graph cannot look into a tensor of sizes and raises
-            none of these; packed embeddings need sizes on the host there.
+            divide a size, a ``length`` too small for an image. In a graph, packed embeddings need sizes on the host.
+        RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
 
     >>> table = torch.randn(16, 16, 8)
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear").shape
@@ -211,46 +208,13 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    how = _how("matmul", mode, antialias, align_corners, ar_preserving)
     _check_tensors(table=table)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     check_size(size)
-    h, w = int(size[0]), int(size[1])
-    dtype = torch.promote_types(table.dtype, torch.float32)
-    cells = torch.zeros(1, h * w, table.shape[-1], dtype=dtype, device=table.device)
-    choose.add_groups(cells, (table,), [Group(h, w, [0], h * w)], [(h * w, 0)], how, "matmul", dtype)
-    return cells.view(h, w, -1)
-
-
-def resize_matrix(
-    n: int,
-    n0: int,
-    mode: str = "bicubic",
-    antialias: bool = True,
-    align_corners: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis. Kept; do not write to it.
-
-    Args:
-        n, n0: the new length and the old one.
-        mode: "bilinear", "bicubic", or "linear" (the 1-D mode of ``F.interpolate``, never antialiased).
-        antialias, align_corners: as in ``F.interpolate``.
-        dtype, device: of the matrix.
-
-    Raises:
-        ValueError: an unknown mode, or a length below 1.
-
-    >>> resize_matrix(2, 4, "bilinear", antialias=False)
-    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
-            [0.0000, 0.0000, 0.5000, 0.5000]])
-    """
-    if mode != "linear":
-        check_mode(mode)
-    check_size((n, n0))
-    return _resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
+    how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    return resample_pos_embeds(table, [(int(size[0]), int(size[1]))], **how).view(*map(int, size), -1)
 
 
 def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> Resampling:

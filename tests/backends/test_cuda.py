@@ -159,8 +159,8 @@ def test_more_numbers_than_a_32_bit_index_counts():
     x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
     assert x[:last].numel() > 2**31
     few = x[:2].clone()
-    choose.add_learned(x, table, coord, how)
-    choose.add_learned(few, table, coord[:2], how)
+    choose.add(x, (table,), coord, how)
+    choose.add(few, (table,), coord[:2], how)
     assert torch.equal(x[last], few[0])
     g = torch.zeros_like(x).detach()
     g[last] = 1

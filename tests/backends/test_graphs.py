@@ -268,3 +268,36 @@ def test_packed_embeddings_from_sizes_in_one_graph():
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["compile", "export"])
+@pytest.mark.parametrize("wrong", [[(3, 4), (7, 3)], [(3, 4), (0, 5)], [(3, 4), (2, 3)]], ids=["long", "empty", "odd"])
+def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
+    class Embed(torch.nn.Module):
+        def __init__(self, merge):
+            super().__init__()
+            self.merge, self.table = merge, torch.nn.Parameter(torch.randn(6, 5, 8))
+
+        def forward(self, sizes):
+            return resample_pos_embeds(self.table, sizes, mode="bilinear", length=20, merge=self.merge)
+
+    model, good, wrong = Embed(2 if wrong[1] == (2, 3) else 1), torch.tensor([(2, 4), (4, 4)]), torch.tensor(wrong)
+    if how == "compile":
+        graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+    else:
+        graph = torch.export.export(model, (good,)).module()
+    torch.testing.assert_close(graph(good), model(good), atol=2e-6, rtol=0)
+    with pytest.raises(RuntimeError, match=r"grid_sizes must be at least 1, multiples of . and at most length=20"):
+        graph(wrong)
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+def test_sizes_for_tokens_in_a_graph(strategy):
+    table, sizes = torch.randn(6, 5, 8), [(3, 4), (7, 2)]
+
+    def embed(x):
+        return add_pos_embed_(x * 1, table, grid_sizes=sizes, strategy=strategy)
+
+    x = torch.randn(2, 15, 8)
+    got = torch.compile(embed, backend="aot_eager", fullgraph=strategy == "matmul")(x)
+    torch.testing.assert_close(got, embed(x), atol=2e-6, rtol=0)

@@ -23,7 +23,7 @@ from oracles import NEW_TIMM, Case, relative, row_major, stock
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import compiled as operator
 from timm_naflex_fast.backends import triton as matmul_triton
-from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import Resampling, resize_matrix
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -82,6 +82,24 @@ def test_by_the_interpreter(which):
 def test_equals_timm(antialias, mode):
     for corners, ar in [(False, True), (True, False)] if NEW_TIMM else [(False, True)]:
         check(Case((4, 3), 3, mode, antialias, corners, ar, [(3, 4), (6, 2), (4, 3)], 11, torch.float32, 7))
+
+
+@runs
+@pytest.mark.parametrize("length", [None, 14])
+def test_equals_timm_by_sizes_in_bilinear_mode(length, monkeypatch):
+    table, sizes = torch.randn(4, 3, 5), [(3, 4), (6, 2), (4, 3)]
+    how = dict(mode="bilinear", length=length, padding="first")
+    want_table, got_table = (table.clone().to(device).requires_grad_() for device in ("cpu", DEVICE))
+    want = resample_pos_embeds(want_table, sizes, **how)
+    ran, add = [], matmul_triton.add_learned
+    monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
+    monkeypatch.setattr(matmul_triton, "add_learned", lambda *a: ran.append(1) or add(*a))
+    got = resample_pos_embeds(got_table, sizes, **how)
+    assert ran and relative(got.cpu(), want) <= 2e-6
+    weight = torch.randn_like(want)
+    for out in (got, want):
+        (out * weight.to(out.device)).sum().backward()
+    assert relative(got_table.grad.cpu(), want_table.grad) <= 1e-5
 
 
 @st.composite

@@ -77,8 +77,8 @@ def test_command_line_on_a_folder_ends_with_one_sentence(photos, capsys):
 
 
 def test_strategies_are_on_while_they_are_timed(monkeypatch, capsys):
-    seen, add = [], choose.add_learned
-    monkeypatch.setattr(choose, "add_learned", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
+    seen, add = [], choose.add
+    monkeypatch.setattr(choose, "add", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
     options = ["--workload", "siglip", "diverse", "--batch", "2", "1", "--phase", "infer", "--contenders", "matmul"]
     assert bench(*options) == 0
     text = capsys.readouterr().out

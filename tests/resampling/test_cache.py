@@ -5,16 +5,20 @@ import torch
 from oracles import finished_tables, kept_tensors
 
 from timm_naflex_fast import disable
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embed, resample_pos_embeds, resize_matrix
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_patch_kernel,
+    resample_pos_embed,
+    resample_pos_embeds,
+)
 from timm_naflex_fast.resampling import cache
 
 
 @pytest.fixture(autouse=True)
-def own_limit():
+def empty():
     cache.clear_all()
-    before = cache.usage()[2]
     yield
-    cache.set_limit(before)
     cache.clear_all()
 
 
@@ -22,26 +26,25 @@ def nbytes():
     return cache.usage()[1]
 
 
-def test_all_kinds_together_stay_below_the_limit():
-    cache.set_limit(2 * 2**20)
+def test_all_kinds_together_stay_below_the_limit(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 2 * 2**20)
     table = torch.randn(32, 32, 16)
     for n in range(1, 40):
         for _ in range(3):
             resample_pos_embeds(table, [(n, 41 - n), (2 * n, 3)], mode="bicubic")
-        resize_matrix(100 + n, 77)
         assert 0 < nbytes() <= 2 * 2**20
     held = sum(t.nbytes for t in kept_tensors())
     assert 2**20 < held <= nbytes()  # the count is that of the memory really held
 
 
-def test_the_plans_of_many_large_grids_are_bounded():
-    cache.set_limit(8 * 2**20)
+def test_the_plans_of_many_large_grids_are_bounded(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 8 * 2**20)
     for n in range(100, 130):
         resample_pos_embed(torch.randn(16, 16, 1), (n, 16000 // n))
     assert nbytes() <= 8 * 2**20
 
 
-def test_oldest_use_out_first():
+def test_oldest_use_out_first(monkeypatch):
     made = []
     table = torch.zeros(10)
 
@@ -49,7 +52,7 @@ def test_oldest_use_out_first():
         made.append(size)
         return torch.zeros(1000)
 
-    cache.set_limit(3 * 4400 + 1000)
+    monkeypatch.setattr(cache, "_limit", 3 * 4400 + 1000)
     for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
         list(cache.finished((table,), [size], "kind", build))
     assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
@@ -58,8 +61,8 @@ def test_oldest_use_out_first():
     assert made[4:] == [(2, 2)]
 
 
-def test_what_is_too_large_to_keep_is_returned_all_the_same():
-    cache.set_limit(100)
+def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 100)
     (table,) = cache.finished((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))
     assert len(table) == 1000 and nbytes() == 0
 
@@ -95,3 +98,27 @@ def test_disable_frees_everything_and_the_report_says_so():
     assert nbytes() > 0 and "1 finished tables" in cache.report() and "of 512 MiB" in cache.report()
     disable()
     assert nbytes() == 0 and not kept_tensors()
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
+def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(strategy):
+    table, line, kernel = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+
+    def results(table, line, kernel):
+        sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
+        lines = add_factorized_pos_embed_(torch.zeros(1, 12, 4, device="cpu"), line, line, coord, strategy=strategy)
+        return sums, lines, resample_patch_kernel(kernel, (5, 9))
+
+    def with_gradients():
+        tensors = [tensor.clone().requires_grad_() for tensor in (table, line, kernel)]
+        return torch.autograd.grad(sum(out.square().sum() for out in results(*tensors)), tensors)
+
+    want, want_grads = results(table, line, kernel), with_gradients()
+    cache.clear_all()
+    with torch.device("meta"):
+        grads = with_gradients()
+        cache.clear_all()
+        for _ in range(3):  # the third is a finished table
+            assert all(map(torch.equal, results(table, line, kernel), want))
+    assert all(map(torch.equal, grads, want_grads)) and all(t.device.type == "cpu" for t in kept_tensors())

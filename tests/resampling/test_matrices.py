@@ -56,12 +56,6 @@ def test_keys_coefficient_is_half_with_antialias_and_three_quarters_without():
         torch.testing.assert_close(got.sort().values, want.sort().values)
 
 
-def test_matrix_is_cached_per_size_and_never_an_inference_tensor():
-    with torch.inference_mode():
-        matrix = resize_matrix(17, 23, "bicubic")
-    assert not matrix.is_inference() and resize_matrix(17, 23, "bicubic") is matrix
-
-
 def test_unknown_mode_names_the_valid_ones():
     with pytest.raises(ValueError, match="'bilinear', 'bicubic'"):
         resize_matrix(3, 4, "nearest")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Largest, relative, row_major
 
+from timm_naflex_fast.backends import choose, exported
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
 MODES = ["bilinear", "bicubic"]
@@ -98,6 +99,54 @@ def test_sizes_on_the_host_are_read_from_no_tensor(monkeypatch):
     got = resample_pos_embeds(table.clone(), ((3, 4), (8, 2)), mode="bilinear")
     monkeypatch.undo()
     assert torch.equal(got, want)
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Let the CPU take the form that CUDA takes, with the exported form in the place of the kernels; its runs."""
+    ran = []
+
+    def add(x, table, coord, how):
+        ran.append(tuple(x.shape))
+        exported.add_learned(x, table, coord, how)
+
+    monkeypatch.setattr(choose, "_form_on_device", lambda *_: add)
+    return ran
+
+
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize("padding", [None, "zeros", "first"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_the_form_for_cuda_equals_interpolate_and_reads_no_tensor(on_device, monkeypatch, merge, padding, frames):
+    sizes, table = [(frames, 4, 6), (1, 6, 8), (2, 2, 2)][: 2 + (frames > 1)], torch.randn(6, 5, 8, requires_grad=True)
+    want = one_by_one(table, sizes, mode="bicubic", merge=merge)
+    extra = {} if padding is None else dict(length=75, padding=padding)
+    if padding is None:
+        want = torch.cat(want)
+    else:
+        fill = [image[:1] if padding == "first" else image[:1] * 0 for image in want]
+        want = torch.stack([torch.cat([i, f.expand(75 - len(i), -1)]) for i, f in zip(want, fill)])
+
+    def no_read(*args, **kwargs):
+        raise AssertionError("read back")
+
+    for read in ("tolist", "item", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, read, no_read)
+    got = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **extra)
+    weight = torch.randn_like(got)
+    (grad,) = torch.autograd.grad((got * weight).sum(), table)
+    monkeypatch.undo()
+    assert len(on_device) == 1 and got.shape == want.shape
+    assert relative(got, want) <= 2e-6
+    assert relative(grad, torch.autograd.grad((want * weight).sum(), table)[0]) <= 1e-5
+
+
+def test_the_form_for_cuda_does_not_pad_small_images_to_a_video(on_device):
+    table, sizes = torch.randn(6, 5, 8), [(16, 4, 4)] + [(1, 2, 2)] * 7
+    got = resample_pos_embeds(table, sizes, mode="bilinear")
+    assert relative(got, torch.cat(one_by_one(table, sizes, mode="bilinear"))) <= 2e-6 and not on_device
+    add_pos_embed_(torch.zeros(2, 16, 8), table, grid_sizes=[(4, 4), (2, 2)])
+    assert on_device == [(2, 16, 8)]
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])

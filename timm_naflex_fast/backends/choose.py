@@ -13,10 +13,9 @@ Factorized tables take the plain operations in every graph. This is the only fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +33,10 @@ from ..resampling.grids import (
     whole_numbers,
 )
 from ..resampling.matrices import Resampling
-from ..resampling.tokens import AddedInPlace, Tokens, check_writable, sum_plainly, unusual
+from ..resampling.tokens import AddedInPlace, Tokens, check_writable, unusual
 from . import exported, triton
 
-__all__ = ["add_factorized", "add_learned", "calls", "fallbacks", "unusual"]
+__all__ = ["add", "add_sizes", "calls", "fallbacks", "unusual"]
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each (step, who ran it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
@@ -46,65 +45,56 @@ fallbacks: Counter[str] = Counter()
 
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""
-Cells = Iterator[tuple[Group, Tensor]]
-
-resize_plan = cache.kept("resize plans")(exact.resize_plan)
-line_sum = cache.kept("line sums")(exact.line_sum)
+Cells = Iterable[tuple[Group, Tensor]]
 
 
-def add_learned(x: Tensor, table: Tensor, where: Where, how: Resampling, strategy: str = "matmul") -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
+def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str = "matmul") -> None:
+    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
+
+    One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
+    1-D ``linear``, their sum is added, and of ``how`` only ``ar_preserving`` and ``sampler`` count.
 
     Raises:
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, table.shape[-1])
+    check_tokens(x, tables[0].shape[-1])
     if isinstance(where, Tensor):
         check_coord(where, x)
-        if traced_plainly():
-            return exported.add_learned(x, table, where, how)
-        if torch.compiler.is_compiling() and strategy != "interpolate_cached":
-            from . import compiled  # registering operators takes longer than importing all the rest
-
-            return compiled.add_learned(x, table, where, how)
-        if strategy != "interpolate_cached" and triton.serves(x, table, how):
-            return triton.add_learned(x, table, where, how)
+    if len(tables) == 2:
+        # timm's flag takes affine positions for factorized tables in every release.
+        sampler = "interpolate" if how.sampler == "interpolate" else "affine_grid"
+        how = Resampling("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
+    form = _form_on_device(x, tables, how, strategy) if isinstance(where, Tensor) else None
+    if form is not None:
+        return form(x, *tables, where, how)
     if torch.compiler.is_compiling():
-        return _learned_outside_graphs(x, table, where, how, strategy)
-    groups, counts, how = _read_groups(x, where, how, strategy)
-    add_groups(x, (table,), groups, counts, how, strategy)
-
-
-def add_factorized(
-    x: Tensor, table_y: Tensor, table_x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
-) -> None:
-    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place.
-
-    Of ``how`` only ``ar_preserving`` and ``sampler`` count. Raises what :func:`add_learned` raises.
-    """
-    check_tokens(x, table_y.shape[-1])
-    # timm's flag takes affine positions for factorized tables in every release.
-    sampler = "interpolate" if how.sampler == "interpolate" else "affine_grid"
-    how = Resampling("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
-    if isinstance(where, Tensor):
-        check_coord(where, x)
-        in_graph = torch.compiler.is_compiling() and strategy != "interpolate_cached"
-        if (
-            traced_plainly()
-            or in_graph
-            or (x.is_cuda and sampler == "interpolate" and strategy != "interpolate_cached")
-        ):
-            return exported.add_factorized(x, table_y, table_x, where, how)
-    if torch.compiler.is_compiling():
-        return _factorized_outside_graphs(x, table_y, table_x, where, how, strategy)
-    groups, counts, how = _read_groups(x, where, how, strategy)
-    add_groups(x, (table_y, table_x), groups, counts, how, strategy)
+        return _outside_graphs(x, tables, where, how, strategy)
+    add_groups(x, tables, *_read_groups(x, where, how, strategy), strategy)
 
 
 # The grids are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.
-_learned_outside_graphs = torch.compiler.disable(add_learned)
-_factorized_outside_graphs = torch.compiler.disable(add_factorized)
+_outside_graphs = torch.compiler.disable(add)
+
+
+def _form_on_device(
+    x: Tensor, tables: tuple[Tensor, ...], how: Resampling, strategy: str
+) -> Callable[..., None] | None:
+    """The form that takes coordinates and reads nothing on the host; None: the grids are to be read there."""
+    learned = len(tables) == 1
+    if traced_plainly():
+        return exported.add_learned if learned else exported.add_factorized
+    if strategy == "interpolate_cached":
+        return None
+    if torch.compiler.is_compiling():
+        if not learned:
+            return exported.add_factorized
+        from . import compiled  # registering operators takes longer than importing all the rest
+
+        return compiled.add_learned
+    if learned:
+        return triton.add_learned if triton.serves(x, tables[0], how) else None
+    return exported.add_factorized if x.is_cuda and how.sampler == "interpolate" else None
 
 
 def traced_plainly() -> bool:
@@ -123,9 +113,11 @@ def traced_plainly() -> bool:
 def add_sizes(
     x: Tensor, table: Tensor, sizes: list[tuple[int, int, int]], how: Resampling, strategy: str = "matmul"
 ) -> None:
-    """As :func:`add_learned`, from sizes (t, h, w) on the host in place of coordinates; nothing is read back."""
+    """As :func:`add`, from sizes (1, h, w) on the host in place of coordinates; nothing is read back."""
     check_tokens(x, table.shape[-1])
     groups, counts = group_sizes(sizes, pads=how.sampler != "interpolate", length=x.shape[1])
+    if _form_on_device(x, (table,), how, strategy) is not None or torch.compiler.is_compiling():
+        return add(x, (table,), coordinates(_on_device(sizes, x), x.shape[1]), how, strategy)
     add_groups(x, (table,), groups, counts, how, strategy)
 
 
@@ -143,55 +135,61 @@ def resample_sizes(
 
     ``pads``: tokens behind an image get its first cell, else zeros.
     """
-    if traced_plainly() or (torch.compiler.is_compiling() and strategy != "interpolate_cached"):
-        return _resample_in_graph(table, sizes, how, merge=merge, length=length, pads=pads)
-    return _resample_eagerly(table, sizes, how, strategy, merge=merge, length=length, pads=pads)
-
-
-@torch.compiler.disable  # the sizes are read on the host, which cannot be captured
-def _resample_eagerly(
-    table: Tensor, sizes: Any, how: Resampling, strategy: str, *, merge: int, length: int | None, pads: bool
-) -> Tensor:
-    groups, counts = group_sizes(sizes_on_host(sizes), merge=merge, pads=pads, length=length)
+    form = _form_on_device(table, (table,), how, strategy)
+    in_graph = torch.compiler.is_compiling() or traced_plainly()
+    if in_graph and form is None:
+        return _sizes_outside_graphs(table, sizes, how, strategy, merge=merge, length=length, pads=pads)
+    if in_graph and isinstance(sizes, Tensor):
+        if length is None:
+            raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
+        fits = (sizes > 0).all() & (sizes[:, -2:] % merge == 0).all() & (sizes.prod(1) <= length).all()
+        torch._assert_async(
+            fits, f"grid_sizes must be at least 1, multiples of {merge} and at most length={length} tokens"
+        )
+        return _resample_on_device(table, sizes.to(table.device), how, merge, length, pads)
+    sizes = sizes_on_host(sizes)
+    groups, counts = group_sizes(sizes, merge=merge, pads=pads, length=length)
+    tokens = [t * h * w for t, h, w in sizes]
+    longest = max(tokens, default=0) if length is None else length
+    # Not where most of a padded batch were padding: a video packed together with small images.
+    if form is not None and (in_graph or len(sizes) * longest <= 2 * sum(map(sum, counts))):
+        out = _resample_on_device(table, _on_device(sizes, table), how, merge, longest, pads)
+        return out if length is not None else torch.cat([image[:n] for image, n in zip(out, tokens)])
     out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add_groups(out, (table,), groups, counts, how, strategy, torch.promote_types(table.dtype, torch.float32))
     return out if length is None else out.view(len(sizes), length, table.shape[-1])
 
 
-def _resample_in_graph(
-    table: Tensor, sizes: Any, how: Resampling, *, merge: int, length: int | None, pads: bool
-) -> Tensor:
-    """The same with coordinates in place of groups: computed from the sizes, and nothing is read back."""
-    packed = length is None
-    if packed and isinstance(sizes, Tensor):
-        raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence of sizes, or a length")
-    if not isinstance(sizes, Tensor):
-        listed = sizes_on_host(sizes)
-        group_sizes(listed, merge=merge, length=length)  # raises what it raises in eager code
-        counts = [t * h * w for t, h, w in listed]
-        sizes, length = torch.tensor(listed), max(counts) if length is None else length
-    assert length is not None
-    frames, h, w = (
-        (n[:, None].to(table.device) for n in sizes.unbind(1))
-        if sizes.shape[1] == 3
-        else (1, *(n[:, None].to(table.device) for n in sizes.unbind(1)))
-    )
-    token = torch.arange(length, device=table.device)[None]
-    cell, cells = token % (h * w), frames * h * w
+_sizes_outside_graphs = torch.compiler.disable(resample_sizes)
+
+
+def _on_device(sizes: list[tuple[int, int, int]], like: Tensor) -> Tensor:
+    """Sizes (B, 3), or (B, 2) if there are no frames, on the device of ``like``, for which the host does not wait."""
+    columns = slice(0 if any(t > 1 for t, _, _ in sizes) else 1, 3)
+    listed = torch.tensor([size[columns] for size in sizes], dtype=torch.int64, device="cpu")
+    return listed.to(like.device, non_blocking=True)
+
+
+def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens behind the first frame carry (0, 0)."""
+    h, w = sizes[:, -2:, None].unbind(1)
+    cell = torch.arange(length, device=sizes.device)[None]
     block, inner = cell // (merge * merge), cell % (merge * merge)
     y = block // (w // merge) * merge + inner // merge
     x = block % (w // merge) * merge + inner % merge
-    in_first = token < h * w
-    coord = torch.stack((y, x), -1) * in_first[..., None]
+    return torch.stack((y, x), -1) * (cell < h * w)[..., None]
+
+
+def _resample_on_device(table: Tensor, sizes: Tensor, how: Resampling, merge: int, length: int, pads: bool) -> Tensor:
+    """The embeddings (B, N, C), with coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
     out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
-    add_learned(out, table, coord, how)
-    if sizes.shape[1] == 3:
+    add(out, (table,), coordinates(sizes, length, merge), how)
+    token = torch.arange(length, device=table.device)
+    if sizes.shape[1] == 3:  # frames repeat the first
+        cell = token % sizes[:, 1:].prod(1, keepdim=True)
         out = out.gather(1, cell[..., None].expand(-1, -1, out.shape[-1]))
     rest = out[:, :1] if pads else torch.zeros_like(out[:, :1])
-    out = torch.where((token < cells)[..., None], out, rest)
-    if packed:
-        return torch.cat([image[:n] for image, n in zip(out, counts)])
-    return out
+    return torch.where((token < sizes.prod(1, keepdim=True))[..., None], out, rest)
 
 
 def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resampling) -> Tensor:
@@ -237,100 +235,68 @@ def add_groups(
     _keep_heap()
     sources, lead = tables, -3 if len(tables) == 1 else -2
     tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
+    make = partial(_RESAMPLE[strategy], how=how, token_dtype=x.dtype, dtype=dtype)
     training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
-    resampled: Iterable[tuple[Group, Tensor]]
-    leaves: Sequence[Tensor] = ()
-    gradients: Callable[[Tensor], Iterable[Tensor]] | None = None
-    if not training:
-        resampled = _finished(strategy, sources, tables, groups, how, x.dtype, dtype)
-    else:
+    leaves: Sequence[Tensor] = tables if training else ()
+    if training:
         cache.forget(*sources)
-        resampled = _RESAMPLE[strategy, len(tables)](tables, groups, how, x.dtype, dtype)
+        resampled = make(tables, groups)
         if strategy == "interpolate_cached":  # PyTorch itself goes on from the gradients of the cells to the tables
             resampled = list(resampled)
-            leaves, gradients = [cells for _, cells in resampled], partial(_cells_gradients, groups, counts)
-        else:
-            shapes = [table.shape for table in tables]
-            leaves, gradients = tables, partial(_gradients, shapes, groups, counts, how, dtype)
+            leaves = [cells for _, cells in resampled]
+    elif _comparing_pays(tables, groups, strategy) and cache.unchanged(sources):
+
+        def finished(size: tuple[int, int]) -> Tensor:
+            ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])])
+            return cells.to(x.dtype)
+
+        sizes = [(group.h, group.w) for group in groups]
+        resampled = zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, x.dtype), finished))
+    else:
+        resampled = make(tables, groups)
     tokens = Tokens.of(x.detach(), counts)  # written to unseen by autograd, which hears of it at the end
     for group, cells in resampled:
         tokens.add(group, cells.detach().to(x.dtype))
     if training or (torch.is_grad_enabled() and x.requires_grad):
-        AddedInPlace.apply(x, gradients, *leaves)
+        shapes = [leaf.shape for leaf in leaves]
+        of_cells = strategy == "interpolate_cached"
+        AddedInPlace.apply(x, partial(_gradients, shapes, groups, counts, None if of_cells else how, dtype), *leaves)
 
 
-# The strategies, each for one learned table and for the two of a factorized one:
-# (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
-# "grid_sample" is the matmul strategy with other matrices, those of ``how.sampler``.
-_RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
-    ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
-    ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
-    ("interpolate_cached", 1): lambda *arguments: interpolate.resample(*arguments[:4]),
-    ("interpolate_cached", 2): lambda *arguments: interpolate.resample(*arguments[:4]),
+_RESAMPLE: dict[str, Callable[..., Cells]] = {
+    "matmul": exact.resample,
+    "grid_sample": exact.resample,  # with other matrices, those of ``how.sampler``
+    "interpolate_cached": interpolate.resample,
 }
-_RESAMPLE |= {("grid_sample", tables): _RESAMPLE["matmul", tables] for tables in (1, 2)}
 
 
-def _finished(
-    strategy: str,
-    sources: tuple[Tensor, ...],
-    tables: tuple[Tensor, ...],
-    groups: list[Group],
-    how: Resampling,
-    token_dtype: torch.dtype,
-    dtype: torch.dtype,
-) -> Cells:
-    """The cells of tables that are not being trained: each grid is resampled once, while the tables stay the same.
-
-    ``sources``: the parameters themselves, of which ``tables`` are views.
-    """
-    make = _RESAMPLE[strategy, len(tables)]
-    # To compare a table costs two reads of each of its cells; to sum for a grid, about eight reads of each grid cell.
-    comparing_pays = strategy == "interpolate_cached" or len(tables) == 2
-    if len(tables) == 1:
-        comparing_pays |= tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
-    if not (comparing_pays and cache.unchanged(sources)):
-        return make(tables, groups, how, token_dtype, dtype)
-
-    def build(size: tuple[int, int]) -> Tensor:
-        ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])], how, token_dtype, dtype)
-        return cells.to(token_dtype)
-
-    sizes = [(group.h, group.w) for group in groups]
-    return zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, token_dtype), build))
+def _comparing_pays(tables: tuple[Tensor, ...], groups: list[Group], strategy: str) -> bool:
+    """Whether it costs less to compare the table with what finished tables were made from than to resample it again."""
+    if strategy == "interpolate_cached" or len(tables) == 2:
+        return True
+    # To compare costs two reads of each cell of the table; to sum for a grid, about eight reads of each of its cells.
+    return tables[0].shape[0] * tables[0].shape[1] <= 4 * sum(group.h * group.w for group in groups)
 
 
 def _gradients(
     shapes: list[torch.Size],
     groups: list[Group],
     counts: list[tuple[int, int]],
-    how: Resampling,
+    how: Resampling | None,
     dtype: torch.dtype,
     g: Tensor,
-) -> Iterable[Tensor]:
-    """The gradients of one learned table, or of the two of a factorized one, from that of the tokens."""
+) -> Sequence[Tensor]:
+    """The gradients of the tables from that of the tokens; without ``how``, those of the groups' cells."""
     if not counts:  # an empty batch
         return [g.new_zeros(shape) for shape in shapes]
     if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-        tokens = Tokens.of(g, counts)
-        if len(shapes) == 1:
-            return [products.table_gradient(tokens, shapes[0], groups, how)]
-        return products.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how)
+        make = partial(zip, groups) if how is None else partial(products.resample, groups=groups, how=how)
+        return products.gradients(g, shapes, make, counts)
     with torch.no_grad():
         tokens = Tokens.of(g.detach(), counts)
-        if len(shapes) == 1:
-            return [exact.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
-        return exact.line_gradients(tokens, (shapes[0][0], shapes[1][0]), groups, how, dtype, line_sum)
-
-
-def _cells_gradients(groups: list[Group], counts: list[tuple[int, int]], g: Tensor) -> Iterable[Tensor]:
-    """The gradient of each group's cells from that of the tokens: their sum over its samples, in float32 at least."""
-    if not counts:  # an empty batch
-        return [g.new_zeros(group.h * group.w, g.shape[-1]) for group in groups]
-    if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return [sum_plainly(Tokens.of(g, counts), group) for group in groups]
-    tokens = Tokens.of(g.detach(), counts)
-    return [tokens.sum(group, torch.promote_types(torch.float32, g.dtype)) for group in groups]
+        if how is None:
+            return [tokens.sum(group, torch.promote_types(dtype, g.dtype)) for group in groups]
+        return exact.gradients(tokens, shapes, groups, how, dtype)
 
 
 @lru_cache(maxsize=1)

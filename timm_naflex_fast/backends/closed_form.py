@@ -32,8 +32,6 @@ def axis_weights(
         distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
         weights = (1 - distance).clamp(min=0) if mode == "bilinear" else keys(distance, -0.5)
         return weights / weights.sum(-1, keepdim=True)
-    if mode != "bicubic":
-        return (1 - (cells - centre.clamp(0, n0 - 1)[..., None]).abs()).clamp(min=0)
     taps, values = tap_weights(position, length, n0, mode=mode, align_corners=align_corners)
     weights = torch.zeros_like(centre)[..., None] * cells
     for tap, value in zip(taps.unbind(-1), values.unbind(-1)):

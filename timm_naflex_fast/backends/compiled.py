@@ -19,7 +19,7 @@ from torch import Tensor
 from ..resampling.matrices import Resampling
 from . import choose, triton
 
-Settings = tuple[str, bool, bool, bool, str]
+SETTINGS = "str mode, bool antialias, bool align_corners, bool ar_preserving, str sampler"
 """The fields of ``Resampling``, as an operator's arguments."""
 
 
@@ -37,14 +37,6 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     x.copy_(add(x, table.reshape(table.shape[-3:]), patch_coord, *settings))  # the compiler removes this copy
 
 
-def _operator(name: str, in_cuda_graphs: bool) -> Any:
-    """``torch.library.custom_op``, kept out of CUDA graphs if asked and if PyTorch has a tag for that."""
-    tagged = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters
-    if tagged and not in_cuda_graphs:
-        return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-    return torch.library.custom_op(name, mutates_args=())
-
-
 def _register(
     suffix: str,
     add: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
@@ -52,34 +44,20 @@ def _register(
     in_cuda_graphs: bool,
 ) -> Operators:
     """Register two operators, from ``add``, which returns a new tensor, and ``grad`` of the table."""
+    options: dict[str, Any] = dict(
+        mutates_args=(), schema=f"(Tensor x, Tensor table, Tensor coord, {SETTINGS}) -> Tensor"
+    )
+    has_tag = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters
+    if has_tag and not in_cuda_graphs:
+        options["tags"] = (torch.Tag.cudagraph_unsafe,)
 
-    @_operator(f"timm_naflex_fast::add_learned{suffix}", in_cuda_graphs)
-    def add_operator(
-        x: Tensor,
-        table: Tensor,
-        patch_coord: Tensor,
-        mode: str,
-        antialias: bool,
-        align_corners: bool,
-        ar_preserving: bool,
-        sampler: str,
-    ) -> Tensor:
-        how = Resampling(mode, antialias, align_corners, ar_preserving, sampler)
-        return add(x, table.detach(), patch_coord, how)
+    @torch.library.custom_op(f"timm_naflex_fast::add_learned{suffix}", **options)
+    def add_operator(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
+        return add(x, table.detach(), patch_coord, Resampling(*settings))
 
-    @_operator(f"timm_naflex_fast::learned_grad{suffix}", in_cuda_graphs)
-    def grad_operator(
-        g: Tensor,
-        table: Tensor,
-        patch_coord: Tensor,
-        mode: str,
-        antialias: bool,
-        align_corners: bool,
-        ar_preserving: bool,
-        sampler: str,
-    ) -> Tensor:
-        how = Resampling(mode, antialias, align_corners, ar_preserving, sampler)
-        return grad(g, table.detach(), patch_coord, how)
+    @torch.library.custom_op(f"timm_naflex_fast::learned_grad{suffix}", **options)
+    def grad_operator(g: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
+        return grad(g, table.detach(), patch_coord, Resampling(*settings))
 
     @add_operator.register_fake
     def _(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
@@ -104,7 +82,7 @@ def _register(
 
 def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    choose.add_learned(out, table, patch_coord, how)
+    choose.add(out, (table,), patch_coord, how)
     return out
 
 

@@ -8,19 +8,19 @@ size follows from the shape of ``x`` alone. Then
 2. per block, a row of the other axis' matrix for each token: (B*Q, BLOCK, L0) @ (B*Q, L0, C),
 3. every token reads its slot.
 
-All are products and gathers, backward too, so nothing is accumulated by atomics. The products are float64: a graph
+All are products and gathers, and no gradient is accumulated by atomics. The products are float64: a graph
 cannot know under which autocast and TF32 flags it will run, and those leave float64 alone.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling import grid_sample
 from ..resampling.matrices import Resampling
 from .closed_form import axis_weights, tap_weights
 
@@ -41,12 +41,11 @@ class Plan(NamedTuple):
     """The slots of the tokens: Q blocks per sample, BLOCK slots per block; empty slots name token 0.
 
     ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
-    ``filled`` (B, Q, BLOCK) tells which slots hold a token of the grid, ``by_column`` (B, 1) whose lines are columns.
+    ``by_column`` (B, 1) tells whose lines are columns.
     """
 
     slot_of_token: Tensor
     token_of_slot: Tensor
-    filled: Tensor
     by_column: Tensor
 
 
@@ -58,19 +57,10 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
     """
     if x.shape[1] == 0:
         return
-    table = table.reshape(table.shape[-3:])
-    if how.sampler != "interpolate":  # padding tokens get an embedding too
-        x.add_(grid_sample.sample(table, patch_coord.to(x.device), how).to(x.dtype))
-        return
-    grids = read_grids(patch_coord)
-    if few_taps(table, how):
-        cells = _by_taps(table, grids, how)
-    else:
-        cells = _by_blocks(table, grids, how)
-    if table.dtype is torch.float64:  # timm converts to float32 what it interpolates, and nothing else
-        index = grids.y.clamp(max=table.shape[0] - 1) * table.shape[1] + grids.x.clamp(max=table.shape[1] - 1)
-        own = F.embedding(index, table.flatten(0, 1))
-        cells = torch.where(_same_size(grids, table.shape)[..., None], own, cells)
+    table, grids = table.reshape(table.shape[-3:]), read_grids(patch_coord, how)
+    if how.sampler != "interpolate":  # the same positions and weights as F.interpolate's, without antialiasing
+        how = replace(how, antialias=False)
+    cells = (_by_taps if few_taps(table, how) else _by_blocks)(table, grids, how)
     add_in_grid(x, cells.to(x.dtype), grids)
 
 
@@ -78,20 +68,23 @@ def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Ten
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
     if x.shape[1] == 0:
         return
-    grids = read_grids(patch_coord)
+    grids = read_grids(patch_coord, how)
     rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if how.ar_preserving else (grids.h, grids.w)
-    cells = _line(table_y, grids.y, rows, x.dtype) + _line(table_x, grids.x, cols, x.dtype)
-    if how.sampler == "interpolate":
-        add_in_grid(x, cells, grids)
-    else:  # padding tokens get an embedding too
-        x.add_(cells)
+    y, x_ = (
+        (axis_weights(position, length, table.shape[-2], mode="linear") @ table.reshape(table.shape[-2:]).double())
+        for table, position, length in ((table_y, grids.y, rows), (table_x, grids.x, cols))
+    )
+    cells = y.to(x.dtype) + x_.to(x.dtype)  # timm casts both before it adds them
+    add_in_grid(x, cells, grids)
 
 
-def read_grids(patch_coord: Tensor) -> Grids:
+def read_grids(patch_coord: Tensor, how: Resampling) -> Grids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
     coord = patch_coord.detach().to(torch.int64)
     h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
     in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w
+    if how.sampler != "interpolate":  # padding tokens get the cell that their coordinate names
+        in_grid = torch.ones_like(in_grid)
     y, x = (coord * in_grid[..., None]).unbind(-1)  # padding counts as (0, 0)
     return Grids(h, w, y, x, in_grid)
 
@@ -102,7 +95,7 @@ def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple
     if not how.ar_preserving:
         return grids.h, grids.w
     longest = torch.maximum(grids.h, grids.w)
-    same = _same_size(grids, table_size)
+    same = (grids.h == table_size[0]) & (grids.w == table_size[1]) & (how.sampler == "interpolate")
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
@@ -114,22 +107,16 @@ def make_plan(grids: Grids) -> Plan:
     line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
     place = torch.arange(length, device=line.device).expand(batch, length)
     before = line.gather(1, (place - 1).clamp(min=0))
-    first = ((line != before) | (place == 0)).to(line.dtype)
-    which = first.cumsum(1) - 1  # the line's rank among the lines present
-    # A line starts at the place of its first token; the others write to a spare column, which nothing reads.
-    spare = torch.full_like(which, length)
-    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
-    within = place - start.gather(1, which)
+    # Where the token's line starts: the last place so far whose token begins a line.
+    start = torch.where(line != before, place, torch.zeros_like(place)).cummax(1).values
+    within = place - start
     block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
-    slot = (block * BLOCK + within % BLOCK).clamp(
-        max=blocks * BLOCK
-    )  # without room: the last slot, which nothing reads
+    slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # without room: the last, which nothing reads
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
     # Read out by index: a view that splits a dimension would make tracers check divisibility.
     slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
     token_of_slot = empty.scatter(1, slot, order)[:, slots]
-    filled = empty.scatter(1, slot, grids.in_grid.gather(1, order).to(line.dtype))[:, slots] > 0
-    return Plan(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, filled, by_column)
+    return Plan(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, by_column)
 
 
 def block_count(length: int) -> int:
@@ -164,7 +151,7 @@ def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Re
         F.pad(weights(grids.x, to_w, cols), (0, side - cols)),
     )
     sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
-    along = along[sample, plan.token_of_slot] * plan.filled[..., None]
+    along = along[sample, plan.token_of_slot]
     return torch.cat((row, col), -1), along
 
 
@@ -188,61 +175,27 @@ def few_taps(table: Tensor, how: Resampling) -> bool:
 
 
 def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
-    """Each token's embedding (B, N, C), float32, by two products per block."""
+    """Each token's embedding (B, N, C), float32 at least, by two products per block."""
     plan = make_plan(grids)
     across, along = block_weights(plan, grids, table.shape[:2], how)
-    wide = lines_of(table.to(torch.float32)).double()
+    wide = lines_of(table.double())
     lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
-    cells = torch.matmul(along, lines).flatten(1, 2).to(torch.float32)  # (B, Q*BLOCK, C)
-    slots = plan.slot_of_token
-    room = slots < cells.shape[1]
-    cells = _Rearrange.apply(cells, slots.clamp(max=cells.shape[1] - 1), plan.token_of_slot, plan.filled)
-    return torch.where(room[..., None], cells, torch.full_like(cells, torch.nan))
+    cells = torch.matmul(along, lines).to(torch.promote_types(table.dtype, torch.float32)).flatten(1, 2)
+    slots, room = plan.slot_of_token, cells.shape[1]  # (B, Q*BLOCK, C)
+    first = torch.arange(cells.shape[0], device=cells.device)[:, None] * room
+    # An embedding, because its backward adds up without atomics.
+    cells_of_tokens = F.embedding(first + slots.clamp(max=room - 1), cells.flatten(0, 1))
+    return torch.where((slots < room)[..., None], cells_of_tokens, torch.full_like(cells_of_tokens, torch.nan))
 
 
 def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
     to_h, to_w = lengths(grids, table.shape[:2], how)
     rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], mode=how.mode, align_corners=how.align_corners)
     cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], mode=how.mode, align_corners=how.align_corners)
-    flat = table.to(torch.float32).flatten(0, 1)
-    cells = None
+    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)
+    cells = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
         for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
-            weight = (row_weight * col_weight).to(torch.float32)[..., None]
-            part = F.embedding(row * table.shape[1] + col, flat) * weight
-            cells = part if cells is None else cells + part
-    assert cells is not None
+            weight = (row_weight * col_weight).to(flat.dtype)[..., None]
+            cells = cells + F.embedding(row * table.shape[1] + col, flat) * weight
     return cells
-
-
-def _line(table: Tensor, position: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each token's cell of the 1-D table ([1,] N0, C) resized to its sample's length, (B, N, C) in ``dtype``."""
-    table = table.reshape(table.shape[-2:])
-    cells = axis_weights(position, length, len(table), mode="linear") @ table.to(torch.float32).double()
-    if table.dtype is torch.float64:
-        own = F.embedding(position.clamp(max=len(table) - 1), table)
-        return torch.where((length == len(table))[..., None], own, cells.to(torch.float32)).to(dtype)
-    return cells.to(torch.float32).to(dtype)
-
-
-def _same_size(grids: Grids, table_size: tuple[int, ...]) -> Tensor:
-    return (grids.h == table_size[0]) & (grids.w == table_size[1])
-
-
-class _Rearrange(torch.autograd.Function):
-    """``source[b, index[b, i]]``, and its adjoint as a gather by the inverse ``back`` where ``real``, not a scatter."""
-
-    @staticmethod
-    def forward(source: Tensor, index: Tensor, back: Tensor, real: Tensor) -> Tensor:
-        return source.gather(1, index[..., None].expand(-1, -1, source.shape[2]))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        _, back, real = ctx.saved_tensors
-        grad = grads[0].gather(1, back.flatten(1)[..., None].expand(-1, -1, grads[0].shape[2]))
-        # Chosen, not multiplied: a NaN in the gradient of a padding token stays out of the table's.
-        return torch.where(real.flatten(1)[..., None], grad, torch.zeros_like(grad)), None, None, None

@@ -38,37 +38,37 @@ _within = threading.local()
 def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
     if how := _ours(self, "_apply_learned_naflex_pos_embed", x, patch_coord):
-        choose.add_learned(x, self.pos_embed, patch_coord, *how)
+        choose.add(x, (self.pos_embed,), patch_coord, *how)
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the same positions and result, computed as sums of rows of the table."""
     if how := _ours(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord):
-        choose.add_learned(x, self.pos_embed, patch_coord, *how)
+        choose.add(x, (self.pos_embed,), patch_coord, *how)
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
     if how := _ours(self, "_apply_learned_pos_embed", x, grid_size):
-        choose.add_learned(x, self.pos_embed, grid_size, *how)
+        choose.add(x, (self.pos_embed,), grid_size, *how)
 
 
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
     if how := _ours(self, "_apply_factorized_naflex_pos_embed", x, patch_coord):
-        choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, *how)
+        choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the same positions and result, computed as sums of rows of the table."""
     if how := _ours(self, "_apply_factorized_naflex_pos_embed_grid_sample", x, patch_coord):
-        choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, patch_coord, *how)
+        choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
     if how := _ours(self, "_apply_factorized_pos_embed", x, grid_size):
-        choose.add_factorized(x, self.pos_embed_y, self.pos_embed_x, grid_size, *how)
+        choose.add(x, (self.pos_embed_y, self.pos_embed_x), grid_size, *how)
 
 
 def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[Resampling, str] | None:

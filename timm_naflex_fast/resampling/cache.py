@@ -3,7 +3,7 @@
 ``kept`` wraps a function whose result depends on its arguments alone. ``finished`` keeps tables that were made from a
 library's parameters, for as long as the parameters hold the same bits.
 
-The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``, or what :func:`set_limit` was given.
+The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``.
 """
 
 from __future__ import annotations
@@ -69,21 +69,24 @@ def finished(
     The contents of the sources are compared bit by bit on each call. Their version counters and addresses do not
     change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it.
     """
+    source = ("sources", *map(id, sources))
     with _lock:
-        source = _look_up(_source_key(sources))
-        if source is None or not all(map(_same_bits, source.contents, sources)):
-            _drop(_source_key(sources))
-            source = _Source(sources)
-            _keep(_source_key(sources), source)
+        generation, contents, keys = _look_up(source) or (0, (), dict[tuple[Any, ...], None]())
+        if not contents or not all(map(_same_bits, contents, sources)):
+            _drop(source)
+            with plainly():
+                contents = tuple(tensor.detach().clone() for tensor in sources)
+            generation, keys = next(_generations), {}
+            _keep(source, (generation, contents, keys))
     for size in sizes:
-        key = ("finished tables", source.generation, size, how)
+        key = ("finished tables", generation, size, how)
         table = _look_up(key)
         if table is None:
             with plainly():
                 table = build(size).contiguous()
-            source.finished.add(key)
+            keys[key] = None  # dropped together with the contents
             _keep(key, table)
-        _look_up(_source_key(sources))  # used as recently as its table
+        _look_up(source)  # used as recently as its table
         yield table
 
 
@@ -98,14 +101,14 @@ def unchanged(sources: tuple[Tensor, ...]) -> bool:
     if before != versions:
         _keep(key, versions)
         if before is not None:
-            _drop(_source_key(sources))
+            _drop(("sources", *map(id, sources)))
     return before == versions
 
 
 def forget(*sources: Tensor) -> None:
     """Drop what is kept of these sources: they are about to change."""
-    _drop(("versions", *map(id, sources)))
-    _drop(_source_key(sources))
+    for kind in ("versions", "sources"):
+        _drop((kind, *map(id, sources)))
 
 
 def clear_all() -> None:
@@ -114,14 +117,6 @@ def clear_all() -> None:
     with _lock:
         _entries.clear()
         _nbytes = 0
-
-
-def set_limit(nbytes: int) -> None:
-    """Keep at most so many bytes, all kinds together."""
-    global _limit
-    with _lock:
-        _limit = nbytes
-        _shrink()
 
 
 def usage() -> tuple[dict[str, int], int, int]:
@@ -141,33 +136,19 @@ def report() -> str:
 
 
 def plainly() -> ExitStack:
-    """Build what is kept in this context: no inference mode, gradient, autocast, default device or dispatch mode.
+    """Build what is kept in this context: no inference mode, gradient, autocast or dispatch mode.
 
-    A kept inference tensor could not be used in training later, and a fake one, of a tracer, never.
+    A kept inference tensor could not be used in training later, and a fake one, of a tracer, never. The caller's
+    default device stays: name a device wherever you make a tensor. (``torch.device`` as a context costs 3 us a call.)
     """
     stack = ExitStack()
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())
-    stack.enter_context(torch.device("cpu"))  # not the caller's default device
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             stack.enter_context(torch.autocast(device, enabled=False))
     return stack
-
-
-class _Source:
-    """The contents of some parameters, and the finished tables that were made from them."""
-
-    def __init__(self, sources: tuple[Tensor, ...]) -> None:
-        with plainly():
-            self.contents = tuple(source.detach().clone() for source in sources)
-        self.generation = next(_generations)
-        self.finished: set[tuple[Any, ...]] = set()
-
-
-def _source_key(sources: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    return ("sources", *map(id, sources))
 
 
 def _look_up(key: tuple[Any, ...]) -> Any:
@@ -194,8 +175,8 @@ def _drop(key: tuple[Any, ...]) -> None:
     with _lock:
         value = _entries.pop(key, None)
         _nbytes -= _bytes_of(value)
-        if isinstance(value, _Source):
-            for table in value.finished:
+        if key[0] == "sources" and value is not None:
+            for table in list(value[2]):
                 _drop(table)
 
 
@@ -207,8 +188,6 @@ def _shrink() -> None:
 def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256
-    if isinstance(value, _Source):
-        return _bytes_of(value.contents)
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 64 if value is not None else 0

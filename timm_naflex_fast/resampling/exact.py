@@ -19,12 +19,13 @@ Backward, in the reverse order. The gradient of the tokens passes through untouc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .cache import kept
 from .grids import Group
 from .matrices import Resampling, axis_matrix, taps
 from .tokens import Tokens
@@ -56,6 +57,7 @@ Plan = tuple[SparseSum, ...]
 """The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
 
 
+@kept("resize plans")
 def resize_plan(
     h: int,
     w: int,
@@ -70,14 +72,15 @@ def resize_plan(
     if how.sampler == "interpolate" and (h, w) == (h0, w0):
         return ()  # timm adds the table itself
     a_h, a_w = axis_matrix(0, h, w, h0, how, dtype), axis_matrix(1, h, w, w0, how, dtype)
-    together = both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), (h, w), w0)
-    # (index, weights) of each axis; "every" leaves the other axis alone: row i reads row i.
-    y, x = (taps(a.t() if adjoint else a) for a in (a_h, a_w))
-    every_row = torch.arange(h)[:, None], torch.ones(h, 1, dtype=dtype)
-    every_column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    together = both_axes_together(int(a_h.count_nonzero()), int(a_w.count_nonzero()), (h, w), w0)
+    y, x = (taps(a.t() if adjoint else a) for a in (a_h, a_w))  # (index, weights) of each axis
     if together:
-        plan: Plan = (_few_rows(_sparse_sum(y, x, w if adjoint else w0)),)
+        both = _sparse_sum(y, x, w if adjoint else w0)
+        plan: Plan = (_few_rows(both) if adjoint else both,)
     else:
+        # "every" leaves the other axis alone: row i reads row i.
+        every_row = torch.arange(h, device="cpu")[:, None], torch.ones(h, 1, dtype=dtype, device="cpu")
+        every_column = every_row[0][:1], every_row[1][:1]
         along_y = _sparse_sum(y, every_column, 1)  # its rows are whole lines, so there is one column
         along_x = _sparse_sum(every_row, x, w if adjoint else w0)
         plan = (along_x, along_y) if adjoint else (along_y, along_x)
@@ -100,7 +103,25 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
 
 
 def resample(
-    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype, plan: Callable[..., Plan] = resize_plan
+    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
+) -> Iterator[tuple[Group, Tensor]]:
+    """Each group with its cells (h*w, C), summed in ``dtype``: of a table (H0, W0, C), or (H0, C) and (W0, C)."""
+    if len(tables) == 1:
+        return resample_table(tables[0], groups, how, dtype)
+    return resample_lines(tables, groups, how, token_dtype, dtype)
+
+
+def gradients(
+    tokens: Tokens, shapes: Sequence[Sequence[int]], groups: list[Group], how: Resampling, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The adjoint of :func:`resample` and the add: the gradients of the tables from that of the tokens."""
+    if len(shapes) == 1:
+        return (table_gradient(tokens, shapes[0], groups, how, dtype),)
+    return line_gradients(tokens, [n0 for n0, _ in shapes], groups, how, dtype)
+
+
+def resample_table(
+    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group of samples with its cells: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
 
@@ -113,7 +134,7 @@ def resample(
     for same_height in _by_height(groups, how):
         strip = None
         for group in same_height:
-            sums = plan(group.h, group.w, size, how, False, dtype, table.device)
+            sums = resize_plan(group.h, group.w, size, how, False, dtype, table.device)
             if not sums:
                 yield group, own
             elif len(sums) == 1:
@@ -124,22 +145,17 @@ def resample(
 
 
 def table_gradient(
-    tokens: Tokens,
-    table_shape: torch.Size,
-    groups: list[Group],
-    how: Resampling,
-    dtype: torch.dtype,
-    plan: Callable[..., Plan] = resize_plan,
+    tokens: Tokens, shape: Sequence[int], groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> Tensor:
-    """The adjoint of :func:`resample` and the add: the gradient (H0, W0, C) of the table from that of the tokens."""
-    h0, w0, channels = table_shape
+    """The adjoint of :func:`resample_table` and the add: the table's gradient (H0, W0, C) from that of the tokens."""
+    h0, w0, channels = shape
     dtype, device = torch.promote_types(dtype, tokens.in_grid[0].dtype), tokens.in_grid[0].device
     grad = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
     for same_height in _by_height(groups, how):
         strip, along_y = None, None
         for group in same_height:
             cells = tokens.sum(group, dtype)
-            sums = plan(group.h, group.w, (h0, w0), how, True, dtype, device)
+            sums = resize_plan(group.h, group.w, (h0, w0), how, True, dtype, device)
             if len(sums) == 2:
                 part, along_y = sums[0](cells), sums[1]
                 strip = part if strip is None else strip.add_(part)
@@ -151,9 +167,10 @@ def table_gradient(
                 grad.index_add_(0, sums[0].rows, sums[0](cells))
         if strip is not None and along_y is not None:
             grad += along_y(strip.view(-1, w0 * channels)).view(-1, channels)
-    return grad.view(table_shape)
+    return grad.view(h0, w0, channels)
 
 
+@kept("line sums")
 def line_sum(
     axis: int,
     h: int,
@@ -168,17 +185,12 @@ def line_sum(
     if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:
         return None
     matrix = axis_matrix(axis, h, w, n0, how, dtype)
-    column = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=dtype)
+    column = torch.zeros(1, 1, dtype=torch.int64, device="cpu"), torch.ones(1, 1, dtype=dtype, device="cpu")
     return _sparse_sum(taps(matrix.t() if adjoint else matrix), column, 1).to(device)
 
 
 def resample_lines(
-    tables: tuple[Tensor, Tensor],
-    groups: list[Group],
-    how: Resampling,
-    token_dtype: torch.dtype,
-    dtype: torch.dtype = torch.float32,
-    plan: Callable[..., SparseSum | None] = line_sum,
+    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells of a factorized table: ``y + x`` of two 1-D tables, resized, cast to the tokens' dtype.
 
@@ -187,19 +199,14 @@ def resample_lines(
     for group in groups:
         lines = []
         for axis, table in enumerate(tables):
-            sums = plan(axis, group.h, group.w, len(table), how, False, dtype, table.device)
+            sums = line_sum(axis, group.h, group.w, len(table), how, False, dtype, table.device)
             line = table.detach() if sums is None else sums(table.detach().to(dtype).contiguous())
             lines.append(line[: (group.h, group.w)[axis]].to(token_dtype))
         yield group, (lines[0][:, None] + lines[1][None]).flatten(0, 1)
 
 
 def line_gradients(
-    tokens: Tokens,
-    lengths: tuple[int, int],
-    groups: list[Group],
-    how: Resampling,
-    dtype: torch.dtype = torch.float32,
-    plan: Callable[..., SparseSum | None] = line_sum,
+    tokens: Tokens, lengths: Sequence[int], groups: list[Group], how: Resampling, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
     """The adjoint of :func:`resample_lines` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
     first = tokens.in_grid[0]
@@ -209,7 +216,7 @@ def line_gradients(
         cells = tokens.sum(group, dtype).view(group.h, group.w, -1)
         for axis, grad in enumerate(grads):
             line = cells.sum(1 - axis)  # a row of y is read by all columns, and the other way round
-            sums = plan(axis, group.h, group.w, len(grad), how, True, dtype, first.device)
+            sums = line_sum(axis, group.h, group.w, len(grad), how, True, dtype, first.device)
             if sums is None:
                 grad[: len(line)] += line
             else:
@@ -229,10 +236,10 @@ def _sparse_sum(y: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], source_width
     """One sum for each pair of rows, of ``y`` and of ``x``: the products of their taps, on row-major cells."""
     index = (y[0][:, None, :, None] * source_width + x[0][None, :, None, :]).flatten(2).flatten(0, 1)
     weights = (y[1][:, None, :, None] * x[1][None, :, None, :]).flatten(2).flatten(0, 1)
-    read = weights != 0
-    counts = read.sum(1)
-    offsets = counts.cumsum(0) - counts
-    return SparseSum(index[read].to(torch.int32), offsets.to(torch.int32), weights[read])
+    counts = weights.count_nonzero(1)
+    read = weights.flatten().nonzero()[:, 0]
+    offsets = (counts.cumsum(0) - counts).to(torch.int32)
+    return SparseSum(index.flatten()[read].to(torch.int32), offsets, weights.flatten()[read])
 
 
 def _few_rows(sums: SparseSum) -> SparseSum:

@@ -18,11 +18,12 @@ from .matrices import Resampling
 
 
 def resample(
-    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype
+    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells (h*w, C): of one table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C).
 
     PyTorch can differentiate them in the tables. If the sizes match, they are the table itself, not converted.
+    ``dtype`` is not looked at: timm computes in float32.
     """
     for group in groups:
         h, w = group.h, group.w

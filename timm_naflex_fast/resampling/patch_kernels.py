@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .cache import finished, kept
-from .grids import check_mode, check_size
-from .matrices import resize_matrix
-from .precision import no_autocast, product_dtype
+from .matrices import check_mode, check_size, resize_matrix
+from .tokens import unusual
 
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
@@ -38,6 +38,20 @@ MOST_INNER = 4
 NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
 
 
+def product_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a product of ``dtype`` factors is at least as exact as IEEE ``dtype``.
+
+    This reads PyTorch's global settings and never changes them: another thread may use them.
+    """
+    if dtype is not torch.float32:
+        return dtype
+    try:
+        lowered = torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # PyTorch refuses to answer once its per-backend flags were set
+        lowered = True
+    return torch.float64 if lowered else dtype
+
+
 def pseudo_inverse(matrix: Tensor) -> Tensor:
     """pinv (n0, n) of a resize matrix (n, n0): they all have full rank, and a condition that can be squared."""
     if matrix.shape[0] < matrix.shape[1]:
@@ -45,47 +59,41 @@ def pseudo_inverse(matrix: Tensor) -> Tensor:
     return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
 
 
-@kept("pseudo-inverses")
-def axis_inverse(n: int, n0: int, mode: str, antialias: bool) -> Tensor:
-    """pinv(A_n) (n0, n), float64 on the CPU, of the matrix that resizes a line of n0 to n."""
-    return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, "cpu"))
+def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
+    """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
+    return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
 
 
-@kept("kernel factors")
-def factors(
-    old: Size, new: Size, mode: str, antialias: bool, inner: int, even: bool, dtype: torch.dtype, device: torch.device
+kept_inverse = kept("pseudo-inverses")(axis_inverse)
+
+
+def make_factors(
+    old: Size,
+    new: Size,
+    mode: str,
+    antialias: bool,
+    inner: int,
+    even: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    inverse: Callable[[int, int, str, bool], Tensor] = kept_inverse,
 ) -> Factors:
     """pinv(A_h)^T (h, H0) and pinv(A_w) (W0, w), the latter (x) I where ``inner`` values lie at every pixel.
 
     ``even``: the number of rows to be multiplied is even, so narrow matrices may take them in pairs.
     """
-    left, right = (None if n == n0 else axis_inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
+    left, right = (None if n == n0 else inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
     if left is not None:
         left = left.t().to(device, dtype).contiguous()
     if right is not None:
-        right = _with_inner(right, inner)
+        right = torch.kron(right, torch.eye(inner, dtype=right.dtype, device=right.device)) if inner > 1 else right
         if even and min(right.shape) <= NARROW:
-            right = torch.kron(torch.eye(2, dtype=right.dtype, device="cpu"), right)
+            right = torch.kron(torch.eye(2, dtype=right.dtype, device=right.device), right)
         right = right.to(device, dtype).contiguous()
     return left, right
 
 
-def traceable_factors(
-    old: Size, new: Size, mode: str, antialias: bool, inner: int, dtype: torch.dtype, device: torch.device
-) -> Factors:
-    """The same without pairs, computed within the graph, for TorchDynamo: it cannot look into a cache.
-
-    (Constants by ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
-    """
-    left, right = (
-        None if n == n0 else pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
-        for n, n0 in zip(new, old)
-    )
-    return None if left is None else left.t().to(dtype), None if right is None else _with_inner(right, inner).to(dtype)
-
-
-def _with_inner(right: Tensor, inner: int) -> Tensor:
-    return torch.kron(right, torch.eye(inner, dtype=right.dtype, device=right.device)) if inner > 1 else right
+factors = kept("kernel factors")(make_factors)
 
 
 def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int, device: torch.device) -> None:
@@ -97,7 +105,8 @@ def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int
 def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """``left @ x @ right`` for x (N, H, W) without autocast; the cheaper side first."""
     # Autocast is asked for first because torch 2.4 cannot export the context. Compiled graphs are guarded by its state.
-    with no_autocast(x.device) if torch.is_autocast_enabled(x.device.type) else nullcontext():
+    device = x.device.type
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         if left is None or right is None:
             return _times_left(left, _times_right(x, right))
         (h, height), width = left.shape, x.shape[2]
@@ -151,12 +160,7 @@ _constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
 
 def is_traced() -> bool:
     """Whether a tracer, a function transform or forward-mode AD needs PyTorch's own operations."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or unusual() is not None
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner: int) -> Tensor:
@@ -164,8 +168,10 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     how = (old, new, mode, antialias, inner)
     if torch.compiler.is_dynamo_compiling():
-        wide = _constant_product_dtype(dtype)
-        return _multiply(x.to(wide), *traceable_factors(*how, wide, x.device)).to(x.dtype)
+        # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
+        # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
+        wide, inverse = _constant_product_dtype(dtype), partial(axis_inverse, device=x.device)
+        return _multiply(x.to(wide), *make_factors(*how, False, wide, x.device, inverse)).to(x.dtype)
     product, wide = (_multiply, product_dtype(dtype)) if is_traced() else (_separable, dtype)
     return product(x.to(wide), *factors(*how, len(x) % 2 == 0, wide, x.device)).to(x.dtype)
 

@@ -1,49 +1,54 @@
-"""The adjoints of ``exact`` once more, as products of dense float64 matrices.
+"""``exact`` once more as products of dense float64 matrices, made of operations that PyTorch can differentiate.
 
-Slower, but made of operations that PyTorch can differentiate again and batch: for second derivatives and for
-``is_grads_batched``. Float64 is touched neither by autocast nor by TF32.
+Slower. It runs for second derivatives and for ``is_grads_batched``: PyTorch derives the adjoint from it. Float64 is
+touched neither by autocast nor by TF32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from .grids import Group
 from .matrices import Resampling, axis_matrix
-from .tokens import Tokens, sum_plainly
+
+Cells = Iterable[tuple[Group, Tensor]]
 
 
-def table_gradient(tokens: Tokens, table_shape: torch.Size, groups: list[Group], how: Resampling) -> Tensor:
-    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C)."""
-    device = tokens.in_grid[0].device
-    grad = torch.zeros(table_shape, dtype=torch.float64, device=device)
+def resample(tables: Sequence[Tensor], groups: list[Group], how: Resampling) -> Iterator[tuple[Group, Tensor]]:
+    """Each group with its cells (h*w, C): of a table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
+    table = tables[0]
+    size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))
     for group in groups:
-        cells = sum_plainly(tokens, group)
-        if how.sampler == "interpolate" and (group.h, group.w) == tuple(table_shape[:2]):
-            grad = grad + cells.view(table_shape)
-            continue
-        a_h, a_w = (_matrix(axis, group, table_shape[axis], how, device) for axis in (0, 1))
-        strip = (a_h.t() @ cells.view(group.h, -1)).view(len(grad), group.w, -1)
-        grad = grad + torch.matmul(a_w.t(), strip)
-    return grad
+        a_h, a_w = (axis_matrix(axis, group.h, group.w, n0, how).to(table) for axis, n0 in enumerate(size))
+        if len(tables) == 2:
+            yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
+        elif how.sampler == "interpolate" and (group.h, group.w) == size:  # timm adds the table itself
+            yield group, table.flatten(0, 1)
+        else:
+            strip = (a_h @ table.flatten(1)).view(group.h, *table.shape[1:])
+            yield group, torch.matmul(a_w, strip).flatten(0, 1)
 
 
-def line_gradients(
-    tokens: Tokens, lengths: tuple[int, int], groups: list[Group], how: Resampling
-) -> tuple[Tensor, ...]:
-    """The gradients (H0, C) and (W0, C) of the tables of a factorized embedding."""
-    first = tokens.in_grid[0]
-    grads = [torch.zeros(n0, first.shape[-1], dtype=torch.float64, device=first.device) for n0 in lengths]
-    for group in groups:
-        cells = sum_plainly(tokens, group).view(group.h, group.w, -1)
-        for axis, n0 in enumerate(lengths):
-            line = cells.sum(1 - axis)
-            same = how.sampler == "interpolate" and how.lengths(group.h, group.w)[axis] == n0
-            eye = torch.eye(len(line), n0, dtype=torch.float64, device=first.device)
-            grads[axis] = grads[axis] + (eye if same else _matrix(axis, group, n0, how, first.device)).t() @ line
-    return tuple(grads)
+def gradients(
+    g: Tensor, shapes: Sequence[Sequence[int]], make: Callable[[list[Tensor]], Cells], counts: list[tuple[int, int]]
+) -> Sequence[Tensor]:
+    """The gradients of some leaves of these shapes, float64, from that of the tokens ``g``.
 
-
-def _matrix(axis: int, group: Group, n0: int, how: Resampling, device: torch.device) -> Tensor:
-    return axis_matrix(axis, group.h, group.w, n0, how).to(device, torch.float64)
+    ``make(leaves)`` computes the cells of all groups, which ``Tokens.add`` would add to the tokens (see ``counts``).
+    """
+    with torch.enable_grad():
+        leaves = [torch.zeros(s, dtype=torch.float64, device=g.device, requires_grad=True) for s in shapes]
+        parts = {}
+        for group, cells in make(leaves):
+            behind = cells[:1] if group.pads else torch.zeros_like(cells[:1])
+            if group.cells is None:
+                cells = cells[: group.tokens]
+            else:  # a product, because the gradient of an index cannot be batched
+                cells = torch.nn.functional.one_hot(group.cells, len(cells)).double() @ cells
+            for sample in group.samples:
+                parts[sample] = torch.cat((cells, behind.expand(counts[sample][1], -1)))
+        tokens = torch.cat([parts[sample] for sample in range(len(counts))]).view(g.shape)
+    return torch.autograd.grad(tokens, leaves, g.double(), create_graph=torch.is_grad_enabled())

@@ -61,21 +61,6 @@ class Tokens(NamedTuple):
         return cells
 
 
-def sum_plainly(tokens: Tokens, group: Group) -> Tensor:
-    """What ``Tokens.sum`` returns, in float64, by operations that PyTorch can differentiate and batch."""
-    total = torch.stack([tokens.in_grid[sample] for sample in group.samples]).double().sum(0)
-    if group.cells is not None or group.tokens < group.h * group.w:
-        where = torch.arange(group.tokens, device=total.device) if group.cells is None else group.cells
-        places = torch.nn.functional.one_hot(where, group.h * group.w).double()  # (tokens, h*w)
-        total = places.t() @ total
-    if group.pads:
-        rest = sum(tokens.rest[sample].double().sum(0) for sample in group.samples)
-        first = torch.zeros(group.h * group.w, 1, dtype=torch.float64, device=total.device)
-        first[0] = 1
-        total = total + first * rest
-    return total
-
-
 class AddedInPlace(torch.autograd.Function):
     """Tells autograd that something linear in the tables has been added into ``x``, in place.
 
@@ -93,10 +78,8 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x`` itself, and those of the tables in the tables' shapes and dtypes."""
         (g,) = grads
-        if not any(ctx.needs_input_grad[2:]):
-            return g, None, *(None for _ in ctx.tables)
-        found = ctx.gradients(g)
-        return g, None, *(grad.reshape(shape).to(dtype) for grad, (shape, dtype) in zip(found, ctx.tables))
+        found = ctx.gradients(g) if any(ctx.needs_input_grad[2:]) else [None] * len(ctx.tables)
+        return g, None, *(grad if grad is None else grad.reshape(s).to(d) for grad, (s, d) in zip(found, ctx.tables))
 
 
 def unusual(*tensors: Tensor) -> str | None:
