@@ -40,10 +40,10 @@ def render_drift() -> str:
     headings = columns(found[BASELINE])
     lines = ([f"`{name}`", CONTENDERS[name], *cells(one, headings)] for name, one in found.items())
     table = speed_tables.markdown(["contender", "what it is", *headings.values()], lines)
-    facts = report["facts"]
+    made = report["made"]
     about = (
-        f"{report['survey']['images']:,} images; weights: {report['weights']}; {facts['Made with']}; "
-        f"{facts['Made on']}; `{facts['Command']}`. Plots and maps: results/drift/digits/report.html."
+        f"{report['survey']['images']:,} images; weights: {report['weights']}; {made['machine']}; "
+        f"torch {made['torch']}, timm {made['timm']}; {made['date']}; `{made['command']}`. Plots and maps: results/drift/digits/report.html."
     )
     return "\n".join([*table, "", about])
 

@@ -98,8 +98,8 @@ class Page(HTMLParser):
 def report():
     pytest.importorskip("matplotlib")
     found = survey(table_model(), batches(labels=True), WITHOUT_HF, pictures=2)
-    facts = {"Images": "8 (noise)", "Command": "naflex-fast drift <x>"}
-    return Report("tiny <vit>", "stand-in: drawn & random", facts, ["a.png: <no>"], found)
+    made = dict(command="naflex-fast drift <x>", date="2026-01-01", machine="m", torch="2", timm="1")
+    return Report("tiny <vit>", "stand-in: drawn & random", {"Images": "8 (noise)"}, made, ["a.png: <no>"], found)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,8 @@ def test_the_page_for_github_says_the_same(report, written):
     text = written["report.md"]
     assert text.startswith(f"# {headline(report.survey)}\n") and verdict(report.survey, True) in text
     assert "\n\n\n" not in text and all(f"| `{name}" in text for name in report.survey.drift)
-    assert "- Weights: stand-in: drawn & random\n- Images: 8 (noise)\n- Command: `naflex-fast drift <x>`\n" in text
+    assert "- Weights: stand-in: drawn & random\n- Images: 8 (noise)\n- Made with: torch 2, timm 1, m\n" in text
+    assert "- Command: `naflex-fast drift <x>`\n" in text
 
 
 @pytest.mark.parametrize("name", ["digits", "photos"])
@@ -163,7 +164,7 @@ def test_committed_reports_are_small_and_name_their_weights(name):
 
 def test_json_schema(written):
     record = json.loads(written["report.json"])
-    assert set(record) == {"model", "weights", "facts", "skipped", "survey", "headline", "verdict"}
+    assert set(record) == {"model", "weights", "facts", "made", "skipped", "survey", "headline", "verdict"}
     found = record["survey"]
     assert set(found) == {"images", "tolerance", "drift", "grids", "left_out"}
     assert set(found["drift"]) == set(found["grids"][0]["embed_rel_rms"]) == set(WITHOUT_HF)
@@ -216,7 +217,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     assert len(report["skipped"]) == 1 and facts["Number type"] == "bfloat16"
     assert facts["Sequence length"] == "36 patches at most" and "interp_mode bicubic" in facts["Its own resampling"]
     assert {"issue-2514-zeros", "timm-flag-bilinear", "matmul"} <= set(drifts)
-    assert facts["Command"].startswith("naflex-fast drift --model")
+    assert report["made"]["command"].startswith("naflex-fast drift --model")
     passes = re.search(r"(\d+) contenders on (\d+) batches: stock, ", printed.err)
     assert int(passes[1]) == len(drifts) and int(passes[2]) == 1
     Page((out / "report.html").read_text())

@@ -80,19 +80,16 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     advance = progress("measuring", len(runs) * len(batches))
     found = survey(model, batches, names, pictures=PICTURES if options.out else 0, after_pass=advance)
     own = {key: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
-    made = provenance(options.command)
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
         "Its own resampling": ", ".join(f"{key.removeprefix('pos_embed_')} {own[key]}" for key in own),
         "Number type": options.dtype,
         "Rounding": f"embeddings no farther apart than {found.tolerance:.1e}",
-        "Made with": f"torch {made['torch']}, timm {made['timm']}, {made['machine']}",
-        "Made on": made["date"],
-        "Command": made["command"],
     }
-    report = Report(options.model, weights, facts, getattr(batches, "skipped", []), found)
-    for line in report.skipped:
+    skipped = getattr(batches, "skipped", [])
+    report = Report(options.model, weights, facts, provenance(options.command), skipped, found)
+    for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)
     print(f"Drift from timm's own result: {report.model}; weights: {weights}; {found.images:,} images")
     headings = columns(found.drift[BASELINE])

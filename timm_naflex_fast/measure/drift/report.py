@@ -19,13 +19,15 @@ class Report:
     Attributes:
         model: its name.
         weights: which weights it held, in words; those that begin with "stand-in" are not trained ones.
-        facts: what was measured, and with what: {label: text}.
+        facts: what was measured: {label: text}.
+        made: command, date, machine and versions.
         skipped: the images that could not be read, each with the reason.
     """
 
     model: str
     weights: str
     facts: dict[str, str]
+    made: dict[str, Any]
     skipped: list[str]
     survey: Survey
 
