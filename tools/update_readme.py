@@ -43,7 +43,8 @@ def render_drift() -> str:
     made = report["made"]
     about = (
         f"{report['survey']['images']:,} images; weights: {report['weights']}; {made['machine']}; "
-        f"torch {made['torch']}, timm {made['timm']}; {made['date']}; `{made['command']}`. Plots and maps: results/drift/digits/report.html."
+        f"torch {made['torch']}, timm {made['timm']}; {made['date']}; `{made['command']}`. "
+        "Plots and maps: results/drift/digits/report.html."
     )
     return "\n".join([*table, "", about])
 

@@ -17,7 +17,7 @@ COLOURS = {
     "hf-siglip2": "#1b9aaa",
 }
 INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-BARE = ("axes.spines.top", "axes.spines.right", "legend.frameon")
+BARE = ("axes.spines.top", "axes.spines.right")
 LOOK = {
     **dict.fromkeys(INKED, INK),
     **dict.fromkeys(BARE, False),

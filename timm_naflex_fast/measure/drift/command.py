@@ -79,11 +79,15 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     advance = progress("measuring", len(runs) * len(batches))
     found = survey(model, batches, names, pictures=PICTURES if options.out else 0, after_pass=advance)
-    own = {key: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
+    own = {
+        key: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_") and value is not None
+    }
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "Its own resampling": ", ".join(f"{key.removeprefix('pos_embed_')} {own[key]}" for key in own),
+        "Its own resampling": ", ".join(
+            f"{key.removeprefix('pos_embed_')} {own[key]}" for key in own if own[key] is not None
+        ),
         "Number type": options.dtype,
         "Rounding": f"embeddings no farther apart than {found.tolerance:.1e}",
     }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..contenders import CONTENDERS
-from ..style import COLOURS, panels
+from ..style import COLOURS, INK, panels
 from .pictures import Picture
 from .survey import Survey
 
@@ -24,7 +24,7 @@ def curves(survey: Survey) -> str:
         look: dict[str, Any] = dict(color=COLOURS[name], marker=marker, markersize=4.5, linestyle="none", alpha=0.85)
         axes[0, 0].plot([grid.shrink for grid in survey.grids], values, **look, label=CONTENDERS[name])
     axes[0, 0].set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=8)
     return _address(figure, "svg")
 
 
@@ -49,8 +49,8 @@ def drift_map(picture: Picture, top: float) -> str:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
     bar = figure.colorbar(mapped, ax=axes, shrink=0.9, extend="max")
-    bar.set_label("difference (%)", fontsize=8)
-    bar.ax.tick_params(labelsize=8)
+    bar.set_label("difference (%)", color=INK, fontsize=8)
+    bar.ax.tick_params(colors=INK, labelsize=8)
     return _address(figure, "webp", pil_kwargs={"quality": 60})
 
 
