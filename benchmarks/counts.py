@@ -20,7 +20,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.measure.bench.pos_embed import races
+from timm_naflex_fast.measure.bench.pos_embed import race as make
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 from timm_naflex_fast.measure.provenance import provenance
@@ -180,11 +180,11 @@ def count_race(
     """A row per contender: what the race is, and its counts at ``channels``."""
     narrow = []
     for width in NARROW:
-        made = races([WORKLOADS[workload]], [batch], phases=[phase], contenders=contenders, channels=width)
-        race = next(made)  # it can run as long as the generator lives
-        counts = {one.name: count_step(one, race.about["x_bytes"], batch) for one in race.contenders}
+        with ExitStack() as on:
+            race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
+            counts = {one.name: count_step(one, race.about["x_bytes"], batch) for one in race.contenders}
         narrow.append(counts)
-    about = {name: race.about[name] for name in ("tokens", "length", "grids")}
+    about = {name: race.about[name] for name in ("tokens", "grids")}
     about["x_bytes"] = race.about["x_bytes"] // NARROW[1] * channels
     race_of = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels, **about)
     return [

@@ -119,7 +119,7 @@ def step(o: argparse.Namespace) -> dict[str, Any]:
     from timm_naflex_fast.backends import triton
 
     file = o.out / "bench.part"
-    options = "--batch 2 --channels 4 --rounds 1 --budget 0.01 --dtype float32 --no-memory".split()
+    options = "--batch 2 --channels 4 --rounds 1 --budget 0.01 --dtype float32".split()
     names = ["siglip", "diverse"] if o.quick else ["siglip", "diverse", "radio"]
     if o.device == "cuda":
         batches = "512" if o.quick else "1 64 512"

@@ -19,15 +19,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import Any
 
 from timm_naflex_fast.measure.bench.command import KEPT_HEAP
-from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, Row, run
-from timm_naflex_fast.measure.bench.report import print_race, write_json
+from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, Row, print_race, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable
+from timm_naflex_fast.measure.tables import check_writable, write_json
 
 HEAPS: dict[str, dict[str, str]] = {"default": {}, "kept": KEPT_HEAP}
 CONTENDERS = (BASELINE, "timm-flag-bilinear", "matmul", PLAIN_ADD)
@@ -65,10 +65,10 @@ def child(workload: str, batch: int, phase: str, contenders: Sequence[str], chan
     """Print the race's facts; then for each name on stdin run that contender and print the seconds it took."""
     import time
 
-    from timm_naflex_fast.measure.bench.pos_embed import races
+    from timm_naflex_fast.measure.bench.pos_embed import race as make
 
-    made = races([WORKLOADS[workload]], [batch], phases=[phase], contenders=contenders, channels=channels)
-    race = next(made)
+    on = ExitStack()  # the contenders' choices hold as long as it lives
+    race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=channels)
     by_name = {contender.name: contender for contender in race.contenders}
     ours = [contender.name for contender in race.contenders if contender.ours]
     print(json.dumps({"names": list(by_name), "ours": ours, "about": race.about}), flush=True)
@@ -91,7 +91,7 @@ def race_both(race: Sequence[Any], rounds: int, budget: float) -> Iterator[list[
             for name in one.facts["names"]
         )
         both = Race("pos_embed", workload, phase, batch, "float32", contenders)
-        rows = {row.contender: row for row in run(both, rounds, budget=budget, stopwatch=lambda work: work())}
+        rows = {row.contender: row for row in run(both, rounds, budget=budget, timed=lambda work: work())}
     finally:
         for one in children.values():
             one.close()
@@ -131,12 +131,12 @@ def main() -> None:
             for phase in options.phase:
                 race = workload, batch, phase, CONTENDERS, options.channels
                 for found in race_both(race, options.rounds, options.budget):
-                    print(f"heap: {found[0].about['heap']}")
-                    print_race(found)
+                    print_race(f"{workload} {phase}, B={batch}, heap: {found[0].about['heap']}", found)
                     rows += found
     if options.json:
         command = shlex.join(["uv", "run", "benchmarks/heap.py", *sys.argv[1:]])
-        write_json(options.json, rows, {**provenance(command), "kept_heap": KEPT_HEAP})
+        about = {**provenance(command), "kept_heap": KEPT_HEAP}
+        write_json(options.json, {**about, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
-OVER_BATCH = f"bench --workload diverse --batch 1 4 16 64 {FEW} --no-memory --budget 0.7"
-LARGE = (
-    "bench --workload diverse --batch 128 256 --contenders interpolate_cached matmul plain-add --no-memory --budget 0.7"
-)
+OVER_BATCH = f"bench --workload diverse --batch 1 4 16 64 {FEW} --budget 0.7"
+LARGE = "bench --workload diverse --batch 128 256 --contenders interpolate_cached matmul plain-add --budget 0.7"
 SMALL, BASE = "bench --model vit_small_patch16_224", "bench --model naflexvit_base_patch16_siglip"
 
 # Result file in results/, without .json: command. Ratios are only taken within one file.
@@ -28,8 +26,8 @@ COMMANDS = {
     "speed/diverse": "bench --workload diverse",
     "speed/others": f"bench --workload single imagenet extreme {FEW}",
     "speed/radio": f"bench --workload radio --phase infer frozen {FEW} --budget 1",
-    "speed/radio_train": f"bench --workload radio --phase train {FEW} --no-memory --budget 1",
-    "speed/small": "bench --batch 1 16 --phase infer train --no-memory --budget 0.4 "
+    "speed/radio_train": f"bench --workload radio --phase train {FEW} --budget 1",
+    "speed/small": "bench --batch 1 16 --phase infer train --budget 0.4 "
     "--contenders stock interpolate_cached matmul plain-add",
     "speed/bfloat16": "bench --workload siglip diverse --dtype bfloat16 --phase infer train --budget 1 "
     "--contenders stock timm-flag-bilinear matmul plain-add",

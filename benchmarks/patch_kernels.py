@@ -14,19 +14,20 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import timm_naflex_fast
-from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, run
-from timm_naflex_fast.measure.bench.report import print_race, write_json
+from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, print_race, run
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable
+from timm_naflex_fast.measure.tables import check_writable, write_json
 
 Size = tuple[int, int]
 
@@ -58,15 +59,14 @@ def inverse_2d(old: Size, new: Size) -> Tensor:
     return torch.linalg.pinv(resized.flatten(1))
 
 
-def race(old: Size, new: Size, layout: str, phase: str, kernels: int = 768) -> Race:
-    """The race of one pair of sizes, on float32 weights of ``kernels`` x 3 channels."""
+def race(old: Size, new: Size, layout: str, phase: str, kernels: int, on: ExitStack) -> Race:
+    """The race of one pair of sizes, on float32 weights of ``kernels`` x 3 channels; ``on`` holds our choice."""
     from timm.layers.patch_embed import PatchEmbedInterpolator
 
     linear, generator = layout == "linear", torch.Generator().manual_seed(0)
     shape = (kernels, old[0] * old[1] * IN_CHANS) if linear else (kernels, IN_CHANS, *old)
     weight = torch.randn(shape, generator=generator).requires_grad_(phase == "train")
     upstream = torch.randn((kernels, new[0] * new[1] * IN_CHANS) if linear else (kernels, IN_CHANS, *new))
-    on = ExitStack()
 
     def interpolator() -> Any:
         return PatchEmbedInterpolator(old, in_chans=IN_CHANS, embed_dim=kernels)
@@ -109,15 +109,7 @@ def race(old: Size, new: Size, layout: str, phase: str, kernels: int = 768) -> R
     sizes = ["x".join(map(str, size)) for size in (old, new)]
     about = {"layout": layout, "old": sizes[0], "new": sizes[1]}
     name = f"{sizes[0]}->{sizes[1]} {layout}"
-    return Race("patch_embed", name, phase, 0, "float32", tuple(made), about, lambda: on.close() or {})
-
-
-def races(phases: Sequence[str], kernels: int) -> Iterator[Race]:
-    """One race per pair of sizes, layout and phase."""
-    for old, new in SIZES:
-        for layout in LAYOUTS:
-            for phase in phases:
-                yield race(old, new, layout, phase, kernels)
+    return Race("patch_embed", name, phase, 0, "float32", tuple(made), about)
 
 
 def main() -> None:
@@ -131,13 +123,15 @@ def main() -> None:
     options = parser.parse_args()
     check_writable(options.json)
     rows = []
-    for one in races(options.phase, options.kernels):
-        found = run(one, options.rounds, budget=options.budget)
-        print_race(found)
+    for (old, new), layout, phase in product(SIZES, LAYOUTS, options.phase):
+        with ExitStack() as on:
+            made = race(old, new, layout, phase, options.kernels, on)
+            found = run(made, options.rounds, budget=options.budget)
+        print_race(made.title, found)
         rows += found
     if options.json:
         command = shlex.join(["uv", "run", "benchmarks/patch_kernels.py", *sys.argv[1:]])
-        write_json(options.json, rows, provenance(command))
+        write_json(options.json, {**provenance(command), "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ uv run benchmarks/plots.py results/speed/batches_train.json [more files] --out D
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
-from timm_naflex_fast.measure.bench.report import read_json
-from timm_naflex_fast.measure.style import COLOURS, INK, panels, require
+from timm_naflex_fast.measure.style import COLOURS, INK, panels
 
 FEW = {"stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul", PLAIN_ADD}
 
@@ -193,8 +193,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--out", default=".", metavar="DIR")
     options = parser.parse_args()
-    require("matplotlib", "this")
-    rows = [row for path in options.files for row in read_json(path)[0]]
+    rows = [Row(**row) for path in options.files for row in json.loads(Path(path).read_text())["rows"]]
     print(f"written: {', '.join(map(str, plot(rows, options.out)))}")
 
 

@@ -13,23 +13,23 @@ The plain add writes tables of the same size once and, in training, reads each o
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import islice
+from dataclasses import asdict, replace
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from timm_naflex_fast.measure.bench.meters import peak_memory
-from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, run
-from timm_naflex_fast.measure.bench.report import print_race, write_json
+from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, print_race, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable
+from timm_naflex_fast.measure.tables import check_writable, write_json
 from timm_naflex_fast.patching.install import enable
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -108,6 +108,25 @@ def _plain_add(shape: tuple[int, ...], blocks: int, g: Tensor | None) -> Contend
     return Contender(PLAIN_ADD, touch)
 
 
+def peak_memory(contender: Contender) -> int | None:
+    """Run a contender once on the CPU and return the most bytes that it held at once; None where not known.
+
+    The profiler records every allocation and release, also inside operators, and their running sum has a maximum.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints between the tables
+    from torch.profiler import ProfilerActivity, profile
+
+    argument = contender.prepare()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        contender.run(argument)
+    try:
+        events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+        changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    except AttributeError:  # a private interface, which another torch may not have
+        return None
+    return max(accumulate(changes), default=0)
+
+
 def main() -> None:
     """Run every race, print its table, and write the result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,20 +138,22 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     check_writable(options.json)
-    rows, memory = [], peak_memory(torch.device("cpu"))
+    rows = []
     for kind in options.type:
         for phase in ("infer", "train") if kind == "mixed" else ("infer",):
             names = list(CONTENDERS)
             for batch in sorted(options.batch):
                 with ExitStack() as on:
                     made = race(kind, batch, phase, names, on)
-                    found = run(made, options.rounds, budget=options.budget, peak_memory=memory)
-                print_race(found)
+                    found = run(made, options.rounds, budget=options.budget)
+                    peaks = {one.name: peak_memory(one) for one in made.contenders}
+                found = [replace(row, peak_bytes=peaks[row.contender]) for row in found]
+                print_race(made.title, found)
                 rows += found
                 names = [row.contender for row in found if row.median_ms <= 1e3 * options.patience]
     if options.json:
         command = shlex.join(["uv", "run", "benchmarks/rope.py", *sys.argv[1:]])
-        write_json(options.json, rows, provenance(command))
+        write_json(options.json, {**provenance(command), "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

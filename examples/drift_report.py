@@ -8,6 +8,7 @@ Either with --out DIR writes the report with its plots: report.html, report.md, 
 """
 
 import argparse
+import shlex
 import sys
 
 import digits
@@ -16,18 +17,16 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.drift import command
 from timm_naflex_fast.measure.models import reading
 
-PROGRAM = "uv run examples/drift_report.py"
-
 
 def report(options: argparse.Namespace) -> int:
-    options.arguments = sys.argv[1:]
+    options.command = shlex.join(["uv", "run", "examples/drift_report.py", *sys.argv[1:]])
     if options.model:
-        return command.drift(options, PROGRAM)
+        return command.drift(options)
     if options.images:
         raise ValueError("--images goes with --model NAME; without both, the digits are measured")
-    command.prepare(options)
+    command.check(options)
     checkpoint = options.checkpoint or digits.CHECKPOINT
-    with reading(checkpoint):
+    with reading(f"the checkpoint {checkpoint}"):
         model = digits.load_model(checkpoint)
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
@@ -39,7 +38,6 @@ def report(options: argparse.Namespace) -> int:
         options,
         weights=f"file {digits.Path(checkpoint).name}, trained by train_digits.py",
         source=f"scikit-learn's held-out digits, each in {len(digits.HELD_OUT_GRIDS)} grids",
-        program=PROGRAM,
     )
 
 

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.images import image_files
-from timm_naflex_fast.measure.models import DTYPES, load_model
+from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.tables import progress
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
@@ -236,7 +236,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
     parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     parser.add_argument("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the model and the embeddings (float32)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of the model and the embeddings (float32)",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
     parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")

@@ -4,9 +4,10 @@ No figure is typed by hand. benchmarks/measure.py measures, and examples/drift_r
 and tools/version_matrix.py do. Each result file holds the command that made it.
 """
 
+import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import api_page
 import drift_picture
@@ -14,8 +15,9 @@ import speed_tables
 import study
 import version_matrix
 
-from timm_naflex_fast.measure.contenders import NAMES
-from timm_naflex_fast.measure.drift.report import Report, cells, columns, read, words
+from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS
+from timm_naflex_fast.measure.drift.report import cells, columns
+from timm_naflex_fast.measure.drift.survey import Drift
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -26,36 +28,35 @@ import plots  # noqa: E402
 README, DRIFT, SPEED = ROOT / "README.md", ROOT / "results" / "drift", ROOT / "results" / "speed"
 
 
-def render_drift(contenders: Iterable[str] = NAMES) -> str:
-    """The table of drift on the digits, of those of the ``contenders`` that are in the report."""
-    report = digits()
-    found = report.survey
-    headings = ["contender", "what it is", *columns(found).values()]
-    lines = speed_tables.markdown(
-        headings,
-        ([f"`{name}`", words(report, name), *cells(found, name)] for name in found.drift if name in contenders),
-    )
-    made = report.made
+def drift_report(name: str) -> dict[str, Any]:
+    """One of the committed report.json."""
+    return json.loads((DRIFT / name / "report.json").read_text())
+
+
+def render_drift() -> str:
+    """The table of drift on the digits."""
+    report = drift_report("digits")
+    found = {name: Drift(**one) for name, one in report["survey"]["drift"].items()}
+    headings = columns(found[BASELINE])
+    lines = ([f"`{name}`", CONTENDERS[name], *cells(one, headings)] for name, one in found.items())
+    table = speed_tables.markdown(["contender", "what it is", *headings.values()], lines)
+    made = report["made"]
     about = (
-        f"{report.survey.images:,} images; weights: {report.weights}; {made['machine']}; torch {made['torch']}, "
-        f"timm {made['timm']}; {made['date']}; `{made['command']}`. Plots and maps: results/drift/digits/report.html."
+        f"{report['survey']['images']:,} images; weights: {report['weights']}; {made['machine']}; "
+        f"torch {made['torch']}, timm {made['timm']}; {made['date']}; `{made['command']}`. "
+        "Plots and maps: results/drift/digits/report.html."
     )
-    return "\n".join([*lines, "", about])
-
-
-def digits() -> Report:
-    """The digits' report."""
-    return read(DRIFT / "digits" / "report.json")
+    return "\n".join([*table, "", about])
 
 
 def render_drift_sentence() -> str:
     """How far grid_sample moves embeddings: on the digits, and on photos at SigLIP-2's usual number of tokens."""
-    photos = read(DRIFT / "photos" / "report.json").survey
+    digits, photos = (drift_report(name)["survey"]["grids"] for name in ("digits", "photos"))
     parts = []
-    for found in (digits().survey.grids, [g for g in photos.grids if g.grid[0] * g.grid[1] > 128]):
-        images = sum(grid.images for grid in found)
-        moved = sum(grid.embed_rel_rms["grid_sample"] ** 2 * grid.images for grid in found)
-        shrinks = [grid.shrink for grid in found]
+    for found in (digits, [one for one in photos if one["grid"][0] * one["grid"][1] > 128]):
+        images = sum(one["images"] for one in found)
+        moved = sum(one["embed_rel_rms"]["grid_sample"] ** 2 * one["images"] for one in found)
+        shrinks = [one["shrink"] for one in found]
         parts.append((min(shrinks), max(shrinks), 100 * (moved / images) ** 0.5))
     few, usual = parts
     return (
@@ -106,7 +107,7 @@ def draw() -> None:
     if compared:
         plots.times_faster([row for row in compared if row.contender in plots.FEW], SPEED / "times_faster.png")
     study.redraw()
-    drift_picture.draw(digits(), DRIFT / "digits" / "drift.png")
+    drift_picture.draw(drift_report("digits"), DRIFT / "digits" / "drift.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The tables that tools/ writes from result files, and the plots that benchmarks/ draws from them."""
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import measure as commands
@@ -10,7 +10,6 @@ import pytest
 import speed_tables
 from measured import row
 
-from timm_naflex_fast.measure.bench import report
 from timm_naflex_fast.measure.provenance import provenance
 from timm_naflex_fast.measure.tables import write_json
 
@@ -25,7 +24,7 @@ def results(tmp_path, monkeypatch):
     def write(name, *rows):
         path = tmp_path / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
-        report.write_json(path, list(rows), provenance("test"))
+        write_json(path, {**provenance("test"), "rows": [asdict(one) for one in rows]})
 
     write.folder = tmp_path
     return write

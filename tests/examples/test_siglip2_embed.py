@@ -17,8 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from timm_naflex_fast.measure.drift.inputs import NaFlexImages
-from timm_naflex_fast.measure.images import image_files, image_sources
+from timm_naflex_fast.measure.images import NaFlexImages, image_files, image_sources
 from timm_naflex_fast.measure.models import load_model
 
 EXAMPLES = Path(siglip2_embed.__file__).parent

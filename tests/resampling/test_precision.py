@@ -1,7 +1,6 @@
 """The dtype of products, and that autocast leaves them alone."""
 
 import torch
-
 from timm_naflex_fast.resampling.precision import no_autocast, product_dtype
 
 

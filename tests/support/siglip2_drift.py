@@ -16,8 +16,7 @@ from oracles import is_pristine
 from torch import Tensor, nn
 
 import timm_naflex_fast
-from timm_naflex_fast.measure.drift.inputs import NaFlexImages
-from timm_naflex_fast.measure.images import image_sources
+from timm_naflex_fast.measure.images import NaFlexImages, image_sources
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.patching.modes import MODES
 

@@ -232,13 +232,16 @@ def _try(device: torch.device) -> bool:
     """A small table resampled to two grids, one of them in another order, and its gradient: here and on the CPU."""
     from . import choose
 
+    def on_cpu(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+        choose.add(x, (table,), patch_coord, how)
+
     results = []
     try:
         with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
             coord = torch.zeros(2, 12, 2, dtype=torch.int64)
             coord[0] = torch.cartesian_prod(torch.arange(3), torch.arange(4))
             coord[1, :10] = torch.cartesian_prod(torch.arange(5), torch.arange(2)).flip(0)
-            for place, add in ((device, add_learned), (torch.device("cpu"), lambda x, p, *how: choose.add(x, (p,), *how))):
+            for place, add in ((device, add_learned), (torch.device("cpu"), on_cpu)):
                 table = torch.arange(480.0).sin().view(6, 5, 16).to(place).requires_grad_()
                 x = torch.zeros(2, 12, 16, device=place)
                 add(x, table, coord.to(place), Resampling())

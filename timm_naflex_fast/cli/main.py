@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)
     module.add_arguments(parser)
     options = parser.parse_args(rest)
-    options.arguments = arguments
+    options.arguments, options.command = arguments, shlex.join(["naflex-fast", *arguments])
     return run(parser.prog, getattr(module, function), options)
 
 

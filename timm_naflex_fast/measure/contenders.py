@@ -5,8 +5,7 @@ The names and their words need neither torch nor timm, so a command can define i
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -30,29 +29,6 @@ CONTENDERS = {
     "hf-siglip2": "the loop in HF transformers' Siglip2",
 }
 NAMES, OURS = tuple(CONTENDERS), tuple(CONTENDERS)[1:4]
-OLD_NAMES = {
-    "stock-bilinear": "timm-flag-bilinear",
-    "stock-bicubic": "timm-flag-bicubic",
-    "issue-2514": "issue-2514-zeros",
-    "floor": PLAIN_ADD,
-}
-
-
-def check_names(names: Iterable[str], valid: Iterable[str] = NAMES) -> list[str]:
-    """The contenders' names, each once; a name of an earlier release becomes the present one, with a warning.
-
-    Raises:
-        ValueError: a name that is not in ``valid``.
-    """
-    found, valid = [], tuple(valid)
-    for name in names:
-        if name in OLD_NAMES:
-            warnings.warn(f"the contender {name!r} is now called {OLD_NAMES[name]!r}", FutureWarning, stacklevel=2)
-            name = OLD_NAMES[name]
-        if name not in valid:
-            raise ValueError(f"{name!r} is not a contender; valid: {', '.join(valid)}")
-        found.append(name)
-    return list(dict.fromkeys(found))
 
 
 def missing(name: str, embeds: Any) -> str | None:
@@ -79,18 +55,12 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
     contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``, which adds in place.
 
     Args:
-        name: one of ``NAMES``.
+        name: one of ``NAMES`` that is not :func:`missing`.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
-
-    Raises:
-        ValueError: no such name, or it cannot run on this model.
     """
     from ..patching.install import enable
 
-    check_names([name])
     embeds: Any = getattr(model, "embeds", model)
-    if why := missing(name, embeds):
-        raise ValueError(f"{name!r} cannot be measured: {why}")
     # Attributes of the one instance hide those of timm's class.
     own: dict[str, Any] = {} if name in OURS else _methods(name, embeds)
     if name.startswith("timm-flag"):

@@ -1,10 +1,11 @@
-"""Images to measure on: the files of a folder, or scikit-image's photos."""
+"""Images to measure on: the files of a folder or scikit-image's photos, and their way into a model."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,6 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
 ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
 PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".join(f"{w}:{h}" for w, h in ASPECTS)
-
-
-def unreadable_errors() -> tuple[type[Exception], ...]:
-    """What Pillow raises on a file that is no image, is cut off, or would fill the memory."""
-    from PIL import Image
-
-    return (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 
 
 def image_files(folder: str | Path) -> list[Path]:
@@ -48,34 +42,62 @@ def image_sources(folder: str | Path) -> list[Source]:
     return [(str(path.relative_to(folder)), partial(Image.open, path)) for path in image_files(folder)]
 
 
-def read_shapes(folder: str | Path, shape_of: Callable[[int, int], T]) -> tuple[list[T], list[str]]:
-    """Read the size of each image under ``folder`` from its header; no pixel is decoded.
-
-    Args:
-        folder: searched recursively.
-        shape_of: called with height and width in pixels; its ValueError means that the image cannot be used.
-
-    Returns:
-        What ``shape_of`` gave, in file order; and a line for each file that cannot be read, with the reason.
+def read(sources: Sequence[Source], use: Callable[[Any], T], skipped: list[str]) -> Iterator[tuple[str, T]]:
+    """Name and ``use(image)`` of each image; one that cannot be read goes to ``skipped``, with the reason.
 
     Raises:
-        ValueError: not a readable folder, or no readable image in it.
+        ValueError: none can be read.
     """
     from PIL import Image
 
-    shapes, skipped = [], []
-    for name, load in image_sources(folder):
+    for name, load in sources:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                with load() as image:
-                    width, height = image.size
-            shapes.append(shape_of(height, width))
-        except unreadable_errors() as error:
+            with load() as image:
+                result = use(image)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             skipped.append(f"{name}: {error}")
-    if not shapes:
-        raise ValueError(f"none of the images in {folder} can be read: {'; '.join(skipped)}")
-    return shapes, skipped
+        else:
+            yield name, result
+    if len(skipped) == len(sources):
+        raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
+
+
+class NaFlexImages:
+    """Images as NaFlex batches without labels, through timm's eval transforms and collation.
+
+    Args:
+        sources: in the order wanted; see :func:`image_sources`.
+        model: its data configuration (mean, std, interpolation) and patch size are used.
+        max_seq_len: most patches an image is resized to.
+        batch_size: images per batch.
+    """
+
+    def __init__(self, sources: Sequence[Source], model: Any, max_seq_len: int = 256, batch_size: int = 16) -> None:
+        from timm.data import create_transform, resolve_data_config
+
+        config = resolve_data_config(model=model)
+        keep = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+        size = tuple(model.embeds.patch_size)
+        self._prepare = create_transform(**keep, naflex=True, patch_size=size, max_seq_len=max_seq_len, patchify=True)
+        self._sources, self._length, self._batch_size = sources, max_seq_len, batch_size
+        self.skipped: list[str] = []
+
+    def __len__(self) -> int:
+        return -(-len(self._sources) // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
+        """Batches in order, with a list of "names"; an image that cannot be decoded is skipped, listed in ``skipped``.
+
+        Raises:
+            ValueError: none could be decoded.
+        """
+        from timm.data.naflex_dataset import NaFlexCollator
+
+        self.skipped, collate = [], NaFlexCollator(max_seq_len=self._length)
+        samples = read(self._sources, lambda image: (self._prepare(image.convert("RGB")), 0), self.skipped)
+        while batch := list(islice(samples, self._batch_size)):
+            names, prepared = zip(*batch)
+            yield {**collate(prepared)[0], "names": names}, None
 
 
 def photos() -> list[Source]:
@@ -84,13 +106,10 @@ def photos() -> list[Source]:
     Raises:
         RuntimeError: scikit-image is not installed.
     """
-    try:
-        import skimage.data
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise RuntimeError(
-            "without --images DIR, drift is measured on scikit-image's photos: pip install scikit-image"
-        ) from error
+    if find_spec("skimage") is None:
+        raise RuntimeError("drift without --images DIR needs scikit-image's photos: pip install scikit-image")
+    import skimage.data
+    from PIL import Image, ImageOps
 
     def crop(name: str, wide: int, high: int) -> Any:
         image = Image.fromarray(getattr(skimage.data, name)())
@@ -98,7 +117,9 @@ def photos() -> list[Source]:
         return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
 
     # Neighbours in the list differ in photo and in aspect ratio.
-    turned = [
-        (name, ASPECTS[(p + turn) % len(ASPECTS)]) for turn in range(len(ASPECTS)) for p, name in enumerate(PHOTOS)
-    ]
-    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, (w, h) in turned]
+    found: list[Source] = []
+    for turn in range(len(ASPECTS)):
+        for place, name in enumerate(PHOTOS):
+            w, h = ASPECTS[(place + turn) % len(ASPECTS)]
+            found.append((f"{name} {w}:{h}", partial(crop, name, w, h)))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ def provenance(command: str) -> dict[str, Any]:
     import timm
     import torch
 
-    machine = f"{os.cpu_count()} CPU cores, {_cpu()}, {torch.get_num_threads()} threads"
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else None
+    cpu = f"{named[1].strip() if named else platform.processor()} ({platform.machine()})"
+    machine = f"{os.cpu_count()} CPU cores, {cpu}, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(
@@ -25,11 +29,3 @@ def provenance(command: str) -> dict[str, Any]:
         torch=torch.__version__,
         timm=timm.__version__,
     )
-
-
-def _cpu() -> str:
-    """The processor's name and architecture, e.g. "AMD EPYC (x86_64)"."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{(names or [platform.processor()])[0]} ({platform.machine()})"

@@ -16,32 +16,23 @@ COLOURS = {
     "issue-2514-zeros": "#b0704f",
     "hf-siglip2": "#1b9aaa",
 }
-
-
-def require(module: str, option: str) -> None:
-    """Raise RuntimeError unless ``module`` is installed; ``option`` is what needs it, e.g. "--out"."""
-    try:
-        __import__(module)
-    except ImportError as error:
-        raise RuntimeError(f"{option} needs {module}: pip install {module}") from error
+INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+BARE = ("axes.spines.top", "axes.spines.right")
+LOOK = {
+    **dict.fromkeys(INKED, INK),
+    **dict.fromkeys(BARE, False),
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.5},
+}
 
 
 def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
-    """A figure without background and its (rows, columns) array of axes; sizes in inches per panel.
+    """A figure and its (rows, columns) array of axes; sizes in inches per panel. Save it with ``transparent=True``.
 
-    It uses no pyplot, so nothing global changes and no display is needed. Save it with ``transparent=True``.
+    It uses no pyplot, so nothing global changes and no display is needed.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for panel in axes.flat:
-        panel.patch.set_alpha(0)
-        panel.grid(True, color=FAINT, linewidth=0.5)
-        panel.set_axisbelow(True)
-        panel.tick_params(colors=INK, which="both")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.spines[["left", "bottom"]].set_color(INK)
-        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
-            text.set_color(INK)
-    return figure, axes
+    with rc_context(LOOK):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        return figure, figure.subplots(rows, columns, squeeze=False)

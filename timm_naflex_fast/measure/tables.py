@@ -1,4 +1,4 @@
-"""What commands print and write: tables, progress, JSON files."""
+"""What commands read, print and write: numbers, tables, progress, JSON files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 QUIET_SECONDS = 10.0  # progress prints a line this often
+
+
+def positive(text: str) -> int:
+    """An option's whole number; below 1 it is a ValueError, which argparse reports."""
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
 
 
 def print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -26,17 +33,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 1 else 3}f}" if value < 10 else f"{value:.1f}"
 
 
-def check_writable(file: str | Path | None = None, folder: str | Path | None = None) -> None:
-    """Find out before the measurement whether the results can be written; ``folder`` is made.
+def check_writable(file: str | Path | None) -> None:
+    """Find out before the measurement whether the results can be written.
 
     Raises:
-        OSError: ``file`` cannot be written, or ``folder`` cannot be made or written in; names it.
+        OSError: ``file`` cannot be written; names it.
     """
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    for path, place in ((folder, folder), (file, file and Path(file).parent)):
-        if path is not None and (not os.access(place or path, os.W_OK) or (path == file and Path(path).is_dir())):
-            raise OSError(f"{path} cannot be written")
+    if file is not None and (not os.access(Path(file).parent, os.W_OK) or Path(file).is_dir()):
+        raise OSError(f"{file} cannot be written")
 
 
 def write_json(path: str | Path, record: dict[str, Any]) -> None:

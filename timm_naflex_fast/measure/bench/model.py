@@ -2,10 +2,11 @@
 
 | phase | what is timed |
 | --- | --- |
-| infer | the forward pass, eval mode, under ``torch.inference_mode`` |
 | train | forward, cross entropy over 1,000 classes, backward, AdamW's step, zeroing the gradients |
+| infer | the forward pass, eval mode, under ``torch.inference_mode`` |
 
-The batch is one that timm's NaFlex collator makes, of random patches. A dtype other than float32 runs under autocast.
+The batch has random patches, padded and numbered as timm's NaFlex collator does it. A dtype other than float32 runs
+under autocast.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import product
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...patching.install import enable
 from ...patching.modes import Mode
@@ -28,45 +28,27 @@ from .meters import WARMUPS, mark, seconds
 from .race import Contender, Race, Row
 from .workloads import Workload, coordinates
 
-PHASES = ("infer", "train")
-DTYPES = ("float32", "bfloat16")
+CHOICES: dict[str, list[Any]] = dict(
+    batches=[8], dtypes=["float32"], phases=["train", "infer"], contenders=[BASELINE, "matmul"]
+)
 CLASSES = 1000
-STEP_WORDS = {"train": "a training step", "infer": "an inference"}
+STEPS = {"train": "a training step", "infer": "an inference"}
 
 
-def races(
-    model: Any,
-    name: str,
-    workloads: Sequence[Workload],
-    batches: Sequence[int] = (8,),
-    dtypes: Sequence[str] = ("float32",),
-    phases: Sequence[str] = PHASES,
-    contenders: Sequence[str] = (BASELINE, "matmul"),
-) -> Iterator[Race]:
-    """One race per dtype, workload, batch size and phase. All contenders run the same model, switched before each run.
-
-    A race can run until the next one is asked for.
-    """
-    for dtype, workload, batch, phase in product(dtypes, workloads, sorted(set(batches)), phases):
-        with ExitStack() as stack:
-            race = _race(model, workload, batch, dtype, phase, contenders, stack)
-            race.about["model"] = name
-            yield race
-
-
-def _race(
-    model: Any, workload: Workload, batch: int, dtype: str, phase: str, contenders: Sequence[str], stack: ExitStack
+def race(
+    model: Any, workload: Workload, batch: int, dtype: str, phase: str, contenders: Sequence[str], on: ExitStack
 ) -> Race:
-    device = next(model.parameters()).device
+    """The race of these contenders on whole steps of one model, which is switched before each; ``on`` ends it."""
+    device = next(model.parameters()).device.type
     grids = workload.grids(batch)
-    images, targets = _collate(grids, model.embeds.patch_size)
-    images = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in images.items()}
-    targets = targets.to(device)
+    coord, lengths = coordinates(grids).to(device), torch.tensor([h * w for h, w in grids], device=device)
+    pixels = 3 * model.embeds.patch_size[0] * model.embeds.patch_size[1]
+    images = {"patches": torch.randn(*coord.shape[:2], pixels, device=device), "patch_coord": coord}
+    images["patch_valid"] = torch.arange(coord.shape[1], device=device) < lengths[:, None]
+    targets = torch.randint(CLASSES, (batch,), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    marks = stack.enter_context(_marked(model.embeds, device))
-    shares: dict[str, list[tuple[list[Any], Any, Any]]] = defaultdict(list)
-    autocast = partial(torch.autocast, device.type, getattr(torch, dtype), enabled=dtype != "float32")
-    on = stack.enter_context(ExitStack())  # holds the present contender's choice
+    autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
+    shares, embeds_share = defaultdict[str, list[float]](list), dict[str, float]()
 
     def prepare(contender: str) -> str:
         on.close()
@@ -75,60 +57,32 @@ def _race(
         model.train(phase == "train")
         return contender
 
-    def infer() -> None:
-        with torch.inference_mode(), autocast():
-            model(images)
-
-    def train() -> None:
-        with autocast():
-            out = model(images)
-        nn.functional.cross_entropy(out.float(), targets).backward()
-        marks.append(mark(device))
-        optimizer.step()
-        optimizer.zero_grad()
-
     def step(contender: str) -> None:
-        marks.clear()
-        start = mark(device)
-        (train if phase == "train" else infer)()
-        shares[contender].append((list(marks), start, mark(device)))
+        with _marked(model.embeds, device) as marks:
+            with torch.inference_mode(phase == "infer"), autocast():
+                out = model(images)
+            if phase == "train":
+                nn.functional.cross_entropy(out.float(), targets).backward()
+                marks.append(mark(device))
+                optimizer.step()
+                optimizer.zero_grad()
+        shares[contender].append(_share(marks))
+        embeds_share[contender] = statistics.median(shares[contender][WARMUPS[device] :] or [0])
 
-    def finish() -> dict[str, Any]:
-        counted = {name: steps[WARMUPS[device.type] :] for name, steps in shares.items()}
-        return {"embeds_share": {name: statistics.median(map(_share, steps)) for name, steps in counted.items()}}
-
-    about = dict(
-        tokens=sum(h * w for h, w in grids),
-        length=images["patches"].shape[1],
-        grids=len(set(grids)),
-        device=device.type,
-    )
-    made = tuple(Contender(c, step, partial(prepare, c), ours=c != BASELINE) for c in contenders)
-    return Race("model", workload.name, phase, batch, dtype, made, about, finish)
-
-
-def _collate(grids: list[tuple[int, int]], patch_size: tuple[int, int]) -> tuple[dict[str, Any], Tensor]:
-    """A batch of random patches in these grids, and its classes, as timm's loader gives them to a model."""
-    from timm.data.naflex_dataset import NaFlexCollator
-
-    generator = torch.Generator().manual_seed(0)
-    samples = []
-    for h, w in grids:
-        patches = torch.randn(h * w, 3 * patch_size[0] * patch_size[1], generator=generator)
-        valid = torch.ones(h * w, dtype=torch.bool)
-        sample = dict(patches=patches, patch_coord=coordinates([(h, w)])[0], patch_valid=valid)
-        samples.append((sample, int(torch.randint(CLASSES, (), generator=generator))))
-    return NaFlexCollator(max_seq_len=max(h * w for h, w in grids))(samples)
+    about = dict(grids=len(set(grids)), tokens=int(lengths.sum()), device=device, embeds_share=embeds_share)
+    about["model"] = model.pretrained_cfg["architecture"]
+    made = tuple(Contender(name, step, partial(prepare, name), ours=name != BASELINE) for name in contenders)
+    return Race("model", workload.name, phase, batch, dtype, made, about)
 
 
 @contextmanager
-def _marked(embeds: nn.Module, device: torch.device) -> Iterator[list[Any]]:
-    """Yields a list that gets marks: where the embeddings' forward begins and ends, and where their backward begins.
+def _marked(embeds: nn.Module, device: str) -> Iterator[list[Any]]:
+    """Yields the marks of a step: its start, where the embeddings' forward begins and ends and their backward begins.
 
     The embeddings run first, so their backward runs last: from the moment when the gradient of their output is known
-    to the end of the backward.
+    to the end of the backward. The last mark is the step's end.
     """
-    marks: list[Any] = []
+    marks = [mark(device)]
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         marks.append(mark(device))
@@ -139,39 +93,31 @@ def _marked(embeds: nn.Module, device: torch.device) -> Iterator[list[Any]]:
     enter = embeds.register_forward_pre_hook(lambda *_: marks.append(mark(device)))
     with enter, embeds.register_forward_hook(leave):
         yield marks
+    marks.append(mark(device))
 
 
-def _share(step: tuple[list[Any], Any, Any]) -> float:
+def _share(marks: list[Any]) -> float:
     """Which share of a step the embeddings take; their marks come in pairs, beginning and end."""
-    marks, start, end = step
-    return sum(map(seconds, marks[::2], marks[1::2])) / seconds(start, end)
+    start, *pairs, end = marks
+    return sum(map(seconds, pairs[::2], pairs[1::2])) / seconds(start, end)
 
 
 def conclude(rows: Sequence[Row]) -> Iterator[str]:
     """One sentence per batch of a model: how much of a step each of our strategies saves."""
-    found: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
-    for row in sorted(rows, key=lambda row: row.phase, reverse=True):  # train before infer
-        place = row.about["model"], row.workload, row.batch, row.dtype
-        found[place, row.contender][row.phase] = row
-    for (place, contender), phases in found.items():
-        pairs = [
-            (found[place, BASELINE][phase], own) for phase, own in phases.items() if phase in found[place, BASELINE]
-        ]
-        if contender == BASELINE or not pairs:
-            continue
-        model, workload, batch, dtype = place
-        spreads = [row.spread for pair in pairs for row in pair if row.spread is not None]
+    batches = defaultdict[Any, list[Row]](list)
+    for row in rows:
+        batches[row.about["model"], row.workload, row.batch, row.dtype].append(row)
+    for (model, workload, batch, dtype), found in batches.items():
+        spreads = [row.spread for row in found if row.spread is not None]
         noise = f"differ by up to {100 * max(spreads):.1f} %" if spreads else "were too few to tell the noise"
-        yield (
-            f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{contender}` "
-            f"{' and '.join(_saving(*pair) for pair in pairs)}; rounds of the same code {noise}."
-        )
+        for name in dict.fromkeys(row.contender for row in found if row.ours and row.times_faster):
+            savings = " and ".join(_saving(row) for row in found if row.contender == name)
+            yield (
+                f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{name}` {savings}; "
+                f"rounds of the same code {noise}."
+            )
 
 
-def _saving(stock: Row, own: Row) -> str:
-    saved = 1 - own.median_ms / stock.median_ms
-    before, after = (100 * row.about["embeds_share"][row.contender] for row in (stock, own))
-    return (
-        f"{'saves' if saved >= 0 else 'adds'} {abs(100 * saved):.1f} % {'of' if saved >= 0 else 'to'} "
-        f"{STEP_WORDS[own.phase]} (embeddings: {before:.1f} % of it before, {after:.1f} % after)"
-    )
+def _saving(row: Row) -> str:
+    saved = 100 * (1 - 1 / (row.times_faster or 1))
+    return f"{'saves' if saved >= 0 else 'adds'} {abs(saved):.1f} % {'of' if saved >= 0 else 'to'} {STEPS[row.phase]}"

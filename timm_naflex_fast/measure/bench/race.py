@@ -1,22 +1,23 @@
-"""Contenders that do the same work, timed in turns: each round runs each of them once, so that noise falls on all."""
+"""Contenders that do the same work, timed in turns: each round runs each of them once, so that noise falls on all.
+
+And the table of what came out.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ..contenders import BASELINE, PLAIN_ADD
+from ..tables import number, print_table, progress
+from .meters import WARMUPS, peak_memory, stopwatch
 
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
-
-
-def _nothing() -> None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Contender:
 
     name: str
     run: Callable[[Any], Any]
-    prepare: Callable[[], Any] = _nothing
+    prepare: Callable[[], Any] = lambda: None
     ours: bool = False
 
 
@@ -42,7 +43,6 @@ class Race:
         contenders: in the order of the table's rows.
         about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
             ``"left_out"``: {contender: why it does not run}.
-        finish: called after the last round; gives further facts.
     """
 
     suite: str
@@ -52,7 +52,14 @@ class Race:
     dtype: str
     contenders: tuple[Contender, ...]
     about: dict[str, Any] = field(default_factory=dict)
-    finish: Callable[[], dict[str, Any]] = dict
+
+    @property
+    def title(self) -> str:
+        """The race in words, e.g. "pos_embed siglip train, B=64, float32, 16x16 bilinear, 51 grids, 15,000 tokens"."""
+        words = [f"{self.suite} {self.workload} {self.phase}", f"B={self.batch}" if self.batch else "", self.dtype]
+        words += [self.about.get("model", ""), self.about.get("table", "")]
+        words += [f"{self.about[key]:,} {key}" for key in ("grids", "tokens") if key in self.about]
+        return ", ".join(filter(None, [*words, self.about.get("device")]))
 
 
 @dataclass(frozen=True)
@@ -83,80 +90,62 @@ class Row:
     spread: float | None = None
 
 
-def on_cpu(work: Callable[[], Any]) -> float:
-    """The seconds that ``work`` takes on a CPU."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def run(
     race: Race,
     rounds: int,
     *,
-    warmup: int = 1,
-    budget: float | None = None,
-    stopwatch: Callable[[Callable[[], Any]], float] = on_cpu,
-    peak_memory: Callable[[Contender], int | None] | None = None,
-    advance: Callable[[], Any] = _nothing,
+    device: str = "cpu",
+    budget: float = math.inf,
+    timed: Callable[[Callable[[], Any]], float] | None = None,
 ) -> list[Row]:
-    """Time each contender ``rounds`` times, in turns, after ``warmup`` rounds that do not count.
+    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count; print the progress.
 
     Args:
         race: the contenders and what they do.
         rounds: at least 1.
-        warmup: the first rounds compile, fill caches and map memory.
+        device: "cpu" or "cuda".
         budget: seconds; a contender that would need more (as its last warm-up shows) runs in fewer rounds, at least
             ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
-        stopwatch: runs the work that it gets and returns the seconds that took.
-        peak_memory: the most bytes that a contender holds at once, measured after the timed rounds.
-        advance: called after each single run.
+        timed: runs the work that it gets and returns the seconds that took; the device's clock if not given.
 
     Returns:
         A row per contender.
     """
+    timed = timed or stopwatch(device)
+    advance = progress(race.title, len(race.contenders) * (WARMUPS[device] + rounds))
     seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
     share = dict.fromkeys(seconds, rounds)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
-    for turn in range(warmup + rounds):
+    for turn in range(-WARMUPS[device], rounds):
         shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
         for contender in order:
             name = contender.name
-            if turn >= warmup and not _runs(turn - warmup, share[name], rounds):
-                continue
-            taken = stopwatch(partial(contender.run, contender.prepare()))
-            if turn >= warmup:
+            if turn >= 0 and (turn + 1) * share[name] // rounds == turn * share[name] // rounds:
+                continue  # not one of its turns, which are spread evenly over the rounds
+            taken = timed(partial(contender.run, contender.prepare()))
+            if turn >= 0:
                 seconds[name].append(taken)
-            elif budget is not None:
-                share[name] = min(rounds, max(LEAST_ROUNDS, int(budget / max(taken, 1e-9))))
+            else:
+                share[name] = int(min(rounds, max(LEAST_ROUNDS, budget / max(taken, 1e-9))))
             advance()
-    peaks = {c.name: peak_memory(c) if peak_memory else None for c in race.contenders}
-    race.about.update(race.finish())
-    return list(_rows(race, seconds, peaks))
-
-
-def _runs(turn: int, share: int, rounds: int) -> bool:
-    """Whether ``turn`` is one of ``share`` turns spread evenly over ``rounds``."""
-    return (turn + 1) * share // rounds > turn * share // rounds
-
-
-def _rows(race: Race, seconds: dict[str, list[float]], peaks: dict[str, int | None]) -> Iterator[Row]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
-    for contender in race.contenders:
-        name, median = contender.name, medians[contender.name]
-        yield Row(
+    peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
+    return [
+        Row(
             *(race.suite, race.workload, race.phase, race.batch, race.dtype),
-            contender=name,
-            rounds=len(seconds[name]),
-            median_ms=1e3 * median,
-            times_faster=None if baseline is None else baseline / median,
-            times_plain_add=None if plain is None else median / plain,
-            peak_bytes=peaks[name],
+            contender=one.name,
+            rounds=len(seconds[one.name]),
+            median_ms=1e3 * medians[one.name],
+            times_faster=None if baseline is None else baseline / medians[one.name],
+            times_plain_add=None if plain is None else medians[one.name] / plain,
+            peak_bytes=peaks.get(one.name),
             about=race.about,
-            ours=contender.ours,
-            spread=_spread(seconds[name]),
+            ours=one.ours,
+            spread=_spread(seconds[one.name]),
         )
+        for one in race.contenders
+    ]
 
 
 def _spread(values: Sequence[float]) -> float | None:
@@ -165,3 +154,27 @@ def _spread(values: Sequence[float]) -> float | None:
         return None
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return (high - low) / median if median else None
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """A row of the table: text by heading, "-" where there is no figure."""
+    share = row.about.get("embeds_share", {}).get(row.contender)
+    size, faster, plain = row.peak_bytes, row.times_faster, row.times_plain_add
+    return {
+        "contender": row.contender,
+        "median ms": number(row.median_ms),
+        f"times faster than {BASELINE}": "-" if faster is None else number(faster),
+        "times one plain add": "-" if plain is None else number(plain),
+        "share of embeddings": "-" if share is None else f"{100 * share:.1f} %",
+        "extra peak MB": "-" if size is None else f"{size / 1e6:,.1f}",
+        "rounds": str(row.rounds),
+    }
+
+
+def print_race(title: str, rows: list[Row]) -> None:
+    """Print the rows of one race, without columns that have no figure."""
+    lines = [_cells(row) for row in rows]
+    headings = list(dict.fromkeys(heading for line in lines for heading, cell in line.items() if cell != "-"))
+    print(title)
+    print_table(headings, [[line[heading] for heading in headings] for line in lines])
+    print(flush=True)

@@ -9,13 +9,13 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..images import read_shapes
+from ..images import image_sources, read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,63 +26,44 @@ DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect r
 
 @dataclass(frozen=True)
 class Workload:
-    """A table, how it is resampled, and ``draw``: the grids (h, w) of sample after sample, by a random generator."""
+    """A table, how it is resampled, and ``draw``: the grids (h, w) of sample after sample, by a random generator.
+
+    ``more``: further options of timm's NaFlexEmbeds, without their "pos_embed_".
+    """
 
     name: str
     table: Grid
     mode: str
     draw: Callable[[random.Random], Iterator[Grid]]
-    antialias: bool = True
-    align_corners: bool = False
-    ar_preserving: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
 
     def grids(self, batch: int, seed: int = 0) -> list[Grid]:
         """The grids of a batch, the same ones for the same seed; a smaller batch is the beginning of a larger one."""
         return list(islice(self.draw(random.Random(f"{self.name} {seed}")), batch))
 
     def embeds(self, channels: int) -> Any:
-        """timm's NaFlexEmbeds with this table (and a projection that is not used).
-
-        Raises:
-            ValueError: the installed timm has no such option.
-        """
+        """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
         from timm.models.naflexvit import NaFlexEmbeds
 
-        if why := self.missing():
-            raise ValueError(f"workload {self.name!r} cannot run: {why}")
-        return NaFlexEmbeds(
-            patch_size=1,
-            in_chans=1,
-            embed_dim=channels,
-            class_token=False,
-            proj_type="linear",
-            pos_embed="learned",
-            pos_embed_grid_size=self.table,
-            pos_embed_interp_mode=self.mode,
-            pos_embed_ar_preserving=self.ar_preserving,
-            **self._newer(),
-        )
+        table = dict(grid_size=self.table, interp_mode=self.mode, **self.more)
+        table = {f"pos_embed_{key}": value for key, value in table.items()}
+        settings = dict(patch_size=1, in_chans=1, embed_dim=channels, class_token=False, proj_type="linear")
+        return NaFlexEmbeds(pos_embed="learned", **settings, **table)
 
     def missing(self) -> str | None:
         """Why the installed timm cannot have such a table, or None."""
         import timm
         from timm.models.naflexvit import NaFlexEmbeds
 
-        lacking = [name for name in self._newer() if name not in inspect.signature(NaFlexEmbeds).parameters]
-        return f"timm {timm.__version__} has no {' and no '.join(lacking)}" if lacking else None
-
-    def _newer(self) -> dict[str, Any]:
-        """Options that older timm does not have, where they are not what it does anyway."""
-        if self.antialias and not self.align_corners:
-            return {}
-        return dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners)
+        known = inspect.signature(NaFlexEmbeds).parameters
+        lacking = [key for key in self.more if f"pos_embed_{key}" not in known]
+        return f"timm {timm.__version__} has no pos_embed_{' and no pos_embed_'.join(lacking)}" if lacking else None
 
     @property
     def options(self) -> str:
         """The table in words, e.g. "16x16 bicubic"."""
         words = [f"{self.table[0]}x{self.table[1]}", self.mode]
-        words += ["antialias off"] * (not self.antialias) + ["align_corners"] * self.align_corners
-        return " ".join(words + ["ar_preserving"] * self.ar_preserving)
+        return " ".join(words + [f"{key}={value}" for key, value in self.more.items()])
 
 
 def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
@@ -116,7 +97,7 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
     """Read the size of every image under ``folder`` from its header, and the grid that timm would resize it to.
 
     Args:
-        folder: searched recursively.
+        folder: searched recursively; no pixel is decoded.
         max_seq_len: most patches an image is resized to.
         patch_size: pixels along a patch's side.
 
@@ -126,7 +107,11 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
     Raises:
         ValueError: not a folder, or no readable image in it.
     """
-    return read_shapes(folder, lambda h, w: fit(h, w, max_seq_len, patch_size))
+    unreadable: list[str] = []
+    sizes = read(
+        image_sources(folder), lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable
+    )
+    return [grid for _, grid in sizes], unreadable
 
 
 def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Workload:
@@ -168,6 +153,7 @@ def _uniform(low: int, high: int) -> Callable[[random.Random], Iterator[Grid]]:
     return _drawing(lambda source: (source.randint(low, high), source.randint(low, high)))
 
 
+RADIO = dict(antialias=False, align_corners=True, ar_preserving=True)
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -176,6 +162,6 @@ WORKLOADS = {
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _drawing(_extreme)),
-        Workload("radio", (128, 128), "bilinear", _uniform(16, 48), False, True, True),
+        Workload("radio", (128, 128), "bilinear", _uniform(16, 48), RADIO),
     )
 }

@@ -1,4 +1,4 @@
 """How far each contender moves a model from timm's own result.
 
-command -> inputs (images) -> survey (run, compare) -> report (words, tables, files) -> plots
+command -> survey (run, compare) -> report (words, table, files) -> plots
 """

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .. import images
-from ..contenders import BASELINE, NAMES, OURS, check_names
+from ..contenders import BASELINE, NAMES, OURS
 from ..provenance import provenance
-from ..style import require
-from ..tables import check_writable, print_table, progress, write_json
+from ..tables import check_writable, positive, print_table, progress, write_json
 
 PICTURES = 5
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,84 +24,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
     add("--random-weights", action="store_true", help="measure the untrained model, as a stand-in")
     add("--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
-    add("--max-seq-len", type=int, default=256, metavar="N", help="most patches per image (256)")
-    add("--batch-size", type=int, default=16, metavar="B", help="images per batch (16)")
-    add("--contenders", nargs="+", metavar="NAME", help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
-    add("--strategies", nargs="+", metavar="NAME", dest="old_contenders", help=argparse.SUPPRESS)
-    add("--dtype", default="float32", metavar="TYPE", help="cast the whole model to it (float32)")
+    add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
+    add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
+    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
+    add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
-def drift(options: argparse.Namespace, program: str = "naflex-fast") -> int:
+def drift(options: argparse.Namespace) -> int:
     """Measure a named model on images, print the table and the verdict, write what was asked for.
 
     Raises:
-        ValueError: an option that makes no sense, before a model is loaded.
-        OSError: a folder of results that cannot be written, before a model is loaded.
+        ValueError: no model, before anything is loaded.
+        OSError: results that cannot be written, before a model is loaded.
+        RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
     if not options.model:
         raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
-    prepare(options)
+    check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
     from ..models import load_model
-    from .inputs import NaFlexImages
 
     random = options.random_weights
     model, weights = load_model(options.model, options.checkpoint, random_weights=random, dtype=options.dtype)
-    batches = NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
+    batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
     source = f"folder {Path(options.images).resolve().name}" if options.images else images.PHOTOS_WORDS
-    return measure_and_show(model, batches, options, weights=weights, source=source, program=program)
+    return measure_and_show(model, batches, options, weights, source)
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Check what can be checked before anything is loaded, and set ``options.contenders`` to those that will run."""
-    if options.old_contenders:
-        print("--strategies is now called --contenders; the old name goes with the next release", file=sys.stderr)
-        options.contenders = options.contenders or options.old_contenders
-    options.contenders = check_names([BASELINE, *(options.contenders or (NAMES if options.out else OURS))])
+def check(options: argparse.Namespace) -> None:
+    """Find out whether the results can be written, before anything is loaded; the folder of ``--out`` is made."""
     if options.out:
-        require("matplotlib", "--out")
-        require("jinja2", "--out")
-        check_writable(folder=options.out)
-    if options.json:
-        check_writable(file=options.json)
+        for module in ("matplotlib", "jinja2"):
+            if find_spec(module) is None:
+                raise RuntimeError(f"--out needs {module}: pip install {module}")
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        check_writable(Path(options.out) / "report.json")
+    check_writable(options.json)
 
 
-def measure_and_show(
-    model: Any, batches: Any, options: argparse.Namespace, *, weights: str, source: str, program: str
-) -> int:
-    """Measure ``batches`` (as ``survey`` takes them, with a length) under prepared options; print and write."""
+def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weights: str, source: str) -> int:
+    """Measure ``batches`` (as ``survey`` takes them, with a length) under checked options; print and write.
+
+    ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
+    """
     from ..contenders import missing
-    from .report import Report, cells, columns, headline, record, settings, verdict, write
+    from .report import Report, cells, columns, headline, record, verdict, write
     from .survey import survey
 
-    runs = [name for name in options.contenders if missing(name, model.embeds) is None]
+    names = options.contenders or (NAMES if options.out else OURS)
+    runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
-    found = survey(
-        model,
-        batches,
-        options.contenders,
-        pictures=PICTURES if options.out else 0,
-        after_pass=progress("measuring", len(runs) * len(batches)),
-    )
-    report = Report(
-        model=options.model,
-        weights=weights,
-        stand_in=weights.startswith("stand-in"),
-        source=source,
-        skipped=list(getattr(batches, "skipped", [])),
-        dtype=options.dtype,
-        patch_size=model.embeds.patch_size[0],
-        max_seq_len=options.max_seq_len,
-        resampling=settings(model.embeds),
-        survey=found,
-        made=provenance(shlex.join([*program.split(), *options.arguments])),
-    )
-    for line in report.skipped:
+    advance = progress("measuring", len(runs) * len(batches))
+    found = survey(model, batches, names, pictures=PICTURES if options.out else 0, after_pass=advance)
+    own = {
+        key: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_") and value is not None
+    }
+    facts = {
+        "Images": f"{found.images:,} ({source})",
+        "Sequence length": f"{options.max_seq_len} patches at most",
+        "Its own resampling": ", ".join(
+            f"{key.removeprefix('pos_embed_')} {own[key]}" for key in own if own[key] is not None
+        ),
+        "Number type": options.dtype,
+        "Rounding": f"embeddings no farther apart than {found.tolerance:.1e}",
+    }
+    skipped = getattr(batches, "skipped", [])
+    report = Report(options.model, weights, facts, provenance(options.command), skipped, found)
+    for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)
     print(f"Drift from timm's own result: {report.model}; weights: {weights}; {found.images:,} images")
-    print_table(["contender", *columns(found).values()], [[name, *cells(found, name)] for name in found.drift])
+    headings = columns(found.drift[BASELINE])
+    lines = [[name, *cells(drift, headings)] for name, drift in found.drift.items()]
+    print_table(["contender", *headings.values()], lines)
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")
     print(f"{headline(found)}\n{verdict(found, report.stand_in)}")

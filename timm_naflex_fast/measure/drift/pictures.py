@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SIDE = 192  # pixels along the longer side of a kept image
 SHOWN = ("grid_sample", "issue-2514-zeros")  # the contenders whose maps are kept; maps of exact ones are empty
 
 
@@ -21,66 +17,31 @@ class Picture:
 
     Attributes:
         name: the file's, or its number.
-        grid: patches along height and width.
-        jpeg: the image, contrast stretched, as base64 text.
-        maps: per contender h rows of w numbers: the length of the token's difference over the RMS length of tokens.
+        pixels: (height, width, 3), or (height, width) of a gray image; contrast stretched to 0...1.
+        maps: per contender (h, w): the length of the token's difference over the RMS length of timm's tokens.
     """
 
     name: str
-    grid: tuple[int, int]
-    jpeg: str
-    maps: dict[str, list[list[float]]]
+    pixels: Tensor
+    maps: dict[str, Tensor]
 
 
-def wanted(kept: list[tuple[int, int]], sizes: list[tuple[int, int]], limit: int) -> list[int]:
-    """Which images of a batch to keep, ``limit`` at most with those ``kept``: one per aspect ratio, to a fifth."""
-    aspects = {_aspect(grid) for grid in kept}
-    chosen = []
-    for i, grid in enumerate(sizes):
-        if len(aspects) < limit and _aspect(grid) not in aspects:
-            aspects.add(_aspect(grid))
-            chosen.append(i)
-    return chosen
-
-
-def _aspect(grid: tuple[int, int]) -> int:
-    return round(math.log(grid[1] / grid[0], 1.2))
-
-
-def picture(name: str, inputs: dict[str, Tensor], sample: int, maps: dict[str, Tensor], embeds: Any) -> Picture:
-    """Put the patches of one sample together again, and each contender's numbers (N,) onto the grid."""
-    valid = inputs["patch_valid"][sample]
-    y, x = inputs["patch_coord"][sample][valid].long().cpu().unbind(-1)
+def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], sample: int, embeds: Any) -> Picture:
+    """Put the patches of one sample together again, and its numbers in the contenders' maps (B, N) onto the grid."""
+    valid = batch["patch_valid"][sample]
+    y, x = batch["patch_coord"][sample][valid].long().cpu().unbind(-1)
 
     def arranged(values: Tensor) -> Tensor:
-        cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[1:])
-        cells[y, x] = values[valid].float().cpu()
+        cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
+        cells[y, x] = values[sample][valid].float().cpu()
         return cells
 
-    found = {
-        key: [[float(f"{value:.3g}") for value in row] for row in arranged(maps[key]).tolist()]
-        for key in SHOWN
-        if key in maps
-    }
-    patches = arranged(inputs["patches"][sample])
-    return Picture(name, (patches.shape[0], patches.shape[1]), _jpeg(patches, embeds), found)
-
-
-def _jpeg(patches: Tensor, embeds: Any) -> str:
-    """The image of the patches (h, w, P*P*C)."""
-    from PIL import Image
-
-    (height, width), channels = embeds.patch_size, embeds.in_chans
+    patches, size, channels = arranged(batch["patches"]), embeds.patch_size, embeds.in_chans
     if getattr(embeds, "channels_last", True):
-        patches = patches.unflatten(2, (height, width, channels))
+        patches = patches.unflatten(2, (*size, channels))
     else:
-        patches = patches.unflatten(2, (channels, height, width)).permute(0, 1, 3, 4, 2)
-    pixels = patches.transpose(1, 2).flatten(0, 1).flatten(1, 2)  # (image height, width, C)
-    low, high = pixels.min(), pixels.max()
-    pixels = ((pixels - low) / (high - low).clamp(min=1e-6) * 255).round().to(torch.uint8)
-    image = Image.fromarray(pixels[..., :3].numpy() if channels >= 3 else pixels[..., 0].numpy())
-    scale = SIDE / max(image.size)
-    image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=70)
-    return base64.b64encode(file.getvalue()).decode("ascii")
+        patches = patches.unflatten(2, (channels, *size)).movedim(2, -1)
+    pixels = patches.transpose(1, 2).flatten(0, 1).flatten(1, 2)  # (height, width, C)
+    pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-6)
+    shown = pixels[..., :3] if channels >= 3 else pixels[..., 0]
+    return Picture(name, shown, {key: arranged(values) for key, values in maps.items()})
