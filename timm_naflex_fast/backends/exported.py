@@ -107,9 +107,13 @@ def make_plan(grids: Grids) -> Plan:
     line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
     place = torch.arange(length, device=line.device).expand(batch, length)
     before = line.gather(1, (place - 1).clamp(min=0))
-    # Where the token's line starts: the last place so far whose token begins a line.
-    start = torch.where(line != before, place, torch.zeros_like(place)).cummax(1).values
-    within = place - start
+    first = ((line != before) | (place == 0)).to(line.dtype)
+    which = first.cumsum(1) - 1  # the line's rank among the lines present
+    # A line starts at the place of its first token; the others write to a spare column, which nothing reads. (cummax
+    # would be shorter, but ONNX has none.)
+    spare = torch.full_like(which, length)
+    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
+    within = place - start.gather(1, which)
     block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
     slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # without room: the last, which nothing reads
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
