@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .backends import choose
-from .resampling.grids import check_coord, sizes_on_host
+from .resampling import matrices
+from .resampling.grids import check_coord, check_mode, check_size, sizes_on_host
 from .resampling.identify import identify_resampling
-from .resampling.matrices import Resampling, check_mode, check_size, resize_matrix
+from .resampling.matrices import Resampling
 from .resampling.patch_kernels import resample_patch_kernel
 
 __all__ = [
@@ -215,6 +216,36 @@ def resample_pos_embed(
     how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     return resample_pos_embeds(table, [(int(size[0]), int(size[1]))], **how).view(*map(int, size), -1)
+
+
+def resize_matrix(
+    n: int,
+    n0: int,
+    mode: Literal["bilinear", "bicubic", "linear"] = "bicubic",
+    antialias: bool = True,
+    align_corners: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
+
+    Args:
+        n, n0: the new length and the old one.
+        mode: "bilinear", "bicubic", or "linear" (the 1-D mode of ``F.interpolate``, never antialiased).
+        antialias, align_corners: as in ``F.interpolate``.
+        dtype, device: of the matrix.
+
+    Raises:
+        ValueError: an unknown mode, or a length below 1.
+
+    >>> resize_matrix(2, 4, "bilinear", antialias=False)
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 0.5000, 0.5000]])
+    """
+    if mode != "linear":
+        check_mode(mode)
+    check_size((n, n0))
+    return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
 def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> Resampling:

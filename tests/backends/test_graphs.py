@@ -287,7 +287,9 @@ def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
     else:
         graph = torch.export.export(model, (good,)).module()
     torch.testing.assert_close(graph(good), model(good), atol=2e-6, rtol=0)
-    with pytest.raises(RuntimeError, match=r"grid_sizes must be at least 1, multiples of . and at most length=20"):
+    with pytest.raises(
+        RuntimeError, match="grid_sizes must be at least 1, multiples of merge"
+    ):
         graph(wrong)
 
 

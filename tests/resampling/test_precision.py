@@ -1,7 +1,8 @@
-"""The dtype of products, and that autocast leaves them alone."""
+"""The dtype of products."""
 
 import torch
-from timm_naflex_fast.resampling.precision import no_autocast, product_dtype
+
+from timm_naflex_fast.resampling.patch_kernels import product_dtype
 
 
 def test_products_of_float32_are_exact_whatever_pytorch_is_set_to():
@@ -24,12 +25,3 @@ def test_where_pytorch_refuses_to_tell_the_precision_may_be_lowered(monkeypatch)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
     assert product_dtype(torch.float32) is torch.float64
     assert product_dtype(torch.float16) is torch.float16
-
-
-def test_autocast_leaves_products_alone():
-    a = torch.randn(3, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (a @ a).dtype is torch.bfloat16
-        with no_autocast(torch.device("cpu")):
-            assert (a @ a).dtype is torch.float32
-        assert (a @ a).dtype is torch.bfloat16

@@ -9,7 +9,8 @@ import torch
 from oracles import PRISTINE
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from timm_naflex_fast.rope import batched_rope, read_rope
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.settings import read_rope
 
 FIELDS = inspect.signature(NaFlexVitCfg).parameters
 if "rope_type" not in FIELDS:

@@ -143,9 +143,8 @@ def resample_sizes(
         if length is None:
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         fits = (sizes > 0).all() & (sizes[:, -2:] % merge == 0).all() & (sizes.prod(1) <= length).all()
-        torch._assert_async(
-            fits, f"grid_sizes must be at least 1, multiples of {merge} and at most length={length} tokens"
-        )
+        # No number in the message: to write ``length`` into it would fix it, one graph for each length.
+        torch._assert_async(fits, "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens")
         return _resample_on_device(table, sizes.to(table.device), how, merge, length, pads)
     sizes = sizes_on_host(sizes)
     groups, counts = group_sizes(sizes, merge=merge, pads=pads, length=length)
@@ -263,9 +262,22 @@ def add_groups(
         AddedInPlace.apply(x, partial(_gradients, shapes, groups, counts, None if of_cells else how, dtype), *leaves)
 
 
+# ``exact`` knows no cache: its plans are kept from outside.
+resize_plan = cache.kept("resize plans")(exact.resize_plan)
+line_sum = cache.kept("line sums")(exact.line_sum)
+
+
+def _sums(
+    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
+) -> Cells:
+    if len(tables) == 1:
+        return exact.resample(tables[0], groups, how, dtype, resize_plan)
+    return exact.resample_lines(tables, groups, how, token_dtype, dtype, line_sum)
+
+
 _RESAMPLE: dict[str, Callable[..., Cells]] = {
-    "matmul": exact.resample,
-    "grid_sample": exact.resample,  # with other matrices, those of ``how.sampler``
+    "matmul": _sums,
+    "grid_sample": _sums,  # with other matrices, those of ``how.sampler``
     "interpolate_cached": interpolate.resample,
 }
 
@@ -296,7 +308,9 @@ def _gradients(
         tokens = Tokens.of(g.detach(), counts)
         if how is None:
             return [tokens.sum(group, torch.promote_types(dtype, g.dtype)) for group in groups]
-        return exact.gradients(tokens, shapes, groups, how, dtype)
+        if len(shapes) == 1:
+            return [exact.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
+        return exact.line_gradients(tokens, [n0 for n0, _ in shapes], groups, how, dtype, line_sum)
 
 
 @lru_cache(maxsize=1)

@@ -19,13 +19,12 @@ Backward, in the reverse order. The gradient of the tokens passes through untouc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cache import kept
 from .grids import Group
 from .matrices import Resampling, axis_matrix, taps
 from .tokens import Tokens
@@ -57,7 +56,6 @@ Plan = tuple[SparseSum, ...]
 """The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
 
 
-@kept("resize plans")
 def resize_plan(
     h: int,
     w: int,
@@ -103,25 +101,7 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
 
 
 def resample(
-    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
-) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with its cells (h*w, C), summed in ``dtype``: of a table (H0, W0, C), or (H0, C) and (W0, C)."""
-    if len(tables) == 1:
-        return resample_table(tables[0], groups, how, dtype)
-    return resample_lines(tables, groups, how, token_dtype, dtype)
-
-
-def gradients(
-    tokens: Tokens, shapes: Sequence[Sequence[int]], groups: list[Group], how: Resampling, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
-    """The adjoint of :func:`resample` and the add: the gradients of the tables from that of the tokens."""
-    if len(shapes) == 1:
-        return (table_gradient(tokens, shapes[0], groups, how, dtype),)
-    return line_gradients(tokens, [n0 for n0, _ in shapes], groups, how, dtype)
-
-
-def resample_table(
-    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype
+    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype, plan: Callable[..., Plan] = resize_plan
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group of samples with its cells: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
 
@@ -134,7 +114,7 @@ def resample_table(
     for same_height in _by_height(groups, how):
         strip = None
         for group in same_height:
-            sums = resize_plan(group.h, group.w, size, how, False, dtype, table.device)
+            sums = plan(group.h, group.w, size, how, False, dtype, table.device)
             if not sums:
                 yield group, own
             elif len(sums) == 1:
@@ -145,9 +125,14 @@ def resample_table(
 
 
 def table_gradient(
-    tokens: Tokens, shape: Sequence[int], groups: list[Group], how: Resampling, dtype: torch.dtype
+    tokens: Tokens,
+    shape: Sequence[int],
+    groups: list[Group],
+    how: Resampling,
+    dtype: torch.dtype,
+    plan: Callable[..., Plan] = resize_plan,
 ) -> Tensor:
-    """The adjoint of :func:`resample_table` and the add: the table's gradient (H0, W0, C) from that of the tokens."""
+    """The adjoint of :func:`resample` and the add: the table's gradient (H0, W0, C) from that of the tokens."""
     h0, w0, channels = shape
     dtype, device = torch.promote_types(dtype, tokens.in_grid[0].dtype), tokens.in_grid[0].device
     grad = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
@@ -155,7 +140,7 @@ def table_gradient(
         strip, along_y = None, None
         for group in same_height:
             cells = tokens.sum(group, dtype)
-            sums = resize_plan(group.h, group.w, (h0, w0), how, True, dtype, device)
+            sums = plan(group.h, group.w, (h0, w0), how, True, dtype, device)
             if len(sums) == 2:
                 part, along_y = sums[0](cells), sums[1]
                 strip = part if strip is None else strip.add_(part)
@@ -170,7 +155,6 @@ def table_gradient(
     return grad.view(h0, w0, channels)
 
 
-@kept("line sums")
 def line_sum(
     axis: int,
     h: int,
@@ -190,7 +174,12 @@ def line_sum(
 
 
 def resample_lines(
-    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
+    tables: tuple[Tensor, ...],
+    groups: list[Group],
+    how: Resampling,
+    token_dtype: torch.dtype,
+    dtype: torch.dtype,
+    plan: Callable[..., SparseSum | None] = line_sum,
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells of a factorized table: ``y + x`` of two 1-D tables, resized, cast to the tokens' dtype.
 
@@ -199,14 +188,19 @@ def resample_lines(
     for group in groups:
         lines = []
         for axis, table in enumerate(tables):
-            sums = line_sum(axis, group.h, group.w, len(table), how, False, dtype, table.device)
+            sums = plan(axis, group.h, group.w, len(table), how, False, dtype, table.device)
             line = table.detach() if sums is None else sums(table.detach().to(dtype).contiguous())
             lines.append(line[: (group.h, group.w)[axis]].to(token_dtype))
         yield group, (lines[0][:, None] + lines[1][None]).flatten(0, 1)
 
 
 def line_gradients(
-    tokens: Tokens, lengths: Sequence[int], groups: list[Group], how: Resampling, dtype: torch.dtype
+    tokens: Tokens,
+    lengths: Sequence[int],
+    groups: list[Group],
+    how: Resampling,
+    dtype: torch.dtype,
+    plan: Callable[..., SparseSum | None] = line_sum,
 ) -> tuple[Tensor, ...]:
     """The adjoint of :func:`resample_lines` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
     first = tokens.in_grid[0]
@@ -216,7 +210,7 @@ def line_gradients(
         cells = tokens.sum(group, dtype).view(group.h, group.w, -1)
         for axis, grad in enumerate(grads):
             line = cells.sum(1 - axis)  # a row of y is read by all columns, and the other way round
-            sums = line_sum(axis, group.h, group.w, len(grad), how, True, dtype, first.device)
+            sums = plan(axis, group.h, group.w, len(grad), how, True, dtype, first.device)
             if sums is None:
                 grad[: len(line)] += line
             else:

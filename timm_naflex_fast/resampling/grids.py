@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .matrices import SEPARABLE_MODES
+
 LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
@@ -25,6 +27,19 @@ class Group:
     tokens: int
     cells: Tensor | None = None
     pads: bool = False
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Raise ValueError unless ``size`` is (h, w), two integers of at least 1."""
+    if isinstance(size, int) or len(size) != 2 or any(isinstance(n, (float, str)) for n in size) or min(size) < 1:
+        got = size if isinstance(size, (int, str)) else tuple(size)
+        raise ValueError(f"size must be (h, w), both integers of at least 1; got {got!r}")
+
+
+def check_mode(mode: str) -> None:
+    """Raise ValueError for a mode that is not separable."""
+    if mode not in SEPARABLE_MODES:
+        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, SEPARABLE_MODES))}")
 
 
 def check_tokens(x: Tensor, channels: int) -> None:

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from .cache import finished, kept
-from .matrices import check_mode, check_size, resize_matrix
+from .grids import check_mode, check_size
+from .matrices import resize_matrix
 from .tokens import unusual
 
 Size = tuple[int, int]
@@ -94,12 +95,6 @@ def make_factors(
 
 
 factors = kept("kernel factors")(make_factors)
-
-
-def prewarm_factors(old: Size, new: Size, mode: str, antialias: bool, inner: int, device: torch.device) -> None:
-    """Compute what resampling from ``old`` to ``new`` needs on ``device``, ahead of its first use."""
-    if old != new:
-        factors(old, new, mode, antialias, inner, True, torch.float32, device)
 
 
 def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
