@@ -122,9 +122,8 @@ def add_factorized_pos_embed_(
     torch.Size([1, 12, 8])
     """
     _check_tensors(x=x, table_y=table_y, table_x=table_x)
-    for name, table in (("table_y", table_y), ("table_x", table_x)):
-        if table.ndim not in (2, 3) or (table.ndim == 3 and len(table) != 1):
-            raise ValueError(f"{name} must have shape (L, C) or (1, L, C); got {tuple(table.shape)}")
+    _check_table(table_y, "table_y", "H0")
+    _check_table(table_x, "table_x", "W0")
     if table_y.shape[-1] != table_x.shape[-1]:
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
@@ -257,9 +256,11 @@ def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_pres
     return Resampling(mode, antialias, align_corners, ar_preserving)
 
 
-def _check_table(table: Tensor) -> None:
-    if table.ndim not in (3, 4) or (table.ndim == 4 and len(table) != 1):
-        raise ValueError(f"table must have shape (H0, W0, C) or (1, H0, W0, C); got {tuple(table.shape)}")
+def _check_table(table: Tensor, name: str = "table", *axes: str) -> None:
+    ndim = 1 + len(axes := axes or ("H0", "W0"))
+    if table.ndim not in (ndim, ndim + 1) or (table.ndim > ndim and len(table) != 1):
+        shape = f"{', '.join(axes)}, C)"
+        raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}")
 
 
 def _check_tensors(**tensors: Tensor) -> None:

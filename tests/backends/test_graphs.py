@@ -287,9 +287,7 @@ def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
     else:
         graph = torch.export.export(model, (good,)).module()
     torch.testing.assert_close(graph(good), model(good), atol=2e-6, rtol=0)
-    with pytest.raises(
-        RuntimeError, match="grid_sizes must be at least 1, multiples of merge"
-    ):
+    with pytest.raises(RuntimeError, match="grid_sizes must be at least 1, multiples of merge"):
         graph(wrong)
 
 

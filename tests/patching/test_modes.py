@@ -56,7 +56,7 @@ def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
     data = pickle.dumps(model)
     assert modes.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
     unused = pickle.loads(data)
-    monkeypatch.setattr(modes.models, "token", "another process")
+    monkeypatch.setattr(modes, "_token", "another process")
     assert modes.own_flags(pickle.loads(data).embeds) is None
     monkeypatch.undo()
     disable()

@@ -182,4 +182,4 @@ def test_no_form_but_the_chosen_one_runs(monkeypatch):
     }
     monkeypatch.setattr(choose, "_RESAMPLE", table)
     add(case, case.embeds(), case.x() * 1, case.coord(), "matmul")
-    assert ran == ["matmul"]
+    assert ran == [("matmul", 1)]

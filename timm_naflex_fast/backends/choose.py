@@ -1,4 +1,4 @@
-"""Which form of a strategy runs: told from who is tracing, and from where the tensors are.
+"""Which form of ``matmul`` and ``grid_sample`` runs: told from who is tracing, and from where the tensors are.
 
 | who calls | what runs |
 | --- | --- |
@@ -7,7 +7,9 @@
 | eager code on CUDA | Triton's kernels, where they can: nothing is read on the host |
 | other eager code | ``exact``, which reads the grids on the host |
 
-Factorized tables take the plain operations in every graph. This is the only file that asks who is tracing.
+Factorized tables take the plain operations in every graph and on CUDA. ``interpolate_cached`` reads the grids on the
+host everywhere, and a graph breaks there; under ``torch.export`` and ``torch.jit.trace`` it takes the plain operations.
+No other file chooses a form by the tracer.
 """
 
 from __future__ import annotations
@@ -20,23 +22,11 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from ..resampling import cache, exact, interpolate, products
-from ..resampling.grids import (
-    Group,
-    check_coord,
-    check_tokens,
-    group_grids,
-    group_sizes,
-    sizes_on_host,
-    token_counts,
-    whole_batch,
-    whole_numbers,
-)
+from ..resampling import cache, exact, grids, interpolate, products
+from ..resampling.grids import Group
 from ..resampling.matrices import Resampling
 from ..resampling.tokens import AddedInPlace, Tokens, check_writable, unusual
 from . import exported, triton
-
-__all__ = ["add", "add_sizes", "calls", "fallbacks", "unusual"]
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each (step, who ran it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
@@ -58,9 +48,9 @@ def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, st
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, tables[0].shape[-1])
+    grids.check_tokens(x, tables[0].shape[-1])
     if isinstance(where, Tensor):
-        check_coord(where, x)
+        grids.check_coord(where, x)
     if len(tables) == 2:
         # timm's flag takes affine positions for factorized tables in every release.
         sampler = "interpolate" if how.sampler == "interpolate" else "affine_grid"
@@ -114,8 +104,8 @@ def add_sizes(
     x: Tensor, table: Tensor, sizes: list[tuple[int, int, int]], how: Resampling, strategy: str = "matmul"
 ) -> None:
     """As :func:`add`, from sizes (1, h, w) on the host in place of coordinates; nothing is read back."""
-    check_tokens(x, table.shape[-1])
-    groups, counts = group_sizes(sizes, pads=how.sampler != "interpolate", length=x.shape[1])
+    grids.check_tokens(x, table.shape[-1])
+    groups, counts = grids.group_sizes(sizes, pads=how.sampler != "interpolate", length=x.shape[1])
     if _form_on_device(x, (table,), how, strategy) is not None or torch.compiler.is_compiling():
         return add(x, (table,), coordinates(_on_device(sizes, x), x.shape[1]), how, strategy)
     add_groups(x, (table,), groups, counts, how, strategy)
@@ -146,8 +136,8 @@ def resample_sizes(
         # No number in the message: to write ``length`` into it would fix it, one graph for each length.
         torch._assert_async(fits, "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens")
         return _resample_on_device(table, sizes.to(table.device), how, merge, length, pads)
-    sizes = sizes_on_host(sizes)
-    groups, counts = group_sizes(sizes, merge=merge, pads=pads, length=length)
+    sizes = grids.sizes_on_host(sizes)
+    groups, counts = grids.group_sizes(sizes, merge=merge, pads=pads, length=length)
     tokens = [t * h * w for t, h, w in sizes]
     longest = max(tokens, default=0) if length is None else length
     # Not where most of a padded batch were padding: a video packed together with small images.
@@ -205,14 +195,14 @@ def _read_groups(
 ) -> tuple[list[Group], list[tuple[int, int]], Resampling]:
     """The groups of the batch, its counts of tokens, and ``how`` with the batch's largest grid where that counts."""
     if not isinstance(where, Tensor):
-        groups = whole_batch(x, where)
-        return groups, token_counts(groups, x), how
+        groups = grids.whole_batch(x, where)
+        return groups, grids.token_counts(groups, x), how
     squares = strategy == "interpolate_cached" and how.ar_preserving  # which resizes to (L, L), all of it
-    groups = group_grids(where, x, pads=how.sampler != "interpolate", squares=squares)
+    groups = grids.group_grids(where, x, pads=how.sampler != "interpolate", squares=squares)
     if how.sampler == "affine_grid" and groups:
-        h, w = (whole_numbers(where).amax((0, 1)) + 1).tolist()
+        h, w = (grids.whole_numbers(where).amax((0, 1)) + 1).tolist()
         how = replace(how, within=how.lengths(h, w))
-    return groups, token_counts(groups, x), how
+    return groups, grids.token_counts(groups, x), how
 
 
 def add_groups(
@@ -234,25 +224,25 @@ def add_groups(
     _keep_heap()
     sources, lead = tables, -3 if len(tables) == 1 else -2
     tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
-    make = partial(_RESAMPLE[strategy], how=how, token_dtype=x.dtype, dtype=dtype)
+    make, how_made = _RESAMPLE[strategy, len(tables)], (how, x.dtype, dtype)
     training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
     leaves: Sequence[Tensor] = tables if training else ()
     if training:
         cache.forget(*sources)
-        resampled = make(tables, groups)
+        resampled = make(tables, groups, *how_made)
         if strategy == "interpolate_cached":  # PyTorch itself goes on from the gradients of the cells to the tables
             resampled = list(resampled)
             leaves = [cells for _, cells in resampled]
     elif _comparing_pays(tables, groups, strategy) and cache.unchanged(sources):
 
         def finished(size: tuple[int, int]) -> Tensor:
-            ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])])
+            ((_, cells),) = make(tables, [Group(*size, [], size[0] * size[1])], *how_made)
             return cells.to(x.dtype)
 
         sizes = [(group.h, group.w) for group in groups]
         resampled = zip(groups, cache.finished(sources, sizes, (strategy, how, dtype, x.dtype), finished))
     else:
-        resampled = make(tables, groups)
+        resampled = make(tables, groups, *how_made)
     tokens = Tokens.of(x.detach(), counts)  # written to unseen by autograd, which hears of it at the end
     for group, cells in resampled:
         tokens.add(group, cells.detach().to(x.dtype))
@@ -266,20 +256,16 @@ def add_groups(
 resize_plan = cache.kept("resize plans")(exact.resize_plan)
 line_sum = cache.kept("line sums")(exact.line_sum)
 
-
-def _sums(
-    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
-) -> Cells:
-    if len(tables) == 1:
-        return exact.resample(tables[0], groups, how, dtype, resize_plan)
-    return exact.resample_lines(tables, groups, how, token_dtype, dtype, line_sum)
-
-
-_RESAMPLE: dict[str, Callable[..., Cells]] = {
-    "matmul": _sums,
-    "grid_sample": _sums,  # with other matrices, those of ``how.sampler``
-    "interpolate_cached": interpolate.resample,
+# The strategies, each for one learned table and for the two of a factorized embedding:
+# (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
+_RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
+    ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
+    ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
+    ("interpolate_cached", 1): interpolate.resample,
+    ("interpolate_cached", 2): interpolate.resample,
 }
+# The same sums with other matrices, those of ``how.sampler``.
+_RESAMPLE |= {("grid_sample", tables): _RESAMPLE["matmul", tables] for tables in (1, 2)}
 
 
 def _comparing_pays(tables: tuple[Tensor, ...], groups: list[Group], strategy: str) -> bool:
@@ -303,7 +289,7 @@ def _gradients(
         return [g.new_zeros(shape) for shape in shapes]
     if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
         make = partial(zip, groups) if how is None else partial(products.resample, groups=groups, how=how)
-        return products.gradients(g, shapes, make, counts)
+        return products.gradients_by_autograd(g, shapes, make, counts)
     with torch.no_grad():
         tokens = Tokens.of(g.detach(), counts)
         if how is None:

@@ -20,7 +20,7 @@ from ..resampling.matrices import Resampling
 from . import choose, triton
 
 SETTINGS = "str mode, bool antialias, bool align_corners, bool ar_preserving, str sampler"
-"""The fields of ``Resampling``, as an operator's arguments."""
+"""The fields of ``Resampling`` as an operator's arguments, but ``within``, which is read from the batch."""
 
 
 class Operators(NamedTuple):

@@ -74,8 +74,7 @@ def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Ten
         (axis_weights(position, length, table.shape[-2], mode="linear") @ table.reshape(table.shape[-2:]).double())
         for table, position, length in ((table_y, grids.y, rows), (table_x, grids.x, cols))
     )
-    cells = y.to(x.dtype) + x_.to(x.dtype)  # timm casts both before it adds them
-    add_in_grid(x, cells, grids)
+    add_in_grid(x, y.to(x.dtype) + x_.to(x.dtype), grids)  # timm casts both before it adds them
 
 
 def read_grids(patch_coord: Tensor, how: Resampling) -> Grids:

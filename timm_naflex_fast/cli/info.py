@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
@@ -22,21 +21,13 @@ def info(options: argparse.Namespace) -> int:
 
 def about() -> str:
     """What ``info`` prints. The versions come from the packages' metadata; timm is not imported for them."""
+    from ..patching.install import status
     from ..resampling import cache
 
     rows = [(name, _version(name)) for name in PACKAGES]
     rows += [("python", f"{platform.python_version()}, {platform.platform()}"), ("CUDA", _cuda())]
     rows += [("caches", cache.report())]
-    return "\n".join([_patched(), "", *(f"{name:<17} {value}" for name, value in rows)])
-
-
-def _patched() -> str:
-    if "timm.models.naflexvit" in sys.modules:
-        from ..patching.install import status
-
-        if (now := status()).replaced:
-            return str(now)
-    return "nothing is patched in this process; timm_naflex_fast.enable() or naflex-fast run SCRIPT does it"
+    return "\n".join([str(status()), "", *(f"{name:<17} {value}" for name, value in rows)])
 
 
 def _version(name: str) -> str:

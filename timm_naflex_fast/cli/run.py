@@ -36,16 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, valid in FLAGS.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
-    parser.add_argument(
-        "--library", action="append", choices=list(TRIGGERS), help="what to patch (timm); repeat it for both"
-    )
+    both = "what to patch (timm); repeat it for both"
+    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=both)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
-    parser.add_argument(
-        "script",
-        metavar="SCRIPT",
-        nargs="A...",
-        help="what python runs (a file, a folder, a zip, or -), then its words",
-    )
+    what = "what python runs (a file, a folder, a zip, or -), then its words"
+    parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
 
 
 def run(options: argparse.Namespace) -> int:

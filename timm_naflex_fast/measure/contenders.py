@@ -5,6 +5,7 @@ The names and their words need neither torch nor timm, so a command can define i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,14 @@ CONTENDERS = {
     "hf-siglip2": "the loop in HF transformers' Siglip2",
 }
 NAMES, OURS = tuple(CONTENDERS), tuple(CONTENDERS)[1:4]
+OLD_NAMES = dict(zip(("stock-bilinear", "stock-bicubic", "issue-2514", "floor"), (*NAMES[4:7], PLAIN_ADD)))
+
+
+def present_name(name: str) -> str:
+    """A contender's name; one of an earlier release becomes the present one, with a warning."""
+    if name in OLD_NAMES:
+        warnings.warn(f"the contender {name!r} is now called {OLD_NAMES[name]!r}", FutureWarning, stacklevel=2)
+    return OLD_NAMES.get(name, name)
 
 
 def missing(name: str, embeds: Any) -> str | None:

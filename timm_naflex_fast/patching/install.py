@@ -1,8 +1,8 @@
-"""Puts our functions on a library's classes and takes them off again. No other file sets attributes of a library.
+"""Puts our functions on a library's classes and takes them off again. No other file changes a library's classes.
 
-Our functions are in place before a choice takes effect and are removed after it has ended, so that a forward pass in
-another thread meets either choice and never a mixture. Every step may be interrupted (Ctrl-C): what we replace is
-entered in ``originals`` before, so whatever is replaced can be put back.
+Our functions are in place before a choice takes effect and are removed after it has ended: another thread sees the old
+choice or the new one, never a mixture. Before we replace a method we enter it in ``originals``, so Ctrl-C loses nothing
+at any moment.
 """
 
 from __future__ import annotations
@@ -157,10 +157,6 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     return [module for inside in targets.values() for module in inside], list(targets)
 
 
-def _counts() -> tuple[dict[tuple[str, str], int], dict[str, int]]:
-    return dict(choose.calls), dict(choose.fallbacks)
-
-
 def _switch(
     libraries: list[Library],
     everywhere: dict[Library, Flags],
@@ -192,7 +188,7 @@ class Handle:
         self._libraries = libraries
         self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
         self._everywhere = {} if modules else {library: library.flags for library in libraries}
-        self._counts = _counts()
+        self._counts = dict(choose.calls), dict(choose.fallbacks)
         self._done = False
 
     def restore(self) -> None:
@@ -264,8 +260,9 @@ def enable(
 def disable(model: nn.Module | None = None) -> None:
     """Put every library back exactly as it was, and end every model's own choice; or make one ``model`` stock again.
 
-    Kept tables and kernels are freed, and the counts of ``status()`` start anew. While a choice for every model holds,
-    disabling a model exempts it until ``disable()``; otherwise its own choice is dropped.
+    ``disable()`` also frees kept tables and kernels, and the counts of ``status()`` start anew; ``disable(model)`` does
+    neither. While a choice for every model holds, disabling a model exempts it until ``disable()``; otherwise its own
+    choice is dropped.
 
     Raises:
         ValueError: ``model`` contains nothing that is replaced.
@@ -307,7 +304,7 @@ class Status:
     def __str__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            nothing = "nothing is patched in this process (every model is stock); enable() or naflex-fast run does it"
+            nothing = "nothing is patched in this process; timm_naflex_fast.enable() or naflex-fast run SCRIPT does it"
             return "\n".join([*lines, nothing])
         lines += _table([("method", "every model"), *self.replaced.items()])
         lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in asdict(f).items())}" for f in self.models]
@@ -343,4 +340,6 @@ def status() -> Status:
                     who = replacement.who.get(getattr(library.flags, replacement.step), "stock")
                     replaced[f"{owner.__name__}.{name}"] = who
         timms = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
-        return Status(flags, tuple(models_flags()), replaced, timms, torch.__version__, *_counts())
+        return Status(
+            flags, tuple(models_flags()), replaced, timms, torch.__version__, dict(choose.calls), dict(choose.fallbacks)
+        )

@@ -1,4 +1,4 @@
-"""What a library's file hands over, one table, and the two functions that its replacements call.
+"""The ``Library`` that each library's file defines, and two functions for its replacements.
 
 ``runs`` decides who computes a step: ours, as chosen, or the library's own code. ``original`` finds that code.
 """
@@ -24,7 +24,9 @@ class Replacement(NamedTuple):
     ours: Callable[..., Any]
     who: Mapping[str, str]  # who computes the step, by that flag; the library's own code under every other flag
     reads: str | None = None  # what the newest known release reads of ``self`` there; None: not looked at
-    hands_on: bool = False  # the library's own code calls another replaced function, which counts
+    hands_on: bool = (
+        False  # the library's own code calls another replaced function: that one is counted, this one is not
+    )
 
 
 @dataclass(eq=False)
@@ -76,7 +78,7 @@ def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tens
 
 
 def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tuple[str, str | None]:
-    """Who computes a step on these tensors, and why not who is wanted; ours takes any tensors if none are named."""
+    """Who computes a step, and the reason if it is not ``wanted``. Without tensors, none is looked at."""
     reason = None if wanted == "stock" else unless or (choose.unusual(*tensors) if tensors else None)
     return (wanted, None) if reason is None else ("stock", reason)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
@@ -88,25 +88,19 @@ class ModelChoice:
 
     def __init__(self, flags: Flags) -> None:
         self.flags: Flags | None = flags
-        models.choices.add(self)
+        _choices.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelChoice | None:
         return None if self.flags is None else ModelChoice(self.flags)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return dict, ({} if self.flags is None else dict(asdict(self.flags), token=models.token),)
+        return dict, ({} if self.flags is None else dict(asdict(self.flags), token=_token),)
 
 
-@dataclass
-class Models:
-    """The models that have a choice of their own."""
-
-    choices: weakref.WeakSet[ModelChoice] = field(default_factory=weakref.WeakSet)
-    modules: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # copies are missing here
-    token: str = field(default_factory=lambda: uuid4().hex)  # marks pickled choices; another one in every process
-
-
-models = Models()
+# The models that have a choice of their own.
+_choices: weakref.WeakSet[ModelChoice] = weakref.WeakSet()
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # copies are missing here
+_token = uuid4().hex  # marks pickled choices; another one in every process
 
 
 def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
@@ -121,7 +115,7 @@ def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
         return getattr((None if module is None else own_flags(module)) or everywhere, step)
     own: Any = getattr(module, ATTRIBUTE) if hasattr(module, ATTRIBUTE) else None
     if isinstance(own, dict):  # unpickled, and compiled before it ran
-        return own[step] if own.get("token") == models.token else getattr(everywhere, step)
+        return own[step] if own.get("token") == _token else getattr(everywhere, step)
     return getattr(everywhere if own is None or own.flags is None else own.flags, step)
 
 
@@ -130,7 +124,7 @@ def own_flags(module: nn.Module) -> Flags | None:
     choice = module.__dict__.get(ATTRIBUTE)
     if isinstance(choice, dict):
         flags = dict(choice)
-        mine = flags.pop("token", None) == models.token
+        mine = flags.pop("token", None) == _token
         choice = module.__dict__[ATTRIBUTE] = ModelChoice(Flags(**flags)) if mine else None
     return choice.flags if choice is not None else None
 
@@ -142,18 +136,19 @@ def choose_for(choices: list[tuple[nn.Module, Flags | None]]) -> None:
         if own is None:
             module.__dict__.pop(ATTRIBUTE, None)
         else:
-            models.modules.add(module)  # first: whatever has a choice can be found
+            _modules.add(module)  # first: whatever has a choice can be found
             module.__dict__[ATTRIBUTE] = made[own] = made.get(own) or ModelChoice(own)
 
 
 def forget_models() -> None:
     """End every model's own choice, those of copies and of pickled models too."""
-    models.token = uuid4().hex
-    choose_for([(module, None) for module in list(models.modules)])
-    for choice in list(models.choices):  # those of copies, which nobody told us of
+    global _token
+    _token = uuid4().hex
+    choose_for([(module, None) for module in list(_modules)])
+    for choice in list(_choices):  # those of copies, which nobody told us of
         choice.flags = None
 
 
 def models_flags() -> list[Flags]:
     """The choices of models at present, one per model (and copy)."""
-    return [choice.flags for choice in list(models.choices) if choice.flags is not None]
+    return [choice.flags for choice in list(_choices) if choice.flags is not None]

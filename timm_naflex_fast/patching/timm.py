@@ -1,4 +1,4 @@
-"""timm: the methods that take the place of its resampling, each of which says only what differs, and their table.
+"""Our replacements for timm's methods, and their table. Each docstring says only how ours differs from timm's.
 
 Each asks ``runs`` who computes the step, by the table at the end of the file, and hands the work on. In older releases
 of timm a table has neither an ``antialias`` nor an ``align_corners`` setting, and an interpolator no ``resampler``.
@@ -182,12 +182,9 @@ def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> 
 
 def _timms_linear(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
     """timm's own method. In older releases it calls ``resample_patch_embed``, for which this module's choice holds."""
-    timms = original(type(interpolator), _LINEAR)
-    if hasattr(interpolator, "resampler"):
-        return timms(interpolator, weight, size)
     _within.interpolator = interpolator
     try:
-        return timms(interpolator, weight, size)
+        return original(type(interpolator), _LINEAR)(interpolator, weight, size)
     finally:
         _within.interpolator = None
 

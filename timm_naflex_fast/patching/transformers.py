@@ -102,6 +102,7 @@ def _add_packed(
 
 
 _WHO = {"interpolate_cached": "interpolate_cached", "matmul": "matmul"}
+_RADIO = "_interpolate_position_embedding cls_register_token patch_projection"
 _SQUARE = "patch_embedding position_embedding position_embedding_size resize_positional_embeddings"
 
 LIBRARY = Library(
@@ -116,18 +117,8 @@ LIBRARY = Library(
         for home, name, ours, reads in (
             (SIGLIP2, "forward", siglip2_forward, _SQUARE),
             (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config"),
-            (
-                RADIO,
-                "_embed_packed_patches",
-                radio_embed_packed_patches,
-                "_interpolate_position_embedding cls_register_token patch_projection",
-            ),
-            (
-                HUNYUAN,
-                "forward",
-                hunyuan_forward,
-                "config interpolate_pos_encoding patch_embedding patch_size",
-            ),
+            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO),
+            (HUNYUAN, "forward", hunyuan_forward, "config interpolate_pos_encoding patch_embedding patch_size"),
         )
     },
     reads={

@@ -1,14 +1,16 @@
 """The matmul strategy: ``embedding(h, w) = A_h . P . A_w^T`` and its adjoint, as sums of few rows.
 
-A resize matrix is a narrow band: a cell of the grid reads 2 to about 8 cells of the table on each axis, and the rest of
-the matrix is zero. So no product of matrices runs here. Each product is a *sparse sum*: every row of the result adds up
-the few source rows that it reads, each times its weight. ``torch.embedding_bag`` does that in float32; neither
-autocast nor TF32 can round it.
+A resize matrix is a narrow band: a cell of the grid reads 2 to 4 cells of the table on each axis, more where the table
+shrinks, and the rest of the matrix is zero. So no product of matrices runs here. Each product is a *sparse sum*: every
+row of the result adds up the few source rows that it reads, each times its weight. ``torch.embedding_bag`` does that in
+float32 at least; neither autocast nor TF32 can round it.
 
 Forward, for each distinct height h and each grid (h, w) of that height::
 
     strip = A_h . P           (h, W0, C)      once for each height
     cells = strip . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
+
+Where it costs less, as for most bilinear tables, one sparse sum takes both steps (``both_axes_together``).
 
 Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
 

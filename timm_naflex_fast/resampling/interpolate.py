@@ -8,6 +8,7 @@ cells is summed over its samples, in float32 at least, and then goes through ``F
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,30 +26,19 @@ def resample(
     PyTorch can differentiate them in the tables. If the sizes match, they are the table itself, not converted.
     ``dtype`` is not looked at: timm computes in float32.
     """
+    learned: dict[str, Any] = dict(mode=how.mode, align_corners=how.align_corners, antialias=how.antialias)
     for group in groups:
         h, w = group.h, group.w
         if len(tables) == 1:
-            yield group, _resized(tables[0], (h, w), how)
+            yield group, _resized(tables[0], (h, w), how.lengths(h, w), **learned)[:h, :w].flatten(0, 1)
         else:
-            y, x = (_resized_line(table, n).to(token_dtype) for table, n in zip(tables, how.lengths(h, w)))
+            lengths = how.lengths(h, w)
+            y, x = (_resized(table, (n,), (n,), mode="linear").to(token_dtype) for table, n in zip(tables, lengths))
             yield group, (y[:h, None] + x[None, :w]).flatten(0, 1)
 
 
-def _resized(table: Tensor, size: tuple[int, int], how: Resampling) -> Tensor:
-    h, w = size
-    if size == tuple(table.shape[:2]):
-        return table.reshape(h * w, -1)
-    resized = F.interpolate(
-        table[None].permute(0, 3, 1, 2).float(),
-        size=how.lengths(h, w),
-        mode=how.mode,
-        align_corners=how.align_corners,
-        antialias=how.antialias,
-    )
-    return resized[0, :, :h, :w].flatten(1).t()
-
-
-def _resized_line(table: Tensor, n: int) -> Tensor:
-    if n == len(table):
+def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **how: Any) -> Tensor:
+    """A table (..., C) resized to ``lengths``, as timm does it; the table itself if it has the ``size`` of the grid."""
+    if size == tuple(table.shape[:-1]):
         return table
-    return F.interpolate(table[None].permute(0, 2, 1).float(), size=n, mode="linear").permute(0, 2, 1)[0]
+    return F.interpolate(table[None].movedim(-1, 1).float(), size=lengths, **how)[0].movedim(0, -1)

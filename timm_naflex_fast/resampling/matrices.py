@@ -5,9 +5,11 @@ Resampling a table P (H0, W0, C) to a grid (h, w) is linear and separable::
     embedding(h, w) = A_h . P . A_w^T        A_n: the (n, N0) matrix that resizes one axis from N0 cells to n
 
 To resize a unit vector is to read a column of ``A_n``. So we resize all of them, an identity matrix, and get PyTorch's
-own weights with PyTorch's own rounding. The weights are a triangle, or the cubic kernel of Keys (1981, "Cubic
-convolution interpolation for digital image processing") with coefficient -0.5 where antialiased (taps outside the
-table are dropped, the rest renormalised) and -0.75 elsewhere (taps outside are moved to the border).
+own weights with PyTorch's own rounding. The weights are a triangle (bilinear), or the cubic kernel of Keys (1981,
+"Cubic convolution interpolation for digital image processing"):
+
+- antialiased, with the coefficient -0.5; taps outside the table are dropped, and the rest renormalised;
+- otherwise with -0.75; taps outside move to the border.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def affine_positions(n: int, within: int, how: Resampling) -> Tensor:
 def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The non-zeros of each row of ``matrix`` (n, n0): columns and weights, both (n, K), K those of the fullest row.
 
-    A row with fewer has its other entries filled up with zeros of the matrix.
+    A row with fewer is filled up with columns whose weight is 0.
     """
     nonzero = matrix != 0
     count = max(int(nonzero.sum(1).max()), 1)

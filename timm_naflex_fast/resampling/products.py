@@ -32,7 +32,7 @@ def resample(tables: Sequence[Tensor], groups: list[Group], how: Resampling) -> 
             yield group, torch.matmul(a_w, strip).flatten(0, 1)
 
 
-def gradients(
+def gradients_by_autograd(
     g: Tensor, shapes: Sequence[Sequence[int]], make: Callable[[list[Tensor]], Cells], counts: list[tuple[int, int]]
 ) -> Sequence[Tensor]:
     """The gradients of some leaves of these shapes, float64, from that of the tokens ``g``.

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ..contenders import BASELINE, NAMES, OURS, PLAIN_ADD
+from ..contenders import BASELINE, NAMES, OURS, PLAIN_ADD, present_name
 from ..tables import check_writable, positive, write_json
 from .workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 
@@ -38,7 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", dest="batches", nargs="+", type=positive, metavar="B", help="batch sizes (64; a model: 8)")
     add("--dtype", dest="dtypes", **some, choices=dtypes, help="of the tokens (float32; a model on a GPU: bfloat16)")
     add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)} (all)")
-    add("--contenders", **some, choices=contenders, help=f"of {' '.join(contenders)} (all; a model: stock matmul)")
+    add(
+        "--contenders",
+        **some,
+        type=present_name,
+        choices=contenders,
+        help=f"of {' '.join(contenders)} (all; a model: stock matmul)",
+    )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where (cpu)")
     add("--channels", type=positive, default=768, metavar="C", help="width of the tokens (768; a model has its own)")
     add("--rounds", type=positive, default=30, metavar="R", help="timed rounds, at most (30)")
@@ -77,6 +83,7 @@ def _races(options: argparse.Namespace) -> Iterator[list[Row]]:
 
     from ..models import load_model
     from . import model, pos_embed
+    from .race import print_race, run
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
@@ -100,18 +107,12 @@ def _races(options: argparse.Namespace) -> Iterator[list[Row]]:
             print(f"not run: workload {workload.name}, {why}")
             continue
         with ExitStack() as on:
-            yield _run(make(workload, batch, dtype, phase, chosen["contenders"], on), options)
-
-
-def _run(race: Race, options: argparse.Namespace) -> list[Row]:
-    """Run a race, and print its table and who did not run."""
-    from .race import print_race, run
-
-    rows = run(race, options.rounds, device=options.device, budget=options.budget)
-    print_race(race.title, rows)
-    for name, why in race.about.get("left_out", {}).items():
-        print(f"not run: {name}, {why}")
-    return rows
+            race = make(workload, batch, dtype, phase, chosen["contenders"], on)
+            rows = run(race, options.rounds, device=options.device, budget=options.budget)
+        print_race(race.title, rows)
+        for name, why in race.about.get("left_out", {}).items():
+            print(f"not run: {name}, {why}")
+        yield rows
 
 
 def _workloads(options: argparse.Namespace, patch_size: int) -> list[Workload]:

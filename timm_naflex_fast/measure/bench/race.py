@@ -31,8 +31,8 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Race:
-    """A piece of work and its contenders. Ratios refer to the contenders named ``BASELINE`` and ``PLAIN_ADD``.
+class Work:
+    """A piece of work to be timed.
 
     Attributes:
         suite: "pos_embed", "model", "patch_embed" or "rope".
@@ -40,9 +40,6 @@ class Race:
         phase: what is timed, e.g. "infer", "train", "frozen".
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
-        contenders: in the order of the table's rows.
-        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
-            ``"left_out"``: {contender: why it does not run}.
     """
 
     suite: str
@@ -50,6 +47,18 @@ class Race:
     phase: str
     batch: int
     dtype: str
+
+
+@dataclass(frozen=True)
+class Race(Work):
+    """Work and its contenders. Ratios refer to the contenders named ``BASELINE`` and ``PLAIN_ADD``.
+
+    Attributes:
+        contenders: in the order of the table's rows.
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
+            ``"left_out"``: {contender: why it does not run}.
+    """
+
     contenders: tuple[Contender, ...]
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -63,8 +72,8 @@ class Race:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One contender's result; suite, workload, phase, batch, dtype and about are its race's.
+class Row(Work):
+    """One contender's result; the work and about are its race's.
 
     Attributes:
         median_ms: over the rounds.
@@ -74,11 +83,6 @@ class Row:
         peak_bytes: the most memory held at once beyond what there was before; None where not measured.
     """
 
-    suite: str
-    workload: str
-    phase: str
-    batch: int
-    dtype: str
     contender: str
     rounds: int
     median_ms: float

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import images
-from ..contenders import BASELINE, NAMES, OURS
+from ..contenders import BASELINE, NAMES, OURS, present_name
 from ..provenance import provenance
 from ..tables import check_writable, positive, print_table, progress, write_json
 
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
-    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
+    several: dict[str, Any] = dict(nargs="+", metavar="NAME", type=present_name, choices=NAMES)
+    add("--contenders", "--strategies", **several, help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
@@ -79,15 +79,12 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     advance = progress("measuring", len(runs) * len(batches))
     found = survey(model, batches, names, pictures=PICTURES if options.out else 0, after_pass=advance)
-    own = {
-        key: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_") and value is not None
-    }
+    # The fields without their "pos_embed_".
+    own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "Its own resampling": ", ".join(
-            f"{key.removeprefix('pos_embed_')} {own[key]}" for key in own if own[key] is not None
-        ),
+        "Its own resampling": ", ".join(f"{key} {value}" for key, value in own.items() if value is not None),
         "Number type": options.dtype,
         "Rounding": f"embeddings no farther apart than {found.tolerance:.1e}",
     }
