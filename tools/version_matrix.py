@@ -29,7 +29,11 @@ PAIRINGS: dict[str, list[str]] = {
     **{v: ["--with", f"timm=={v}"] for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")},
     "newest": [],
     "torch-2.4": ["--with", "torch==2.4.1", "--with", "torchvision==0.19.1"],
-    "torch-2.11": ["--with", "torch==2.11.0", "--with", "torchvision==0.26.0", "--with", "triton==3.6.0"],
+    # Triton 3.6's interpreter does not run on numpy 2.4.
+    "torch-2.11": [
+        *("--with", "torch==2.11.0", "--with", "torchvision==0.26.0", "--with", "triton==3.6.0", "--with", "numpy<2.4")
+    ],
+    **{f"transformers-{v}": ["--with", f"transformers=={v}.*"] for v in ("5.21", "5.22")},
     "python-3.10": ["--isolated", "--python", "3.10"],
     "python-3.13": ["--isolated", "--python", "3.13"],
 }
@@ -47,7 +51,7 @@ MAY_FAIL = {  # no other test of timm may fail where it passes unpatched
 }
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
-    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch')}}))"
+    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch', 'transformers')}}))"
 )
 
 
@@ -152,10 +156,11 @@ def about_line(rows: Iterable[dict[str, Any]], options: str = "") -> str:
 def render() -> str:
     """The table of versions, from the result file."""
     rows = json.loads((RESULTS / "matrix.json").read_text()).values()
-    lines = [f"| timm | torch | Python | {' | '.join(LAYERS)} |", "| --- " * (3 + len(LAYERS)) + "|"]
+    lines = [f"| timm | torch | transformers | Python | {' | '.join(LAYERS)} |", "| --- " * (4 + len(LAYERS)) + "|"]
     for row in rows:
         cells = [words(row["layers"][layer]) if layer in row["layers"] else "" for layer in LAYERS]
-        lines.append(f"| {row['timm']} | {row['torch']} | {row['python']} | {' | '.join(cells)} |")
+        versions = (row.get(name, "") for name in ("timm", "torch", "transformers", "python"))
+        lines.append(f"| {' | '.join([*versions, *cells])} |")
     return "\n".join([*lines, "", about_line(rows)])
 
 
