@@ -51,7 +51,8 @@ MAY_FAIL = {  # no other test of timm may fail where it passes unpatched
 }
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
-    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('timm', 'torch', 'transformers')}}))"
+    "names = 'timm', 'torch', 'transformers'; "
+    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
 
 
