@@ -65,3 +65,16 @@ def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
         assert image.mode == "RGBA" and np.asarray(image)[0, 0, 3] == 0
     assert len(style.COLOURS) == len(set(style.COLOURS.values()))
     assert {*NAMES, PLAIN_ADD} == {*style.COLOURS}
+
+
+def test_names_of_earlier_releases_warn_and_work():
+    from timm_naflex_fast.measure.contenders import CONTENDERS, present_name
+
+    assert all(present_name(name) == name for name in CONTENDERS)
+    for old, new in (
+        ("stock-bilinear", "timm-flag-bilinear"),
+        ("issue-2514", "issue-2514-zeros"),
+        ("floor", "plain-add"),
+    ):
+        with pytest.warns(FutureWarning, match=f"{old!r} is now called {new!r}"):
+            assert present_name(old) == new

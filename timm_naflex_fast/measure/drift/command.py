@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
     several: dict[str, Any] = dict(nargs="+", metavar="NAME", type=present_name, choices=NAMES)
-    add("--contenders", "--strategies", **several, help=f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)")
+    several["help"] = f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)"
+    add("--strategies", "--contenders", dest="contenders", **several)
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
