@@ -304,8 +304,8 @@ class Status:
     def __str__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            lines += ["nothing is patched in this process; timm_naflex_fast.enable() or naflex-fast run does it"]
-            return "\n".join([*lines, "(every model is stock)"])
+            nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
+            return "\n".join([*lines, nothing])
         lines += _table([("method", "every model"), *self.replaced.items()])
         lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in asdict(f).items())}" for f in self.models]
         ran = [(f"{step}: {who}", str(n)) for (step, who), n in sorted(self.calls.items())]
