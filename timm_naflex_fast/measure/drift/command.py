@@ -13,7 +13,6 @@ from ..contenders import BASELINE, NAMES, OURS, present_name
 from ..provenance import provenance
 from ..tables import check_writable, positive, print_table, progress, write_json
 
-PICTURES = 5
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -79,7 +78,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     advance = progress("measuring", len(runs) * len(batches))
-    found = survey(model, batches, names, pictures=PICTURES if options.out else 0, after_pass=advance)
+    found = survey(model, batches, names, pictures=5 if options.out else 0, after_pass=advance)
     # The fields without their "pos_embed_".
     own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
     facts = {
