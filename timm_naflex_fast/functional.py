@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .backends import choose
 from .resampling import matrices
-from .resampling.grids import check_coord, check_mode, check_size, sizes_on_host
+from .resampling.grids import check_mode, check_size, sizes_on_host
 from .resampling.identify import identify_resampling
 from .resampling.matrices import Resampling
 from .resampling.patch_kernels import resample_patch_kernel
@@ -80,7 +80,6 @@ def add_pos_embed_(
     _check_table(table)
     how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
-        check_coord(patch_coord, x)
         choose.add(x, (table,), patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
         choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
@@ -129,7 +128,6 @@ def add_factorized_pos_embed_(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
     how = _how(strategy, "bilinear", False, False, ar_preserving)
-    check_coord(patch_coord, x)
     choose.add(x, (table_y, table_x), patch_coord, how, strategy)
     return x
 

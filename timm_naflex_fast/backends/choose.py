@@ -33,6 +33,7 @@ calls: Counter[tuple[str, str]] = Counter()
 fallbacks: Counter[str] = Counter()
 """How often a library's own code ran although something else was chosen, by reason."""
 
+KNOWS_EXPORT = hasattr(torch.compiler, "is_exporting")
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""
 Cells = Iterable[tuple[Group, Tensor]]
@@ -94,7 +95,7 @@ def traced_plainly() -> bool:
     """
     if torch.jit.is_tracing():
         return True
-    if hasattr(torch.compiler, "is_exporting"):
+    if KNOWS_EXPORT:
         # The flag behind it: Dynamo of torch 2.11 takes the call itself for true under torch.compile as well.
         return getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling()
@@ -222,8 +223,8 @@ def add_groups(
     if not groups:
         return
     _keep_heap()
-    sources, lead = tables, -3 if len(tables) == 1 else -2
-    tables = tuple(table.reshape(table.shape[lead:]) for table in tables)
+    sources, ndim = tables, 3 if len(tables) == 1 else 2
+    tables = tuple(table if table.ndim == ndim else table.squeeze(0) for table in tables)
     make, how_made = _RESAMPLE[strategy, len(tables)], (how, x.dtype, dtype)
     training = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
     leaves: Sequence[Tensor] = tables if training else ()
@@ -244,8 +245,9 @@ def add_groups(
     else:
         resampled = make(tables, groups, *how_made)
     tokens = Tokens.of(x.detach(), counts)  # written to unseen by autograd, which hears of it at the end
-    for group, cells in resampled:
-        tokens.add(group, cells.detach().to(x.dtype))
+    with torch.no_grad():
+        for group, cells in resampled:
+            tokens.add(group, cells.to(x.dtype))
     if training or (torch.is_grad_enabled() and x.requires_grad):
         shapes = [leaf.shape for leaf in leaves]
         of_cells = strategy == "interpolate_cached"
