@@ -79,19 +79,19 @@ def judged(value: float | None, bound: float | None = None, at_most: bool = Fals
 
 
 def render_short() -> str:
-    """One line per workload, under both heaps; the kept one first, because its ratios are the smaller ones."""
+    """The two main workloads, under both heaps; the kept one first, because its ratios are the smaller ones."""
     measured = rows("heap")
     largest = max((row.batch for row in measured), default=0)
     lines = []
-    for workload in dict.fromkeys(row.workload for row in measured):
+    for workload in ("siglip", "diverse"):
         cells = [workload]
         for phase, others in (("train", (BASELINE, FLAG, PLAIN_ADD)), ("infer", (BASELINE, PLAIN_ADD))):
             for other in others:
                 kept, default = (_under_heap(heap, other, workload, phase, largest) for heap in ("kept", "default"))
                 cells.append(judged(kept) if other != BASELINE else f"{judged(kept)} / {judged(default)}")
         lines.append(cells)
-    headings = ["workload", "train, times faster than timm (heap kept / glibc's default)", "than timm's grid_sample"]
-    headings += ["times one plain add", "infer, times faster than timm (kept / default)", "times one plain add"]
+    headings = ["times faster", "train, than timm", "than timm's grid_sample", "times one plain add"]
+    headings += ["infer, than timm", "times one plain add"]
     return section(markdown(headings, lines), "heap")
 
 
@@ -177,6 +177,19 @@ def render_model() -> str:
         )
     headings = ["model", "step", "timm, ms", "`matmul`, ms", "saved", "timm's rounds differ by"]
     headings += ["embeddings' share, timm", "`matmul`"]
+    return section(markdown(headings, lines), "model/*")
+
+
+def render_model_short() -> str:
+    """What a whole step saves in percent, and by how much rounds of the same code differ."""
+    found: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
+    for row in rows("model/*"):
+        if row.ours and row.times_faster:
+            saved = f"{100 * (1 - 1 / row.times_faster):.1f}±{100 * (row.spread or 0):.0f}"
+            found.setdefault((row.about["model"], row.workload), {})[row.phase, row.batch] = saved
+    steps = [(phase, batch) for phase in ("train", "infer") for batch in (8, 64)]
+    lines = [[*names, *(saved.get(step, "-") for step in steps)] for names, saved in sorted(found.items())]
+    headings = ["`matmul` saves, %", "grids", "training step, B=8", "B=64", "inference, B=8", "B=64"]
     return section(markdown(headings, lines), "model/*")
 
 

@@ -71,6 +71,7 @@ SECTIONS = {
     "speed": speed_tables.render_short,
     "speed_targets": speed_tables.render_targets,
     "model": speed_tables.render_model,
+    "model_short": speed_tables.render_model_short,
     "heap": speed_tables.render_heap,
     "counts": speed_tables.render_counts,
     "counts_short": speed_tables.render_counts_short,

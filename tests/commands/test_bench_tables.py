@@ -75,6 +75,7 @@ def test_whole_models(results):
     results("model/base", stock, replace(ours, median_ms=390.0))
     line = "| m, siglip, B=64 | train, float32 | 400 | 390 | 2.5 % | 2.0 % | 5.0 % | 1.0 % |"
     assert line in speed_tables.render_model()
+    assert "| m | siglip | - | 98.0±2 | - | - |" in speed_tables.render_model_short()
 
 
 def test_counts(results):
