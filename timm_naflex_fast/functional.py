@@ -80,6 +80,7 @@ def add_pos_embed_(
     _check_table(table)
     how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
+        _check_tensors(patch_coord=patch_coord)
         choose.add(x, (table,), patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
         choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
@@ -120,7 +121,7 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    _check_tensors(x=x, table_y=table_y, table_x=table_x)
+    _check_tensors(x=x, table_y=table_y, table_x=table_x, patch_coord=patch_coord)
     _check_table(table_y, "table_y", "H0")
     _check_table(table_x, "table_x", "W0")
     if table_y.shape[-1] != table_x.shape[-1]:

@@ -33,7 +33,6 @@ calls: Counter[tuple[str, str]] = Counter()
 fallbacks: Counter[str] = Counter()
 """How often a library's own code ran although something else was chosen, by reason."""
 
-KNOWS_EXPORT = hasattr(torch.compiler, "is_exporting")
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""
 Cells = Iterable[tuple[Group, Tensor]]
@@ -95,7 +94,7 @@ def traced_plainly() -> bool:
     """
     if torch.jit.is_tracing():
         return True
-    if KNOWS_EXPORT:
+    if hasattr(torch.compiler, "is_exporting"):
         # The flag behind it: Dynamo of torch 2.11 takes the call itself for true under torch.compile as well.
         return getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling()
