@@ -234,7 +234,7 @@ def kernels(o: argparse.Namespace) -> dict[str, Any]:
     triton.LONGEST = triton.LONGEST if cuda else 64
     for name in ("siglip",) if o.quick and not cuda else ("siglip", "diverse"):
         like, coord = draw(name, batch, o.device)
-        how = Resampling(like.mode, like.antialias)
+        how = Resampling(like.mode, **like.more)
         for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
             table = torch.randn(*like.table, channels, device=o.device, requires_grad=True)
             x, g = (torch.randn(*coord.shape[:2], channels, device=o.device, dtype=dtype) for _ in range(2))
