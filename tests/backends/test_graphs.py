@@ -30,7 +30,10 @@ def step(model, batch, kind, run=None):
     return out.detach(), [getattr(model.embeds, name).grad.clone() for name in TABLES[kind]]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+ONE_FAST = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
+
+
+@pytest.fixture(scope="module", params=ONE_FAST)
 def compiled(request):
     """A model compiled once, and what counts its graphs."""
     torch._dynamo.reset()
@@ -154,7 +157,7 @@ def exported(kind, strict=False):
 
 @EXPORTS
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_exported_program_equals_stock_on_unseen_grids(kind, strict):
     program, model = exported(kind, strict)
     assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)

@@ -235,6 +235,7 @@ def test_other_releases(monkeypatch):
     assert is_pristine()
 
 
+@pytest.mark.slow
 def test_importing_and_enabling_timm_imports_no_transformers():
     program = """
 import sys, timm_naflex_fast as fast
