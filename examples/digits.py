@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import Patchify
 from timm.layers import build_sincos2d_pos_embed
@@ -46,6 +44,9 @@ Batch = tuple[dict[str, Tensor | int], Tensor]
 
 def split(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (train images, labels, held-out images, labels); 20 % held out, images [N, 1, 8, 8] in 0..1."""
+    from sklearn.datasets import load_digits  # 3 seconds, which the other functions need not wait
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     train_x, test_x, train_y, test_y = train_test_split(
         digits.images, digits.target, test_size=0.2, stratify=digits.target, random_state=seed

@@ -5,19 +5,16 @@ of its own. Some of what the interpreter cannot show, a compiler without a GPU c
 shows races, timing, or CUDA's own rounding of float64 arithmetic.
 """
 
-import importlib.util
-import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
 from checks import as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter import HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY
 from oracles import NEW_TIMM, Case, relative, row_major, stock
 
 from timm_naflex_fast import enable
@@ -26,8 +23,6 @@ from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import Resampling, resize_matrix
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 runs = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no GPU: test_by_the_interpreter runs it")
@@ -55,16 +50,8 @@ def check(case, coord=None):
     equals_timm(ours, case, coord, DEVICE)
 
 
-def _too_new_numpy():
-    """Triton 3.6's interpreter turns arrays of one element into integers, which NumPy 2.4 refuses; 3.7 does not."""
-    if not HAS_TRITON:
-        return False
-    triton_version, numpy_version = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
-    return triton_version < (3, 7) and numpy_version >= (2, 4)
-
-
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
-@pytest.mark.skipif(_too_new_numpy(), reason="the interpreter of this Triton needs numpy < 2.4")
+@pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
 @pytest.mark.parametrize("which", ["test_equals_timm and bilinear", pytest.param("test_", marks=pytest.mark.slow)])
 def test_by_the_interpreter(which):
     done = subprocess.run(
@@ -452,18 +439,3 @@ def test_kernels_compile(name, copy_or_padding, dtype):
         assert "cvt.rn.bf16" in ptx
     if name != "plan_kernel":
         assert ptx.count("fma.rn.f32") >= 16
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the rehearsal is for a CPU without a GPU")
-@pytest.mark.skipif(_too_new_numpy(), reason="the interpreter of this Triton needs numpy < 2.4")
-def test_what_a_gpu_is_asked_is_rehearsed(tmp_path):
-    """The parts that a CPU can run give figures; nothing ends in an error, and at most eight files are written."""
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-    command = [sys.executable, str(script), "--out", str(tmp_path), "--quick", "--device", "cpu"]
-    subprocess.run(command, check=True, timeout=1800)
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert len(list(tmp_path.iterdir())) == 8
-    assert {part: record["error"] for part, record in found.items() if "error" in record} == {}
-    assert found["tests"]["passed"] and found["kernels"]["siglip"].startswith("every kernel ran")
-    assert {row["contender"] for row in found["step"]["rows"]} >= {"stock", "matmul", "plain-add"}

@@ -11,7 +11,7 @@ from timm_naflex_fast import enable, status
 SIZES = [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)]
 RADIO = dict(pos_embed_antialias=False, pos_embed_align_corners=True) if NEW_TIMM else {}
 MODELS = {
-    "siglip": ("naflexvit_base_patch16_siglip", dict(depth=2)),
+    "siglip": ("naflexvit_base_patch16_siglip", dict(depth=1)),
     "radio": (
         "naflexvit_base_patch16_gap",
         dict(
@@ -26,7 +26,7 @@ MODELS = {
             **RADIO,
         ),
     ),
-    "factorized": ("naflexvit_base_patch16_parfac_gap", dict(depth=1)),
+    "factorized": ("naflexvit_base_patch16_parfac_gap", dict(depth=1, embed_dim=192, num_heads=3)),
 }
 
 

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from timm_naflex_fast import disable, enable, status
 
 B = vit_batch([(5, 7), (12, 4), (3, 3)])
-BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+BACKENDS = ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
 @torch.no_grad()
