@@ -20,7 +20,7 @@ settings.load_profile("project")
 def pytest_configure(config):
     """Load the fixtures where tests run. The process that hands tests to workers runs none: it spares the imports."""
     if config.getoption("dist", "no") == "no" or config.option.collectonly:
-        config.pluginmanager.import_plugin("fixtures")
+        config.pluginmanager.import_plugin("every_test")
 
 
 def pytest_terminal_summary(terminalreporter):

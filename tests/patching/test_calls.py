@@ -8,6 +8,8 @@ from oracles import BATCH, NEW_TIMM, embed, row_major, small_vit
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
+from timm_naflex_fast.patching.install import Status
+from timm_naflex_fast.patching.modes import Flags
 
 
 @pytest.mark.usefixtures("clean")
@@ -125,3 +127,31 @@ def test_each_reason_is_warned_of_once():
             warnings.simplefilter("error")
             run()
         assert status().fallbacks[reason] == 2
+
+
+def test_the_status_in_words():
+    state = Status(
+        Flags("matmul"),
+        (Flags("stock", "matmul", "batched"),),
+        {"Long.method_of_timm": "matmul", "Short.one": "stock"},
+        "1.0",
+        "2.0",
+        {("rope", "batched"): 12, ("pos_embed", "matmul"): 3},
+        {"a reason": 2, "another": 1},
+    )
+    assert str(state).splitlines() == [
+        "timm_naflex_fast on timm 1.0, torch 2.0",
+        "",
+        "method               every model",
+        "-------------------  -----------",
+        "Long.method_of_timm  matmul",
+        "Short.one            stock",
+        "a model's own choice: pos_embed=stock, patch_embed=matmul, rope=batched",
+        "",
+        "what ran since enable()  calls",
+        "-----------------------  -----",
+        "pos_embed: matmul        3",
+        "rope: batched            12",
+        "the library's own code ran 2 times because of a reason",
+        "the library's own code ran 1 times because of another",
+    ]

@@ -119,3 +119,12 @@ def test_reads_are_loads_of_self_alone():
 def _reader(self, other):
     self.kept = other.d + self.a.z + getattr(self, "b", 0) + getattr(other, "e", 0)
     return [self.c for _ in other]
+
+
+def test_what_a_function_reads_of_self():
+    def function(self, other):
+        self.written = self.read + getattr(self, "by_getattr", 0) + other.of_another + getattr(other, "too", 0)
+        setattr(self, "set", 1)  # noqa: B010
+        return hasattr(self, "by_hasattr") and self.method()
+
+    assert contract.reads(function) == {"read", "by_getattr", "by_hasattr", "method"}

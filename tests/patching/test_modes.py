@@ -62,3 +62,21 @@ def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
     disable()
     enable("matmul")
     assert modes.own_flags(unused.embeds) is None
+
+
+def test_a_choice_that_ended_is_not_copied():
+    choice = modes.ModelChoice(modes.Flags("matmul"))
+    assert copy.deepcopy(choice).flags == choice.flags and copy.deepcopy(choice) is not choice
+    choice.flags = None
+    assert copy.deepcopy(choice) is None
+
+
+def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
+    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
+    assert modes.default_mode() == "matmul"
+    for text, mode in (("", "matmul"), ("grid-sample", "grid_sample"), ("interpolate_cached", "interpolate_cached")):
+        monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", text)
+        assert modes.default_mode() == mode
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
+    with pytest.raises(ValueError, match="'fast' is not valid for TIMM_NAFLEX_FAST_MODE; valid: 'stock', "):
+        modes.default_mode()

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 from oracles import PRISTINE, finished_tables, relative, row_major, small_vit
+from timm.layers import patch_embed
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.layers.patch_embed import resample_patch_embed as timms
 
 import timm_naflex_fast
 from timm_naflex_fast.functional import resample_patch_kernel
+from timm_naflex_fast.patching import timm as patching
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import resize_matrix
 
@@ -245,3 +247,72 @@ def test_a_frozen_weight_can_be_swapped_after_its_kernel_was_kept(model):
     patches = torch.randn(2, 6, 6, 5, 1).double()
     out = model.embeds(patches, patch_coord=row_major([(2, 3)] * 2))
     assert (out[0] if isinstance(out, tuple) else out).dtype is torch.float64
+
+
+CALLS = {
+    "function": lambda module, weight: patch_embed.resample_patch_embed(
+        weight, [6, 9], module.interpolation, module.antialias
+    ),
+    "linear": lambda module, weight: module.resample_linear_weight(weight.permute(0, 2, 3, 1).flatten(1), (6, 9)),
+    "conv": lambda module, weight: module.resample_conv_weight(weight, (6, 9)),
+    "forward": lambda module, weight: module(
+        torch.ones(1, 2, 6, 9, 3), weight.permute(0, 2, 3, 1).flatten(1), patch_size=(6, 9)
+    ),
+    "forward of a convolution": lambda module, weight: module(
+        torch.ones(1, 3, 6, 9), weight, patch_size=(6, 9), is_linear=False
+    ),
+}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
+@pytest.mark.parametrize("who", ["matmul", "stock"])
+def test_who_resamples_a_kernel(who, how, call, monkeypatch):
+    """Ours or timm's own code, as chosen; counted once, and not done by the other one too."""
+    module, weight = PatchEmbedInterpolator((8, 8), 3, 5, *how), torch.randn(5, 3, 8, 8)
+    want, ran = CALLS[call](module, weight), []
+    for name in ("resample_patch_kernel", "resample_linear_kernel"):
+        ours = getattr(patching, name)
+        monkeypatch.setattr(patching, name, lambda *a, ours=ours, **k: ran.append(1) or ours(*a, **k))
+    timm_naflex_fast.enable("matmul", patch_embed=who)
+    assert relative(CALLS[call](module, weight), want) <= 1e-5
+    assert timm_naflex_fast.status().calls == {("patch_embed", who): 1} and len(ran) == (who == "matmul")
+    assert timm_naflex_fast.status().fallbacks == {}
+
+
+@pytest.mark.usefixtures("clean")
+def test_kernels_of_other_shapes_are_left_to_timm():
+    resampler = getattr(PatchEmbedInterpolator((8, 8), 3, 5), "resampler", None)
+    timm_naflex_fast.enable()
+    wrong = [(torch.randn(3, 8, 8), [6, 9]), (torch.randn(5, 3, 8, 8), [6])]
+    for function in [patch_embed.resample_patch_embed, *([resampler] if resampler else [])]:
+        for weight, size in wrong:
+            with pytest.raises(AssertionError):
+                function(weight, size)
+    if resampler:
+        with pytest.raises(AssertionError):
+            resampler(torch.randn(5, 3, 8, 7), [6, 9])
+    assert timm_naflex_fast.status().calls == {}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mode_that_is_not_separable_is_left_to_timm(call):
+    module, weight = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False), torch.randn(5, 3, 8, 8)
+    timm_naflex_fast.enable()
+    with pytest.raises(ValueError, match="align_corners option"):  # by F.interpolate, as without us
+        CALLS[call](module, weight)
+    assert timm_naflex_fast.status().fallbacks == {"a patch kernel with interpolation mode 'nearest'": 1}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("everywhere, own", [("matmul", "stock"), ("stock", "matmul")])
+def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
+    interpolator, weight = model.embeds.patch_interpolator, model.embeds.proj.weight
+    timm_naflex_fast.enable(everywhere)
+    timm_naflex_fast.enable(own, model=model)
+    interpolator.resample_linear_weight(weight, (6, 5))
+    assert set(timm_naflex_fast.status().calls) == {("patch_embed", own)}

@@ -122,3 +122,50 @@ def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(str
         for _ in range(3):  # the third is a finished table
             assert all(map(torch.equal, results(table, line, kernel), want))
     assert all(map(torch.equal, grads, want_grads)) and all(t.device.type == "cpu" for t in kept_tensors())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(4, 4, 4), (3, 5, 3)], ids=["whole words", "odd"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "offset"])
+def test_every_dtype_and_layout_is_compared_bit_by_bit(dtype, shape, layout):
+    whole = (torch.randn(shape[0] + 1, *shape[1:]) * 9).to(dtype)
+    views = {"contiguous": whole[:-1].clone(), "transposed": whole.transpose(0, 2), "offset": whole[1:]}
+    source, made = views[layout], []
+
+    def build(size):
+        made.append(size)
+        return torch.ones(2)
+
+    for _ in range(3):
+        list(cache.finished((source,), [(1, 1)], "kind", build))
+    assert len(made) == 1
+    source[-1, -1, -1] += 1
+    list(cache.finished((source,), [(1, 1)], "kind", build))
+    assert len(made) == 2
+
+
+def test_the_report_of_an_empty_cache():
+    assert cache.report() == "0.0 of 512 MiB kept"
+
+
+def test_a_source_that_got_another_shape_is_another_one():
+    source, made = torch.randn(4, 6), []
+    for shape in ((4, 6), (4, 6), (6, 4)):
+        source.data = source.data.view(shape)
+        list(cache.finished((source,), [(1, 1)], "kind", lambda size: made.append(size) or torch.ones(2)))
+    assert len(made) == 2
+
+
+def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch):
+    source, made = torch.zeros(1000), []
+
+    def build(size):
+        made.append(size)
+        return torch.zeros(1000)
+
+    monkeypatch.setattr(cache, "_limit", 4 * 4500)
+    list(cache.finished((source,), [(1, 1)], "kind", build))
+    for n in range(5):
+        list(cache.finished((source,), [(1, 1)], "kind", build))
+        cache.kept("others")(lambda n: torch.zeros(1000))(n)
+    assert made == [(1, 1)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.resampling.grids import Group, group_grids, whole_batch
+from timm_naflex_fast.resampling.grids import Group, group_grids, sizes_on_host, whole_batch
 
 
 def x_for(coord):
@@ -66,3 +66,9 @@ def test_whole_batch():
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == [Group(2, 3, [], 6)]
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor(4), torch.tensor([4, 4]), [(4,)], [(1, 2, 3, 4)], [(0, 3)], [(2.0, 3)]])
+def test_sizes_that_are_none(wrong):
+    with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
+        sizes_on_host(wrong)

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from oracles import cell_weights
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference, taps
+from timm_naflex_fast.resampling.matrices import (
+    Resampling,
+    affine_positions,
+    axis_matrix,
+    cell_positions,
+    reference,
+    taps,
+)
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -68,6 +75,13 @@ def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, al
     # In timm's layout: a contiguous (1, C, H, 1) image passes for channels-last and comes back wrong (torch 2.15).
     want = F.interpolate(table[None].permute(0, 3, 1, 2), size=(h, w), **how)[0].permute(1, 2, 0)
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
+
+
+@given(sizes, sizes)
+def test_older_and_newer_timm_sample_at_the_same_positions(n, more):
+    want = ((2 * torch.arange(n) + 1) / n - 1).float()
+    torch.testing.assert_close(cell_positions(n, align_corners=False), want, atol=1e-6, rtol=0)
+    torch.testing.assert_close(affine_positions(n, n + more), want, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])

@@ -4,10 +4,13 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import PRISTINE, relative, row_major, small_vit
+from timm.layers import patch_embed
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import timm_naflex_fast
 from timm_naflex_fast.functional import resample_patch_kernel
@@ -17,9 +20,9 @@ LAYOUTS = (True, False) if "channels_last" in inspect.signature(PatchEmbedInterp
 side = st.integers(3, 12)
 
 
-def interpolator(base, channels_last=True, mode="bicubic", antialias=True):
+def interpolator(base, channels_last=True, mode="bicubic", antialias=True, in_chans=3):
     extra = {} if channels_last else dict(channels_last=False)
-    return PatchEmbedInterpolator(base, in_chans=3, embed_dim=5, interpolation=mode, antialias=antialias, **extra)
+    return PatchEmbedInterpolator(base, in_chans, embed_dim=5, interpolation=mode, antialias=antialias, **extra)
 
 
 def well_conditioned(base, size):
@@ -41,22 +44,49 @@ def test_equals_timm(base, size, mode, antialias):
 
 @pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("channels_last", LAYOUTS)
-@pytest.mark.parametrize("size", [(6, 9), (12, 8), (8, 6)])
-def test_linear_layouts_equal_timm(channels_last, size):
-    module, weight = interpolator((8, 6), channels_last), torch.randn(5, 3 * 48)
-    want = ORIGINAL["resample_linear_weight"](module, weight, size)
-    with timm_naflex_fast.enable():
-        got = module.resample_linear_weight(weight, size)
-    assert got.shape == want.shape and relative(got, want) <= 1e-5
+@pytest.mark.parametrize("in_chans", [1, 3, 4, 5, 9])  # more than four are transposed first
+@pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
+def test_linear_layouts_equal_timm(channels_last, in_chans, how):
+    module, weight = interpolator((8, 6), channels_last, *how, in_chans), torch.randn(5, in_chans * 48)
+    for size in ((6, 9), (12, 8), (8, 6)):
+        want = ORIGINAL["resample_linear_weight"](module, weight, size)
+        patches, bias = torch.randn(2, 7, size[0] * size[1] * in_chans), torch.randn(5)
+        shape = (*size, in_chans) if channels_last else (in_chans, *size)
+        with timm_naflex_fast.enable():
+            assert relative(module.resample_linear_weight(weight, size), want) <= 1e-5
+            if size != (8, 6):
+                for frozen in (weight, torch.nn.Parameter(weight)):  # kept, and not kept
+                    got = module(patches.unflatten(2, shape), frozen, bias, patch_size=size)
+                    assert relative(got, F.linear(patches, want, bias)) <= 1e-5
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_kept_kernel_is_used_for_its_own_layout_and_settings_alone():
+    weight = torch.randn(5, 2 * 16)
+    timm_naflex_fast.enable()
+    for again in range(2):
+        for how in (("bicubic", True), ("bilinear", True), ("bicubic", False)):
+            for base, in_chans, channels_last in {((4, 4), 2, True), ((8, 4), 1, True), ((4, 4), 2, LAYOUTS[-1])}:
+                module = interpolator(base, channels_last, *how, in_chans)
+                want = ORIGINAL["resample_linear_weight"](module, weight, (6, 5))
+                patches = torch.randn(1, 3, *((6, 5, in_chans) if channels_last else (in_chans, 6, 5)))
+                got = module(patches, weight, patch_size=(6, 5))
+                assert relative(got, F.linear(patches.flatten(2), want)) <= 1e-5, (again, how, base)
 
 
 @pytest.mark.ran("patch_embed=matmul")
-def test_conv_weights_equal_timm():
-    module, weight = interpolator((8, 8)), torch.randn(5, 3, 8, 8)
+@pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
+def test_conv_weights_equal_timm(how):
+    module, weight = interpolator((8, 8), True, *how), torch.randn(5, 3, 8, 8)
     want = ORIGINAL["resample_conv_weight"](module, weight, (6, 12))
+    images, bias = torch.randn(2, 3, 12, 24), torch.randn(5)
     with timm_naflex_fast.enable():
         assert relative(module.resample_conv_weight(weight, (6, 12)), want) <= 1e-5
         assert module.resample_conv_weight(weight, (8, 8)) is weight
+        projected = module(images, weight, bias, patch_size=(6, 12), is_linear=False)
+        function = patch_embed.resample_patch_embed(weight, [6, 12], *how)
+    assert relative(projected, F.conv2d(images, want, bias, stride=(6, 12))) <= 1e-5
+    assert relative(function, resample_patch_embed(weight, [6, 12], *how)) <= 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -109,3 +139,44 @@ def test_a_model_on_another_patch_size(size):
             out.square().sum().backward()
         outputs.append((out, model.embeds.proj.weight.grad.clone()))
     assert relative(outputs[1][0], outputs[0][0]) <= 1e-5 and relative(outputs[1][1], outputs[0][1]) <= 1e-5
+
+
+class Products(TorchDispatchMode):
+    """The dtypes in which matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+            self.dtypes |= {tensor.dtype for tensor in args}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_the_dtype_of_the_products(dtype, precision):
+    """float32, and float64 where PyTorch may round float32 factors; forward and backward."""
+    weight = torch.randn(5, 3, 8, 8, dtype=dtype, requires_grad=True)
+    resample_patch_kernel(weight, (6, 7)).sum().backward()  # keeps the pseudo-inverses
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with Products() as seen:
+            resample_patch_kernel(weight, (6, 7)).sum().backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    lowered = precision == "medium" or dtype is torch.float64
+    assert seen.dtypes == {torch.float64 if lowered else torch.float32}
+
+
+@pytest.mark.parametrize("in_chans", [1, 3])
+def test_the_form_within_a_graph_is_the_same(in_chans, monkeypatch):
+    module, weight = interpolator((8, 6), in_chans=in_chans), torch.randn(5, in_chans * 48)
+    with timm_naflex_fast.enable():
+        for size in ((6, 9), (12, 8), (8, 4)):
+            want = module.resample_linear_weight(weight, size)
+            with monkeypatch.context() as context:
+                context.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+                assert relative(module.resample_linear_weight(weight, size), want) <= 1e-6

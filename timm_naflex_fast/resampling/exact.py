@@ -163,9 +163,9 @@ def line_sum(
     w: int,
     n0: int,
     how: Resampling,
-    adjoint: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    adjoint: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> SparseSum | None:
     """The sparse sum that resizes a 1-D table of N0 cells along an axis of the grid (h, w); None where sizes match."""
     if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:

@@ -180,7 +180,7 @@ def sizes_on_host(grid_sizes: Tensor | Sequence[Sequence[int]], batch: int | Non
 
 
 def group_sizes(
-    sizes: list[tuple[int, int, int]], *, merge: int = 1, pads: bool = False, length: int | None = None
+    sizes: list[tuple[int, int, int]], *, merge: int = 1, pads: bool, length: int | None
 ) -> tuple[list[Group], list[tuple[int, int]]]:
     """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and those behind.
 

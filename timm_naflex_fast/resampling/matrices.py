@@ -70,7 +70,7 @@ def axis_matrix(axis: int, h: int, w: int, n0: int, how: Resampling, dtype: torc
 def resize_matrix(
     n: int,
     n0: int,
-    mode: str = "bicubic",
+    mode: str,
     antialias: bool = True,
     align_corners: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -90,10 +90,10 @@ def resize_matrix(
     return resized[:, 0, :, 0].t().contiguous()
 
 
-def sample_matrix(n: int, n0: int, how: Resampling, within: int = 0) -> Tensor:
+def sample_matrix(n: int, n0: int, how: Resampling, within: int) -> Tensor:
     """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
     # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
-    y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within, how)
+    y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within)
     image = torch.eye(n0, dtype=torch.float32, device="cpu").view(1, n0, n0, 1)
     where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
     mode = "bilinear" if how.mode == "linear" else how.mode
@@ -107,12 +107,12 @@ def cell_positions(n: int, align_corners: bool) -> Tensor:
     return 2.0 * cell / max(n - 1, 1) - 1.0 if align_corners else (2.0 * cell + 1.0) / n - 1.0
 
 
-def affine_positions(n: int, within: int, how: Resampling) -> Tensor:
+def affine_positions(n: int, within: int) -> Tensor:
     """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
     zoom = torch.tensor(within, dtype=torch.float32, device="cpu") / n
-    theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], dtype=torch.float32, device="cpu")
+    theta = torch.zeros(1, 2, 3, dtype=torch.float32, device="cpu")
     theta[0, 1, 1], theta[0, 1, 2] = zoom, zoom - 1
-    return F.affine_grid(theta, [1, 1, within, 2], align_corners=how.align_corners)[0, :n, 0, 1]
+    return F.affine_grid(theta, [1, 1, within, 1], align_corners=False)[0, :n, 0, 1]
 
 
 def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -205,9 +205,9 @@ def resample_linear_kernel(
     size: tuple[int, int],
     in_chans: int,
     *,
-    channels_last: bool = True,
-    mode: str = "bicubic",
-    antialias: bool = True,
+    channels_last: bool,
+    mode: str,
+    antialias: bool,
 ) -> Tensor:
     """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to ``size``."""
     new = (int(size[0]), int(size[1]))
