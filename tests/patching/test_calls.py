@@ -155,3 +155,15 @@ def test_the_status_in_words():
         "the library's own code ran 2 times because of a reason",
         "the library's own code ran 1 times because of another",
     ]
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+def test_in_a_captured_graph_plain_images_alone_are_left_to_timm(monkeypatch):
+    model = small_vit()
+    monkeypatch.setattr(timm, "_capturing", lambda: True)
+    enable()
+    embed(model)
+    assert status().calls == {("pos_embed", "matmul"): 1}
+    model.embeds(torch.randn(2, 1, 20, 36))
+    assert status().calls == {("pos_embed", "matmul"): 1, ("pos_embed", "stock"): 1}

@@ -1,5 +1,8 @@
 """One cache for everything: bounded in bytes, oldest use out first, free of weak references, safe to fork."""
 
+import os
+import threading
+
 import pytest
 import torch
 from oracles import finished_tables, kept_tensors
@@ -169,3 +172,14 @@ def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch
         list(cache.finished((source,), [(1, 1)], "kind", build))
         cache.kept("others")(lambda n: torch.zeros(1000))(n)
     assert made == [(1, 1)]
+
+
+def test_a_lock_is_held_while_a_process_forks(monkeypatch):
+    registered, lock = {}, threading.Lock()
+    monkeypatch.setattr(os, "register_at_fork", registered.update)
+    cache.hold_over_fork(lock)
+    for after in ("after_in_parent", "after_in_child"):
+        registered["before"]()
+        assert lock.locked()
+        registered[after]()
+        assert not lock.locked()
