@@ -1,5 +1,6 @@
 """What every test runs inside, loaded where tests run: the fixtures, and the watch over what the tests claim."""
 
+import gc
 import os
 import sys
 
@@ -21,6 +22,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes
 witness.watch()
 if witness.FORCED:  # every test that claims something about a mode must now fail
     witness.force_stock()
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
