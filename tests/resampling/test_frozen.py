@@ -73,6 +73,18 @@ def test_right_after_every_write(write, calls):
         assert torch.equal(add(table), want)
 
 
+def test_a_change_drops_what_was_kept_at_once():
+    table = torch.randn(6, 5, 4)
+    for _ in range(3):
+        add(table)
+    assert finished_tables()
+    table.mul_(1.5)
+    add(table)
+    assert not finished_tables() and "versions" not in cache.report().lower()
+    add(table)
+    assert finished_tables()
+
+
 def test_training_drops_what_was_kept_and_starts_anew():
     embeds = CASE.embeds()
     with torch.no_grad():

@@ -72,3 +72,28 @@ def test_whole_batch():
 def test_sizes_that_are_none(wrong):
     with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
         sizes_on_host(wrong)
+
+
+def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
+    coord = row_major([(2, 3), (2, 3)], length=10)
+    coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [-1, 1], [1, -2]])
+    regular, other = group_grids(coord, x_for(coord), pads=True)
+    assert regular == Group(2, 3, [0], 6, pads=True)
+    assert other.samples == [1] and other.cells.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 0]
+
+
+def only(y, x, tokens):
+    """Coordinates of one sample whose tokens all lie in one cell."""
+    coord = torch.tensor([[[y, x]]]).expand(1, tokens, 2)
+    return coord, x_for(coord)
+
+
+def test_how_many_cells_a_grid_may_have():
+    assert len(group_grids(*only(64, 63, 1))) == 1  # 65 x 64 = 64 * 1 + 4096
+    with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
+        group_grids(*only(18, 218, 1))
+    assert len(group_grids(*only(0, 499, 4))) == 1
+    with pytest.raises(ValueError, match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"):
+        group_grids(*only(0, 499, 4), squares=True)
+    coord = row_major([(1, 500)])
+    assert len(group_grids(coord, x_for(coord), squares=True)) == 1  # no token is missing

@@ -30,11 +30,12 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
     torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
 
 
-@given(sizes, sizes)
-def test_linear_matrix_resizes_as_interpolate_does(n, n0):
+@given(sizes, sizes, st.booleans())
+def test_linear_matrix_resizes_as_interpolate_does(n, n0, align_corners):
     signal = torch.randn(1, 3, n0, dtype=torch.float64)
-    want = F.interpolate(signal, size=n, mode="linear")[0].t()
-    torch.testing.assert_close(resize_matrix(n, n0, "linear", dtype=torch.float64) @ signal[0].t(), want)
+    want = F.interpolate(signal, size=n, mode="linear", align_corners=align_corners)[0].t()
+    matrix = resize_matrix(n, n0, "linear", align_corners=align_corners, dtype=torch.float64)
+    torch.testing.assert_close(matrix @ signal[0].t(), want)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])

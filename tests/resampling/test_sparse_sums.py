@@ -6,10 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import cell_weights
 
-from timm_naflex_fast.resampling.exact import both_axes_together, resize_plan
-from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix
+from timm_naflex_fast.resampling.exact import both_axes_together, resample, resize_plan
+from timm_naflex_fast.resampling.grids import Group
+from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference
 
 sizes = st.integers(1, 24)
+
+
+def plan_of(h, w, table_size, how, adjoint=False):
+    return resize_plan(h, w, table_size, how, adjoint, torch.float32, torch.device("cpu"))
 
 
 def apply(plan, cells, h, table_size, adjoint):
@@ -37,7 +42,7 @@ def apply(plan, cells, h, table_size, adjoint):
 def test_plans_are_the_matrices_and_their_transposes(h, w, rows, cols, how, adjoint, sampled):
     if sampled:
         how = Resampling(how.mode, False, how.align_corners, how.ar_preserving, "grid_sample")
-    plan = resize_plan(h, w, (rows, cols), how, adjoint)
+    plan = plan_of(h, w, (rows, cols), how, adjoint)
     if (h, w) == (rows, cols) and not sampled:
         assert plan == ()
         return
@@ -50,13 +55,14 @@ def test_plans_are_the_matrices_and_their_transposes(h, w, rows, cols, how, adjo
 
 def test_a_plan_reads_only_what_is_not_zero():
     how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
-    (sums,) = resize_plan(5, 9, (40, 33), how)
+    (sums,) = plan_of(5, 9, (40, 33), how)
     assert len(sums.reads) == (cell_weights(5, 9, (40, 33), how) != 0).sum()
+    assert sums.reads.dtype is sums.offsets.dtype is torch.int32 and sums.weights.dtype is torch.float32
 
 
 def test_a_radio_grid_leaves_most_of_the_table_alone():
     how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
-    (sums,) = resize_plan(16, 20, (128, 128), how, True)
+    (sums,) = plan_of(16, 20, (128, 128), how, True)
     assert len(sums.rows) <= 4 * 16 * 20
 
 
@@ -73,6 +79,21 @@ def test_a_radio_grid_leaves_most_of_the_table_alone():
     ],
 )
 def test_the_choice_follows_the_reads(mode, table, grid, steps):
-    assert len(resize_plan(*grid, table, Resampling(mode))) == steps
+    assert len(plan_of(*grid, table, Resampling(mode))) == steps
     a_h, a_w = (axis_matrix(axis, *grid, table[axis], Resampling(mode)) for axis in (0, 1))
     assert both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), grid, table[1]) is (steps == 1)
+
+
+def test_never_more_than_sixteen_taps_at_once():
+    assert both_axes_together(4, 4, (1, 1), 10) and not both_axes_together(17, 1, (1, 1), 10)
+
+
+def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
+    summed, bag = [], torch.embedding_bag
+    monkeypatch.setattr(torch, "embedding_bag", lambda *args: summed.append(1) or bag(*args))
+    table, how = torch.randn(32, 32, 4), Resampling("bicubic")
+    groups = [Group(17, w, [i], 17 * w) for i, w in enumerate((18, 20, 25))]
+    assert [len(plan_of(group.h, group.w, (32, 32), how)) for group in groups] == [2, 2, 2]
+    for group, cells in resample(table, groups, how, torch.float32):
+        torch.testing.assert_close(cells.view(17, group.w, 4), reference(table, (17, group.w), how), atol=5e-6, rtol=0)
+    assert len(summed) == 1 + 3

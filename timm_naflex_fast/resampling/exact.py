@@ -63,9 +63,9 @@ def resize_plan(
     w: int,
     table_size: tuple[int, int],
     how: Resampling,
-    adjoint: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    adjoint: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Plan:
     """The plan for a table (H0, W0) and a grid (h, w); for ``adjoint`` that of the transposed map, grid to table."""
     h0, w0 = table_size
