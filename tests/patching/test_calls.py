@@ -1,10 +1,13 @@
 """Proof of effect: who computed what since enable(), and why a library's own code ran instead."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
-from oracles import BATCH, NEW_TIMM, embed, row_major, small_vit
+from oracles import BATCH, NEW_TIMM, STOCK, embed, row_major, small_vit
+from timm.layers import patch_embed
+from timm.models.naflexvit import NaFlexEmbeds
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
@@ -167,3 +170,14 @@ def test_in_a_captured_graph_plain_images_alone_are_left_to_timm(monkeypatch):
     assert status().calls == {("pos_embed", "matmul"): 1}
     model.embeds(torch.randn(2, 1, 20, 36))
     assert status().calls == {("pos_embed", "matmul"): 1, ("pos_embed", "stock"): 1}
+
+
+def test_the_librarys_own_functions_are_found_patched_or_not():
+    class Derived(NaFlexEmbeds):
+        pass
+
+    name, function = "_apply_learned_naflex_pos_embed", patch_embed.resample_patch_embed
+    for context in (enable(), nullcontext()):
+        with context:
+            assert library.original(NaFlexEmbeds, name) is library.original(Derived, name) is STOCK[name]
+            assert library.original(patch_embed, "resample_patch_embed") is function

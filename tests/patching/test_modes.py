@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import timm
+import torch
 from oracles import is_pristine, small_vit, uses
 
 from timm_naflex_fast import disable, enable, status
@@ -80,3 +81,26 @@ def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
     with pytest.raises(ValueError, match="'fast' is not valid for TIMM_NAFLEX_FAST_MODE; valid: 'stock', "):
         modes.default_mode()
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_whose_choice_holds(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    everywhere, own = modes.Flags("interpolate_cached"), modes.Flags("matmul", "stock", "batched")
+    ended = modes.ModelChoice(own)
+    ended.flags = None
+    pickled = pickle.loads(pickle.dumps(modes.ModelChoice(own)))
+    stranger = dict(pickled, token="that of another process")
+    for choice, flags in [
+        (None, everywhere),
+        (modes.ModelChoice(own), own),
+        (ended, everywhere),
+        (pickled, own),
+        (stranger, everywhere),
+    ]:
+        module = torch.nn.Module()
+        if choice is not None:
+            module.__dict__[modes.ATTRIBUTE] = choice
+        for step in modes.FLAGS:
+            assert modes.chosen(module, step, everywhere) == getattr(flags, step)
+            assert modes.chosen(None, step, everywhere) == getattr(everywhere, step)

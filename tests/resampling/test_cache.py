@@ -183,3 +183,9 @@ def test_a_lock_is_held_while_a_process_forks(monkeypatch):
         assert lock.locked()
         registered[after]()
         assert not lock.locked()
+
+
+def test_what_is_kept_is_built_plainly():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
+        assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.resampling.grids import Group, group_grids, sizes_on_host, whole_batch
+from timm_naflex_fast.resampling.grids import LARGEST, Group, group_grids, sizes_on_host, whole_batch, whole_numbers
 
 
 def x_for(coord):
@@ -97,3 +97,9 @@ def test_how_many_cells_a_grid_may_have():
         group_grids(*only(0, 499, 4), squares=True)
     coord = row_major([(1, 500)])
     assert len(group_grids(coord, x_for(coord), squares=True)) == 1  # no token is missing
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_floats_that_no_integer_can_hold(dtype):
+    coord = torch.tensor([3.0, -1e30, float("-inf"), float("nan"), 1e30, float("inf")]).to(dtype)
+    assert whole_numbers(coord).tolist() == [3, -1, -1, -1, LARGEST + 1, LARGEST + 1]
