@@ -52,7 +52,9 @@ def check(case, coord=None):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
-@pytest.mark.parametrize("which", ["test_equals_timm and bilinear", pytest.param("test_", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which", ["test_equals_timm and bilinear and True", pytest.param("test_", marks=pytest.mark.slow)]
+)
 def test_by_the_interpreter(which):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", which, __file__],

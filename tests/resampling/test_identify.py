@@ -45,9 +45,9 @@ def test_no_two_conventions_give_the_same_result():
 ALL = list(conventions(SIZES))
 
 
-# One in 150 by default: each is compared with all 864.
+# One in 217 by default: each is compared with all 864.
 @pytest.mark.parametrize(
-    "convention", [*ALL[::151], *(pytest.param(c, marks=pytest.mark.slow) for c in ALL[1::41])], ids=str
+    "convention", [*ALL[::217], *(pytest.param(c, marks=pytest.mark.slow) for c in ALL[1::41])], ids=str
 )
 def test_each_is_identified_from_float32(convention):
     table = random_table(3)

@@ -23,7 +23,7 @@ from torch import nn
 from ..backends import choose
 from ..resampling import cache
 from .compatible import Found, check, unsupported, version_of
-from .library import Library, original, originals
+from .library import Library, functions, kept_by, original, originals
 from .modes import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -103,13 +103,13 @@ def _found(library: Library) -> list[Found]:
 def _install(library: Library) -> None:
     todo = []
     for owner, name, replacement in _found(library):
-        function, known = owner.__dict__.get(name), originals.get((owner, name))
+        function, known = owner.__dict__.get(name), kept_by(owner).get((owner, name))
         # What is known to be replaced and is not ours is another plugin's wrapper around ours: it still reaches us.
         if function is not replacement.ours and (known is None or function is known or _is_of(function, owner)):
             todo.append((owner, name, replacement))
     check(library, todo)
     for owner, name, replacement in todo:
-        originals[owner, name] = owner.__dict__[name]
+        kept_by(owner)[owner, name] = owner.__dict__[name]
         setattr(owner, name, replacement.ours)
 
 
@@ -121,13 +121,13 @@ def _uninstall_if_unused() -> None:
         for (home, name), replacement in library.table.items():
             for holder in _modules(library.name) if home.endswith(":") else ():
                 if holder.__dict__.get(name) is replacement.ours:  # imported from where ours was
-                    originals.setdefault((holder, name), original(importlib.import_module(home[:-1]), name))
-    for (owner, name), theirs in list(originals.items()):
+                    functions.setdefault((holder, name), original(importlib.import_module(home[:-1]), name))
+    for (owner, name), theirs in [*originals.items(), *functions.items()]:
         function = owner.__dict__.get(name)
         if function in ours:
             setattr(owner, name, theirs)
         if function in ours or function is theirs or _is_of(function, owner):
-            del originals[owner, name]  # else another plugin has wrapped ours: its wrapper still calls us
+            del kept_by(owner)[owner, name]  # else another plugin has wrapped ours: its wrapper still calls us
 
 
 def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:

@@ -45,18 +45,27 @@ class Library:
 
 
 originals: dict[tuple[Any, str], Callable[..., Any]] = {}
-"""The libraries' own functions by (class or module, name): entered before ours is set, deleted after it is removed."""
+"""The libraries' own methods by (class, name): entered before ours is set, deleted after it is removed."""
+
+functions: dict[tuple[Any, str], Callable[..., Any]] = {}
+"""The same by (module, name). Apart, because torch 2.11's compiler reads ``originals`` and cannot hash modules."""
 
 warned: set[str] = set()
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
     """The library's own method of a class (or function of a module), whether or not ours is in its place."""
+    kept = kept_by(owner)
     for place in getattr(owner, "__mro__", (owner,)):
-        function = originals.get((place, name))
+        function = kept.get((place, name))
         if function is not None:
             return function
     return getattr(owner, name)
+
+
+def kept_by(owner: Any) -> dict[tuple[Any, str], Callable[..., Any]]:
+    """Where the own functions of a class or module are kept."""
+    return originals if isinstance(owner, type) else functions
 
 
 def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tensors: Tensor, unless: str | None) -> str:

@@ -158,14 +158,7 @@ def table_gradient(
 
 
 def line_sum(
-    axis: int,
-    h: int,
-    w: int,
-    n0: int,
-    how: Resampling,
-    adjoint: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    axis: int, h: int, w: int, n0: int, how: Resampling, adjoint: bool, dtype: torch.dtype, device: torch.device
 ) -> SparseSum | None:
     """The sparse sum that resizes a 1-D table of N0 cells along an axis of the grid (h, w); None where sizes match."""
     if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:
