@@ -61,6 +61,7 @@ def test_linear_layouts_equal_timm(channels_last, in_chans, how):
 
 
 @pytest.mark.usefixtures("clean")
+@pytest.mark.ran("patch_embed=matmul")
 def test_a_kept_kernel_is_used_for_its_own_layout_and_settings_alone():
     weight = torch.randn(5, 2 * 16)
     timm_naflex_fast.enable()
@@ -171,6 +172,7 @@ def test_the_dtype_of_the_products(dtype, precision):
     assert seen.dtypes == {torch.float64 if lowered else torch.float32}
 
 
+@pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("in_chans", [1, 3])
 def test_the_form_within_a_graph_is_the_same(in_chans, monkeypatch):
     module, weight = interpolator((8, 6), in_chans=in_chans), torch.randn(5, in_chans * 48)
