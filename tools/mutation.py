@@ -85,16 +85,16 @@ def reason(name: str, lines: list[str], reasons: list[dict[str, str]]) -> str | 
     return next(fits, None)
 
 
-def summary(order: list[str], drawn: int, codes: dict[str, int | None]) -> dict[str, Any]:
+def summary(order: list[str], drawn: set[str], codes: dict[str, int | None]) -> dict[str, Any]:
     """Counts by room, and each survivor with its reason."""
     reasons = json.loads(REASONS.read_text())
     rooms: dict[str, dict[str, Any]] = {}
     survivors = []
-    for place, name in enumerate(order):
+    for name in order:
         zeros = dict.fromkeys(COUNTS, 0)
         room, code = rooms.setdefault(name.split(".")[1], zeros), codes[name]
         room["mutants"] += 1
-        if place >= drawn:
+        if name not in drawn:
             continue
         room["drawn"] += 1
         if code is None:
@@ -136,22 +136,20 @@ def main() -> int:
     random.Random(SEED).shuffle(order)
     memory = ROOT / "mutants" / "drawn.json"
     by_earlier_calls = json.loads(memory.read_text()) if memory.exists() else {}
-    drawn = by_earlier_calls.get(options.only, 0)
-    if options.survivors:
-        todo = [name for name in order if codes[name] in SURVIVED | NO_TEST]
-    else:
-        todo = [name for name in order[:drawn] if codes[name] is None]
-        if not todo:
-            drawn = min(drawn + options.draw, len(order))
-            todo = [name for name in order[:drawn] if codes[name] is None]
+    drawn = [name for name in by_earlier_calls.get(options.only, ()) if name in codes]
+    untested = [name for name in drawn if codes[name] is None]
+    if not (untested or options.survivors):
+        drawn += [name for name in order if name not in drawn][: options.draw]
+        untested = [name for name in drawn if codes[name] is None]
+    todo = [name for name in drawn if codes[name] in SURVIVED | NO_TEST] if options.survivors else untested
     memory.write_text(json.dumps({**by_earlier_calls, options.only: drawn}))
-    print(f"{len(order)} mutants, {drawn} drawn, {len(todo)} to test", flush=True)
+    print(f"{len(order)} mutants, {len(drawn)} drawn, {len(todo)} to test", flush=True)
     if todo:
         mutmut(todo, options.children, until)
     versions = {name: importlib.metadata.version(name) for name in ("mutmut", "torch", "timm", "pytest", "hypothesis")}
     record: dict[str, Any] = {**made(), "versions": versions, "seed": SEED, "only": options.only}
     record["minutes_of_this_call"] = round((time.monotonic() - start) / 60, 1)
-    record |= summary(order, drawn, results())
+    record |= summary(order, set(drawn), results())
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     for name, room in record["rooms"].items():
