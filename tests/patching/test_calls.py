@@ -162,8 +162,9 @@ def test_the_status_in_words():
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_in_a_captured_graph_plain_images_alone_are_left_to_timm(monkeypatch):
-    model = small_vit()
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_while_tracing_plain_images_alone_are_left_to_timm(kind, monkeypatch):
+    model = small_vit(pos_embed=kind)
     monkeypatch.setattr(timm, "_capturing", lambda: True)
     enable()
     embed(model)
@@ -181,3 +182,17 @@ def test_the_librarys_own_functions_are_found_patched_or_not():
         with context:
             assert library.original(NaFlexEmbeds, name) is library.original(Derived, name) is STOCK[name]
             assert library.original(patch_embed, "resample_patch_embed") is function
+
+
+def test_whoever_wants_stock_has_no_fallback():
+    assert (
+        library.decide("stock", (), "a reason") == library.decide("stock", (torch.zeros(2),), None) == ("stock", None)
+    )
+    assert library.decide("matmul", (), "a reason") == ("stock", "a reason")
+    assert library.decide("matmul", (torch.zeros(2, device="meta"),), None) == ("stock", "a meta tensor")
+
+
+def test_the_status_of_an_unpatched_process_in_words():
+    first, empty, last = str(status()).splitlines()
+    assert first.startswith("timm_naflex_fast on timm ") and empty == ""
+    assert last.startswith("nothing is patched in this process")

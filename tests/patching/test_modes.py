@@ -97,6 +97,7 @@ def test_whose_choice_holds(compiling, monkeypatch):
         (ended, everywhere),
         (pickled, own),
         (stranger, everywhere),
+        ({name: value for name, value in pickled.items() if name != "token"}, everywhere),
     ]:
         module = torch.nn.Module()
         if choice is not None:

@@ -316,3 +316,14 @@ def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
     timm_naflex_fast.enable(own, model=model)
     interpolator.resample_linear_weight(weight, (6, 5))
     assert set(timm_naflex_fast.status().calls) == {("patch_embed", own)}
+
+
+@pytest.mark.usefixtures("clean")
+def test_patches_of_the_kernels_own_size_are_left_to_timm():
+    module, weight = PatchEmbedInterpolator((4, 5), 3, 5), torch.randn(5, 60)
+    patches = torch.randn(2, 7, 60)
+    want = module(patches, weight)
+    timm_naflex_fast.enable()
+    for size in (None, (4, 5)):
+        assert torch.equal(module(patches, weight, patch_size=size), want)
+    assert timm_naflex_fast.status().calls == {}

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from timm_naflex_fast.functional import identify_resampling
-from timm_naflex_fast.resampling.identify import Convention, conventions
+from timm_naflex_fast.functional import identify_resampling, resample_pos_embed, resample_pos_embeds
+from timm_naflex_fast.resampling.identify import Convention, conventions, tolerance, words
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 
@@ -63,10 +63,71 @@ def test_on_grids_that_cannot_tell_the_plainest_comes_first():
     assert best["antialias"] and best["transposed"] is None and error < 1e-12 and same < 1e-12
 
 
+@pytest.mark.parametrize("transposed", [None, "order", "size", "table"])
+def test_what_transposed_means(transposed):
+    table, h, w = random_table(7).double(), 6, 4
+    grid = resample_pos_embed(table, (w, h) if transposed in ("size", "table") else (h, w), mode="bilinear")
+    want = (grid.transpose(0, 1) if transposed in ("order", "table") else grid).flatten(0, 1)
+    convention = Convention("bilinear", cubic_coefficient=None, transposed=transposed)
+    torch.testing.assert_close(convention.tokens(table, [(1, h, w)]), want, atol=1e-6, rtol=0)
+
+
+def test_frames_and_blocks_are_those_of_the_functions():
+    table, sizes = random_table(8).double(), [(2, 6, 12), (1, 12, 6)]
+    convention = Convention("bilinear", cubic_coefficient=None, merge=3)
+    want = resample_pos_embeds(table, sizes, mode="bilinear", merge=3)
+    torch.testing.assert_close(convention.tokens(table, sizes), want, atol=1e-6, rtol=0)
+
+
+def test_without_half_pixels_position_i_is_i_times_the_scale():
+    convention = Convention("bilinear", half_pixel=False, cubic_coefficient=None)
+    assert torch.equal(convention.matrix(4, 8, 4).argmax(1), torch.tensor([0, 2, 4, 6]))
+
+
+def test_every_convention_is_tried_and_given_back():
+    assert len(list(conventions([(1, 12, 12)]))) == 2 * 864  # blocks of 1, 2, 3 and 4 cells
+    assert len(list(conventions([(1, 7, 5)]))) == 864 // 2
+    found = identify_resampling(random_table(9), (7, 5), torch.randn(35, 3))
+    assert {Convention(**settings) for _, settings in found} == set(conventions([(1, 7, 5)]))
+    assert [error for error, _ in found[10:]] == sorted(error for error, _ in found[10:])
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float64, 2e-4), (torch.float32, 2e-4), (torch.bfloat16, 2**-6)])
+def test_the_error_that_rounding_explains(dtype, error):
+    assert tolerance(torch.zeros(1, dtype=dtype)) == error
+
+
+@pytest.mark.parametrize(
+    "convention, text",
+    [
+        (Convention(), "bicubic with antialiasing"),
+        (Convention("bilinear", False, cubic_coefficient=None), "bilinear without antialiasing"),
+        (Convention(antialias=False, cubic_coefficient=-0.75), "bicubic without antialiasing"),
+        (Convention(cubic_coefficient=-0.75), "bicubic with antialiasing, cubic coefficient -0.75"),
+        (Convention(antialias=False), "bicubic without antialiasing, cubic coefficient -0.5"),
+        (
+            Convention(align_corners=True, half_pixel=False, ar_preserving=True, transposed="size"),
+            "bicubic with antialiasing, aligned corners, aspect-preserving (resized to a square, then cut), "
+            "height and width exchanged",
+        ),
+        (
+            Convention(half_pixel=False, transposed="order", merge=2, bfloat16="weights"),
+            "bicubic with antialiasing, positions without half pixels, tokens column by column, "
+            "tokens in 2 x 2 blocks, weights rounded to bfloat16",
+        ),
+        (Convention(transposed="table"), "bicubic with antialiasing, table transposed"),
+    ],
+)
+def test_a_convention_in_words(convention, text):
+    assert words(convention) == text
+
+
 def test_bad_input_is_named():
     table = random_table(5)
     for wrong, size, result in (
         (table[0], (4, 4), torch.zeros(16, 3)),
+        (table.to(torch.int64), (4, 4), torch.zeros(16, 3)),
+        (table[:0], (4, 4), torch.zeros(16, 3)),
         (table, (4, 0), torch.zeros(16, 3)),
         (table, [[1, 1, 2, 3]], torch.zeros(6, 3)),
         (table, 4, torch.zeros(16, 3)),

@@ -174,7 +174,7 @@ def test_the_dtype_of_the_products(dtype, precision):
 
 @pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("in_chans", [1, 3])
-def test_the_form_within_a_graph_is_the_same(in_chans, monkeypatch):
+def test_the_form_that_dynamo_sees_is_the_same(in_chans, monkeypatch):
     module, weight = interpolator((8, 6), in_chans=in_chans), torch.randn(5, in_chans * 48)
     with timm_naflex_fast.enable():
         for size in ((6, 9), (12, 8), (8, 4)):

@@ -5,7 +5,7 @@ import torch
 from oracles import row_major
 
 from timm_naflex_fast.resampling.grids import group_grids, token_counts
-from timm_naflex_fast.resampling.tokens import Tokens
+from timm_naflex_fast.resampling.tokens import Tokens, check_writable, unusual
 
 
 def by_loop(x, coord, group):
@@ -39,3 +39,22 @@ def test_sums_are_those_of_a_loop(pads, order, length):
         assert (group.cells is not None) == (order == "reordered")
         want = by_loop(x, coord, group)
         torch.testing.assert_close(tokens.sum(group, torch.float32).double(), want, atol=1e-5, rtol=0)
+
+
+def test_what_may_be_written_to():
+    leaf = torch.zeros(2, 3, 4, requires_grad=True)
+    for x, kind in ((leaf, "a leaf tensor"), (leaf[:1], "a view of a leaf tensor")):
+        with pytest.raises(RuntimeError, match=f"x cannot be added to in place: it is {kind} that requires a gradient"):
+            check_writable(x)
+        with torch.no_grad():
+            check_writable(x)
+    with pytest.raises(RuntimeError, match="one and the same memory location"):
+        check_writable(torch.zeros(1, 3, 4).expand(2, -1, -1))
+    for x in (leaf * 1, (leaf * 1)[:1], torch.zeros(12).as_strided((1, 3, 4), (0, 4, 1))):
+        check_writable(x)
+
+
+def test_forward_mode_differentiation_is_unusual():
+    assert unusual(torch.zeros(2)) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert unusual(torch.zeros(2)) == unusual() == "forward-mode differentiation"

@@ -71,7 +71,7 @@ def resize_matrix(
     n: int,
     n0: int,
     mode: str,
-    antialias: bool = True,
+    antialias: bool,
     align_corners: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
