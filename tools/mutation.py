@@ -2,7 +2,7 @@
 
 uv run --with mutmut tools/mutation.py                   # draws 2,000 mutants, and tests those for at most 40 minutes
 uv run --with mutmut tools/mutation.py                   # again: what is left of them, then the next ones
-uv run --with mutmut tools/mutation.py --survivors       # those that survived once more, after tests were added
+uv run --with mutmut tools/mutation.py --survivors       # once more those that survived without a reason
 uv run --with mutmut tools/mutation.py --only "*.tokens.*" --out build/tokens.json
 
 Mutants are drawn in a random order with a fixed seed, so any number of them is a random sample; the result file says of
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--draw", type=int, default=2000, help="mutants to draw when none is left (2,000)")
     parser.add_argument("--children", type=int, default=os.cpu_count(), help="mutants at the same time (the cores)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="mutants whose names match")
-    parser.add_argument("--survivors", action="store_true", help="test those again that survived, and no others")
+    parser.add_argument("--survivors", action="store_true", help="test those again that survived without a reason")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--out", type=Path, metavar="FILE", default=OUT, help="where to write (results/mutation/)")
     options = parser.parse_args()
@@ -141,7 +141,9 @@ def main() -> int:
     if not (untested or options.survivors):
         drawn += [name for name in order if name not in drawn][: options.draw]
         untested = [name for name in drawn if codes[name] is None]
-    todo = [name for name in drawn if codes[name] in SURVIVED | NO_TEST] if options.survivors else untested
+    alive = [name for name in drawn if options.survivors and codes[name] in SURVIVED | NO_TEST]
+    reasons = json.loads(REASONS.read_text())
+    todo = [name for name in alive if not reason(name, change(name), reasons)] if options.survivors else untested
     memory.write_text(json.dumps({**by_earlier_calls, options.only: drawn}))
     print(f"{len(order)} mutants, {len(drawn)} drawn, {len(todo)} to test", flush=True)
     if todo:
