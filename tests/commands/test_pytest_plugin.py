@@ -90,7 +90,7 @@ def test_theirs():
 
 
 def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", minversion="5.21")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "patching"))
     (tmp_path / "test_theirs.py").write_text(OTHER)
     assert run(tmp_path, "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached") == 0, (

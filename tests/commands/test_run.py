@@ -162,7 +162,7 @@ model(pixel_values=torch.randn(1, 8, 48), pixel_attention_mask=mask, spatial_sha
 
 @pytest.mark.slow
 def test_transformers_is_patched(tmp_path):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", minversion="5.21")
     (tmp_path / "script.py").write_text(SIGLIP2)
     code, _, err = run("--library", "transformers", "script.py", cwd=tmp_path)
     assert code == 0 and re.search(r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err), err

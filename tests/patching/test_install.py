@@ -1,6 +1,7 @@
 """enable / disable: what is replaced, for whom, and that it always comes back."""
 
 import inspect
+import sys
 import threading
 import warnings
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import library, modes
+from timm_naflex_fast.patching import library, modes, transformers
 from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.modes import STOCK, Flags
 
@@ -324,3 +325,14 @@ def test_public_names():
 def test_a_model_in_place_of_the_mode_says_how_to_give_it():
     with pytest.raises(ValueError, match="enable\\(model="):
         enable(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.ran
+def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
+    for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.table}:
+        monkeypatch.setitem(sys.modules, home, None)  # importing it is an ImportError
+    model = small_vit()
+    with enable(model=model):
+        embed(model)
+        assert status().replaced and status().calls == {("pos_embed", "matmul"): 1}
+    assert status().replaced == {}

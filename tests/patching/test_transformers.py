@@ -12,7 +12,7 @@ from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.compatible import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.21")
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3_edge")
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")
@@ -216,8 +216,12 @@ def test_both_libraries_and_what_is_refused():
 def test_other_releases(monkeypatch):
     installed = sys.modules["transformers"]  # transformers puts another module there while it is imported
     monkeypatch.setattr(installed, "__version__", "5.20.2")
-    with pytest.raises(RuntimeError, match=r"needs transformers >= 5\.21\.0; installed is 5\.20\.2"):
-        enable(library="transformers")
+    for wrong in (dict(library="transformers"), dict(model=made("siglip2"))):
+        with pytest.raises(RuntimeError, match=r"needs transformers >= 5\.21\.0; installed is 5\.20\.2"):
+            enable(**wrong)
+    model = small_vit()
+    with enable(model=model):  # a model of timm is none of its business
+        assert status().models and is_pristine()
     monkeypatch.undo()
     if version_of(LIBRARY) != LIBRARY.newest:
         pytest.skip("what a newer release may change is compared with the newest known one")
@@ -241,6 +245,9 @@ def test_importing_and_enabling_timm_imports_no_transformers():
 import sys, timm_naflex_fast as fast
 assert "timm" not in sys.modules and "transformers" not in sys.modules
 fast.enable(); fast.status(); fast.disable()
+import timm
+model = timm.create_model("naflexvit_base_patch16_gap", depth=1)
+fast.enable(model=model); fast.status(); fast.disable()
 assert "transformers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timm_naflex_fast import disable, enable, status
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.21")
 pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 MODES = ["matmul", "interpolate_cached"]
 BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)

@@ -141,14 +141,13 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
     targets: dict[Library, list[nn.Module]] = {}
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
     for library in tables:
-        if not any(home.partition(":")[0] in sys.modules for home, _ in library.table):
-            continue  # a library of which nothing is imported has made no model
-        version_of(library)
-        owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
-        inside = [module for module in model.modules() if isinstance(module, owners)]
-        if any(cls.__name__ in library.roots for module in inside for cls in type(module).__mro__):
-            targets[library] = inside
+        homes = {home.partition(":")[0] for home, _ in library.table}
+        if any(cls.__name__ in library.roots and cls.__module__ in homes for cls in classes):
+            version_of(library)
+            owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
+            targets[library] = [module for module in model.modules() if isinstance(module, owners)]
     if not targets:
         raise ValueError(
             f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
@@ -335,6 +334,8 @@ def status() -> Status:
         for library in _in_use():
             flags = library.flags if flags.is_stock else flags
             for (home, name), replacement in sorted(library.table.items()):
+                if sys.modules.get(home.partition(":")[0]) is None:
+                    continue  # not imported, so nothing is replaced there
                 owner: Any = _owners(home, name)[0]
                 if owner.__dict__.get(name) is replacement.ours:
                     who = replacement.who.get(getattr(library.flags, replacement.step), "stock")
