@@ -9,6 +9,7 @@ from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching.compatible import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
@@ -237,6 +238,20 @@ def test_other_releases(monkeypatch):
     with pytest.raises(RuntimeError, match=changed):
         enable(library="transformers")
     assert is_pristine()
+
+
+@pytest.mark.ran
+@pytest.mark.parametrize("kind", TOWERS)
+def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
+    seen, decide, tower = [], library.decide, made(kind)
+    monkeypatch.setattr(
+        library, "decide", lambda who, tensors, *rest: seen.extend(tensors) or decide(who, tensors, *rest)
+    )
+    with enable(library="transformers"):
+        embed(kind, tower)
+    pixels, table = seen
+    assert pixels.data_ptr() not in {parameter.data_ptr() for parameter in tower.parameters()}
+    assert table.data_ptr() == table_of(tower).data_ptr()
 
 
 @pytest.mark.slow

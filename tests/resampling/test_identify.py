@@ -87,6 +87,7 @@ def test_without_half_pixels_position_i_is_i_times_the_scale():
 def test_every_convention_is_tried_and_given_back():
     assert len(list(conventions([(1, 12, 12)]))) == 2 * 864  # blocks of 1, 2, 3 and 4 cells
     assert len(list(conventions([(1, 7, 5)]))) == 864 // 2
+    assert not any(c.align_corners and c.half_pixel for c in conventions([(1, 7, 5)]))
     found = identify_resampling(random_table(9), (7, 5), torch.randn(35, 3))
     assert {Convention(**settings) for _, settings in found} == set(conventions([(1, 7, 5)]))
     assert [error for error, _ in found[10:]] == sorted(error for error, _ in found[10:])
