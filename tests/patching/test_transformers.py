@@ -14,6 +14,8 @@ from timm_naflex_fast.patching.compatible import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
+if not transformers.is_torch_available():
+    pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3_edge")
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")

@@ -14,7 +14,6 @@ cannot know under which autocast and TF32 flags it will run, and those leave flo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -59,7 +58,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         return
     table, grids = table.reshape(table.shape[-3:]), read_grids(patch_coord, how)
     if how.sampler != "interpolate":  # the same positions and weights as F.interpolate's, without antialiasing
-        how = replace(how, antialias=False)
+        how = Resampling(how.mode, False, how.align_corners, how.ar_preserving, how.sampler)
     cells = (_by_taps if few_taps(table, how) else _by_blocks)(table, grids, how)
     add_in_grid(x, cells.to(x.dtype), grids)
 
