@@ -1,6 +1,7 @@
 """Separable pseudo-inverses: against float64, twice differentiable, kept while frozen, everywhere timm uses them."""
 
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -132,6 +133,15 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back():
             assert module.resample_patch_embed is not timms
             assert relative(module.resample_patch_embed(weight, [6, 10]), want) <= 1e-5
     assert all(module.resample_patch_embed is timms for module in holders)
+
+
+def test_a_module_that_imports_the_function_while_it_is_replaced_gets_timms_back(monkeypatch):
+    late = ModuleType("timm.imported_late")
+    monkeypatch.setitem(sys.modules, late.__name__, late)
+    with timm_naflex_fast.enable():
+        late.resample_patch_embed = patch_embed.resample_patch_embed
+        assert late.resample_patch_embed is not timms
+    assert late.resample_patch_embed is timms
 
 
 @pytest.mark.usefixtures("clean")
