@@ -222,7 +222,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(module, reason, mo
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
-def test_random_coordinates_in_a_graph_stay_with_timm(monkeypatch):
+def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
     library.warned.clear()
     monkeypatch.setattr(replacements, "_capturing", lambda: True)

@@ -336,3 +336,10 @@ def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
         embed(model)
         assert status().replaced and status().calls == {("pos_embed", "matmul"): 1}
     assert status().replaced == {}
+
+
+def test_a_library_that_is_asked_for_must_be_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RuntimeError, match="transformers cannot be imported"):
+        enable(library="transformers")
+    assert status().replaced == {}

@@ -105,3 +105,5 @@ def test_whose_choice_holds(compiling, monkeypatch):
         for step in modes.FLAGS:
             assert modes.chosen(module, step, everywhere) == getattr(flags, step)
             assert modes.chosen(None, step, everywhere) == getattr(everywhere, step)
+        if compiling:  # nothing is written then
+            assert module.__dict__.get(modes.ATTRIBUTE) is choice

@@ -189,3 +189,25 @@ def test_what_is_kept_is_built_plainly():
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
         assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
+
+
+def test_the_oldest_table_goes_before_the_contents_that_all_of_them_need(monkeypatch):
+    source, made = torch.zeros(100), []
+
+    def build(size):
+        made.append(size)
+        return torch.zeros(1000)
+
+    sizes = [(1, 1), (2, 2), (3, 3)]
+    list(cache.finished((source,), sizes, "kind", build))
+    monkeypatch.setattr(cache, "_limit", nbytes())
+    cache.kept("others")(lambda n: torch.zeros(100))(1)
+    list(cache.finished((source,), sizes[1:], "kind", build))
+    assert made == sizes
+
+
+def test_what_is_forgotten_counts_as_never_met():
+    table = torch.zeros(3)
+    assert [cache.unchanged((table,)) for _ in range(2)] == [False, True]
+    cache.forget(table)
+    assert [cache.unchanged((table,)) for _ in range(2)] == [False, True]

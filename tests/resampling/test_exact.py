@@ -9,7 +9,7 @@ from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tab
 from timm_naflex_fast.backends import choose
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.resampling.grids import group_grids, token_counts
-from timm_naflex_fast.resampling.matrices import Resampling
+from timm_naflex_fast.resampling.matrices import Resampling, reference
 
 
 def ours(case, embeds, x, coord):
@@ -116,6 +116,21 @@ def test_second_derivatives_equal_timms(case):
     for tokens in (x, coord):
         tokens[0, : len(order)] = tokens[0, order]
     assert relative(second_derivative(ours, case, x, coord), want) <= 1e-5
+
+
+def test_second_derivatives_without_the_last_cell():
+    """Another token than the last tells the height, and another one the width."""
+    coord, x, got = row_major([(4, 5)])[:, :19], torch.randn(1, 19, 4, dtype=torch.float64), []
+    table = torch.randn(6, 5, 4)
+    for exact in (False, True):
+        leaf = table.to(torch.float64 if exact else torch.float32).requires_grad_()
+        if exact:
+            out = x + reference(leaf, (4, 5), Resampling("bicubic")).flatten(0, 1)[None, :19]
+        else:
+            out = add_pos_embed_(x.float().requires_grad_() * 1, leaf, coord, mode="bicubic")
+        (grad,) = torch.autograd.grad((out**3).sum(), leaf, create_graph=True)
+        got.append(torch.autograd.grad(grad.square().sum(), leaf)[0].double())
+    assert relative(*got) <= 1e-5
 
 
 def test_second_derivatives_that_bypass_the_table_still_work():

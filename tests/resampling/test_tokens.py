@@ -58,3 +58,10 @@ def test_forward_mode_differentiation_is_unusual():
     assert unusual(torch.zeros(2)) is None
     with torch.autograd.forward_ad.dual_level():
         assert unusual(torch.zeros(2)) == unusual() == "forward-mode differentiation"
+
+
+def test_padding_in_half_precision_is_summed_in_float32():
+    coord, x = row_major([(1, 1)], length=1002), torch.ones(1, 1002, 2, dtype=torch.bfloat16)
+    (group,) = group_grids(coord, x, pads=True)
+    total = Tokens.of(x, token_counts([group], x)).sum(group, torch.float32)
+    assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16
