@@ -130,7 +130,7 @@ def test_what_a_function_reads_of_self():
     assert contract.reads(function) == {"read", "by_getattr", "by_hasattr", "method"}
 
 
-@pytest.mark.skipif(not hasattr(pos_embed_sincos, "RotaryEmbeddingMixed"), reason="not in older timm")
+@newest
 def test_a_rotary_class_that_a_newer_timm_lacks_is_its_own_business(newer, monkeypatch):
     monkeypatch.delattr(pos_embed_sincos, "RotaryEmbeddingMixed")
     with enable():
