@@ -44,7 +44,7 @@ Batch = tuple[dict[str, Tensor | int], Tensor]
 
 def split(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (train images, labels, held-out images, labels); 20 % held out, images [N, 1, 8, 8] in 0..1."""
-    from sklearn.datasets import load_digits  # 3 seconds, which the other functions need not wait
+    from sklearn.datasets import load_digits  # takes 3 seconds, and no other function needs it
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()

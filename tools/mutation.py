@@ -141,9 +141,10 @@ def main() -> int:
     if not (untested or options.survivors):
         drawn += [name for name in order if name not in drawn][: options.draw]
         untested = [name for name in drawn if codes[name] is None]
-    alive = [name for name in drawn if options.survivors and codes[name] in SURVIVED | NO_TEST]
-    reasons = json.loads(REASONS.read_text())
-    todo = [name for name in alive if not reason(name, change(name), reasons)] if options.survivors else untested
+    todo = untested
+    if options.survivors:
+        reasons, alive = json.loads(REASONS.read_text()), (n for n in drawn if codes[n] in SURVIVED | NO_TEST)
+        todo = [name for name in alive if not reason(name, change(name), reasons)]
     memory.write_text(json.dumps({**by_earlier_calls, options.only: drawn}))
     print(f"{len(order)} mutants, {len(drawn)} drawn, {len(todo)} to test", flush=True)
     if todo:

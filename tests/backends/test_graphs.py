@@ -233,7 +233,10 @@ def test_interpolate_cached_breaks_the_graph_and_stays_right():
     assert len(seen) >= 2
 
 
-@pytest.mark.parametrize(("padding", "columns"), [("zeros", 3), ("first", 2)])
+@pytest.mark.parametrize(
+    ("padding", "columns"),
+    [("zeros", 3), ("first", 2), *(pytest.param(*p, marks=pytest.mark.slow) for p in (("zeros", 2), ("first", 3)))],
+)
 @pytest.mark.parametrize("how", ["compile", "export"])
 def test_padded_embeddings_from_sizes_in_one_graph(padding, how, columns):
     class Embed(torch.nn.Module):

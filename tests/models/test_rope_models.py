@@ -103,7 +103,7 @@ def fresh_compiler():
     ],
 )
 def test_captures_in_one_graph(kind, train, fresh_compiler):
-    model = vit(kind, depth=1)
+    model = vit(kind, depth=2)
     batches = [BATCH, vit_batch([(2, 6), (7, 5), (9, 1)] * 8, seed=1)]
     with enable(), torch.set_grad_enabled(train):
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -47,7 +47,9 @@ ALL = list(conventions(SIZES))
 
 # One in 217 by default: each is compared with all 864.
 @pytest.mark.parametrize(
-    "convention", [*ALL[::217], *(pytest.param(c, marks=pytest.mark.slow) for c in ALL[1::41])], ids=str
+    "convention",
+    [*ALL[::217], *(pytest.param(c, marks=pytest.mark.slow) for c in (*ALL[1:36:5], *ALL[36::41]))],
+    ids=str,
 )
 def test_each_is_identified_from_float32(convention):
     table = random_table(3)
