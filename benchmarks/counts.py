@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from timm_naflex_fast.measure.bench.pos_embed import race as make
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
+from timm_naflex_fast.measure.output import check_writable, number, print_table, write_json
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable, number, print_table, write_json
 
 CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
 NARROW = (16, 32)  # channels; with fewer, a sample's tokens are no larger than its coordinates

@@ -227,14 +227,14 @@ def kernels(o: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from timm_naflex_fast.backends import triton
-    from timm_naflex_fast.resampling.matrices import Resampling
+    from timm_naflex_fast.resampling.matrices import ResizeSpec
 
     cuda, found = o.device == "cuda", {}
     batch, channels = (512, 768) if cuda else (1, 16)
     triton.LONGEST = triton.LONGEST if cuda else 64
     for name in ("siglip",) if o.quick and not cuda else ("siglip", "diverse"):
         like, coord = draw(name, batch, o.device)
-        how = Resampling(like.mode, **like.more)
+        how = ResizeSpec(like.mode, **like.more)
         for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
             table = torch.randn(*like.table, channels, device=o.device, requires_grad=True)
             x, g = (torch.randn(*coord.shape[:2], channels, device=o.device, dtype=dtype) for _ in range(2))

@@ -26,8 +26,8 @@ from typing import Any
 from timm_naflex_fast.measure.bench.command import KEPT_HEAP
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, Row, print_race, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
+from timm_naflex_fast.measure.output import check_writable, write_json
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable, write_json
 
 HEAPS: dict[str, dict[str, str]] = {"default": {}, "kept": KEPT_HEAP}
 CONTENDERS = (BASELINE, "timm-flag-bilinear", "matmul", PLAIN_ADD)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 import timm_naflex_fast
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, print_race, run
+from timm_naflex_fast.measure.output import check_writable, write_json
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable, write_json
 
 Size = tuple[int, int]
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Contender, Race, print_race, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+from timm_naflex_fast.measure.output import check_writable, write_json
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import check_writable, write_json
 from timm_naflex_fast.patching.install import enable
 
 TYPES: dict[str, dict[str, Any]] = {

@@ -33,7 +33,7 @@ import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.images import image_files
 from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.measure.tables import progress
+from timm_naflex_fast.measure.output import progress
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 Settings = dict[str, Any]

@@ -30,8 +30,8 @@ from train_digits import MODES, RECIPE, train
 from training_report import NUDGED, STEPS_TO_COINCIDE, TOLERANCE, draw, read, report
 
 import timm_naflex_fast
+from timm_naflex_fast.measure.output import progress
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import progress
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "training_study"
 EXACT = ("interpolate_cached", "matmul")

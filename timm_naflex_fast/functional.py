@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .backends import choose
+from .backends import dispatch
+from .identify import identify_resampling
+from .patch_embed.kernels import resample_patch_kernel
 from .resampling import matrices
 from .resampling.grids import check_mode, check_size, sizes_on_host
-from .resampling.identify import identify_resampling
-from .resampling.matrices import Resampling
-from .resampling.patch_kernels import resample_patch_kernel
+from .resampling.matrices import ResizeSpec
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -81,9 +81,9 @@ def add_pos_embed_(
     how = _how(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
-        choose.add(x, (table,), patch_coord, how, strategy)
+        dispatch.add(x, (table,), patch_coord, how, strategy)
     elif patch_coord is None and grid_sizes is not None:
-        choose.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
+        dispatch.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
     else:
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     return x
@@ -129,7 +129,7 @@ def add_factorized_pos_embed_(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
     how = _how(strategy, "bilinear", False, False, ar_preserving)
-    choose.add(x, (table_y, table_x), patch_coord, how, strategy)
+    dispatch.add(x, (table_y, table_x), patch_coord, how, strategy)
     return x
 
 
@@ -184,7 +184,7 @@ def resample_pos_embeds(
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     pads = padding == "first"
-    return choose.resample_sizes(table, grid_sizes, how, strategy, merge=merge, length=length, pads=pads)
+    return dispatch.resample_sizes(table, grid_sizes, how, strategy, merge=merge, length=length, pads=pads)
 
 
 def resample_pos_embed(
@@ -246,13 +246,13 @@ def resize_matrix(
     return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
-def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> Resampling:
+def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
     check_mode(mode)
     if strategy == "grid_sample":
-        return Resampling(mode, False, align_corners, ar_preserving, "grid_sample")
-    return Resampling(mode, antialias, align_corners, ar_preserving)
+        return ResizeSpec(mode, False, align_corners, ar_preserving, "grid_sample")
+    return ResizeSpec(mode, antialias, align_corners, ar_preserving)
 
 
 def _check_table(table: Tensor, name: str = "table", *axes: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from .patching.install import disable, enable, status
-from .patching.modes import MODES, default_mode
+from .patching.settings import MODES, default_mode
 from .resampling import cache
 
 

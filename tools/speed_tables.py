@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from timm_naflex_fast.measure.bench.race import BASELINE, PLAIN_ADD, Row
-from timm_naflex_fast.measure.tables import number
+from timm_naflex_fast.measure.output import number
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 NOT_MEASURED = "Not measured yet."

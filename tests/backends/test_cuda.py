@@ -11,8 +11,8 @@ import torch
 from oracles import BATCH, relative, small_vit, vit_batch
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import choose, triton
-from timm_naflex_fast.resampling.matrices import Resampling
+from timm_naflex_fast.backends import dispatch, triton
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
@@ -50,7 +50,7 @@ def waiting_is_an_error():
 
 def test_triton_serves():
     model, _ = on_gpu("learned")
-    assert triton.serves(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed, Resampling())
+    assert triton.serves(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed, ResizeSpec())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,14 +153,14 @@ def test_inductor_forward_and_backward(mode):
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 24 * 2**30, reason="needs 24 GiB"
 )
 def test_more_numbers_than_a_32_bit_index_counts():
-    last, how = 2900, Resampling("bicubic")
+    last, how = 2900, ResizeSpec("bicubic")
     table = torch.randn(1, 16, 16, 768, device="cuda", requires_grad=True)
     coord = torch.cartesian_prod(torch.arange(32), torch.arange(31)).to("cuda").expand(last + 1, -1, -1)
     x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
     assert x[:last].numel() > 2**31
     few = x[:2].clone()
-    choose.add(x, (table,), coord, how)
-    choose.add(few, (table,), coord[:2], how)
+    dispatch.add(x, (table,), coord, how)
+    dispatch.add(few, (table,), coord[:2], how)
     assert torch.equal(x[last], few[0])
     g = torch.zeros_like(x).detach()
     g[last] = 1

@@ -10,10 +10,10 @@ from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import compiled as operators
-from timm_naflex_fast.backends import exported as plain
+from timm_naflex_fast.backends import operator as operators
+from timm_naflex_fast.backends import portable as plain
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
-from timm_naflex_fast.resampling.matrices import Resampling
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
@@ -79,7 +79,7 @@ def test_inductor_forward_and_backward(kind):
 @pytest.mark.slow
 def test_the_plain_operations_compile_with_their_backward():
     table = torch.randn(1, 6, 5, 8, requires_grad=True)
-    coord, how = row_major([(3, 4), (9, 2), (6, 5)]), Resampling("bicubic")
+    coord, how = row_major([(3, 4), (9, 2), (6, 5)]), ResizeSpec("bicubic")
 
     def add(table):
         x = torch.zeros(3, coord.shape[1], 8)
@@ -114,7 +114,7 @@ def test_operator_passes_opcheck(sampler):
 
 def test_operator_gradients_and_untouched_padding():
     table = torch.randn(1, 6, 5, 4, dtype=torch.float64, requires_grad=True)
-    coord, how = row_major([(3, 4), (6, 5), (2, 2)]), Resampling("bicubic")
+    coord, how = row_major([(3, 4), (6, 5), (2, 2)]), ResizeSpec("bicubic")
     coord[0] = coord[0].flip(0).roll(12, 0)
     x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
     want, got = x.clone(), x.clone()

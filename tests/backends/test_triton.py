@@ -18,10 +18,10 @@ from interpreter import HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY
 from oracles import NEW_TIMM, Case, relative, row_major, stock
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import compiled as operator
+from timm_naflex_fast.backends import operator as operator
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
-from timm_naflex_fast.resampling.matrices import Resampling, resize_matrix
+from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -43,7 +43,7 @@ def small(monkeypatch):
 
 
 def ours(case, embeds, x, coord):
-    matmul_triton.add_learned(x, embeds.pos_embed, coord, Resampling(**case.how))
+    matmul_triton.add_learned(x, embeds.pos_embed, coord, ResizeSpec(**case.how))
 
 
 def check(case, coord=None):
@@ -238,7 +238,7 @@ def test_a_coordinate_that_no_grid_can_have_makes_its_sample_nan(value):
 @pytest.mark.parametrize("antialias, mode", SETTINGS)
 @pytest.mark.parametrize("size", [(5, 5), (3, 32)])
 def test_weights_are_the_cpus_bit_for_bit(antialias, mode, size):
-    bands = matmul_triton._bands(size, Resampling(mode, antialias), torch.device("cpu"), 70)
+    bands = matmul_triton._bands(size, ResizeSpec(mode, antialias), torch.device("cpu"), 70)
     for axis, n0 in enumerate(size):
         for transposed in (False, True):
             rows = bands[2 * transposed + axis].tolist()
@@ -257,7 +257,7 @@ def test_weights_are_the_cpus_bit_for_bit(antialias, mode, size):
 
 @runs
 def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
-    how, coord = Resampling("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
+    how, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
     table = torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)
     x, g = BASE.x().to(DEVICE), torch.randn(4, 13, 5, device=DEVICE)
     grids = []
@@ -276,10 +276,10 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
 def test_out_of_place_copies_padding_bit_by_bit():
     table, coord = torch.randn(3, 4, 130, device=DEVICE), BASE.coord().to(DEVICE)
     x = torch.full((4, 13, 130), -0.0, device=DEVICE)
-    out, plan = torch.empty_like(x), matmul_triton.make_plan(coord, x.device, table.shape, Resampling())
-    matmul_triton.launch_forward(x, out, table, plan, Resampling())
+    out, plan = torch.empty_like(x), matmul_triton.make_plan(coord, x.device, table.shape, ResizeSpec())
+    matmul_triton.launch_forward(x, out, table, plan, ResizeSpec())
     assert (x == 0).all() and torch.signbit(x).all()
-    matmul_triton.launch_forward(x, x, table, plan, Resampling())
+    matmul_triton.launch_forward(x, x, table, plan, ResizeSpec())
     assert torch.equal(out.view(torch.int32), x.view(torch.int32)) and (x != 0).any()
 
 
@@ -289,7 +289,7 @@ def test_a_first_call_in_a_cuda_graph_says_what_to_do(monkeypatch):
     assert matmul_triton._agrees(torch.device("cuda"))
     assert matmul_triton._agreed == {}  # the next call outside a capture finds out
     with pytest.raises(RuntimeError, match="run the model once before you capture"):
-        matmul_triton._bands((3, 4), Resampling(), torch.device("cuda"), 8)
+        matmul_triton._bands((3, 4), ResizeSpec(), torch.device("cuda"), 8)
 
 
 @runs
@@ -322,11 +322,11 @@ def test_strided_tensors_and_other_coordinates(dtype):
 def test_empty(shape):
     x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
     coord = torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE)
-    matmul_triton.add_learned(x, table, coord, Resampling())
+    matmul_triton.add_learned(x, table, coord, ResizeSpec())
     assert x.shape == (*shape, 5)
     with torch.no_grad():
-        assert matmul_triton.operator_sum(x, table, coord, Resampling()).shape == x.shape
-        grad = matmul_triton.operator_gradient(x, table, coord, Resampling())
+        assert matmul_triton.operator_sum(x, table, coord, ResizeSpec()).shape == x.shape
+        grad = matmul_triton.operator_gradient(x, table, coord, ResizeSpec())
     assert torch.equal(grad, torch.zeros_like(table))
 
 

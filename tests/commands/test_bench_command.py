@@ -11,7 +11,7 @@ import torch
 from measured import row
 from oracles import is_pristine
 
-from timm_naflex_fast.backends import choose
+from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench import command
 
@@ -70,8 +70,8 @@ def test_command_line_on_a_folder(photos, capsys):
 
 
 def test_strategies_are_on_while_they_are_timed(monkeypatch, capsys):
-    seen, add = [], choose.add
-    monkeypatch.setattr(choose, "add", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
+    seen, add = [], dispatch.add
+    monkeypatch.setattr(dispatch, "add", lambda x, *rest: seen.append(len(x)) or add(x, *rest))
     options = ["--workload", "siglip", "diverse", "--batch", "2", "1", "--phase", "infer", "--contenders", "matmul"]
     assert bench(*options) == 0
     text = capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_naflex_fast.measure import style, tables
+from timm_naflex_fast.measure import output, style
 from timm_naflex_fast.measure.contenders import NAMES, PLAIN_ADD
 from timm_naflex_fast.measure.provenance import provenance
 
@@ -22,33 +22,33 @@ def test_provenance():
     ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
 )
 def test_three_digits(value, text):
-    assert tables.number(value) == text
+    assert output.number(value) == text
 
 
 def test_tables(capsys):
-    tables.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
+    output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
     assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
 
 
 def test_writable_files(tmp_path):
-    tables.check_writable(tmp_path / "new.json")
+    output.check_writable(tmp_path / "new.json")
     assert not list(tmp_path.iterdir())
     (tmp_path / "old.json").write_text("kept")
-    tables.check_writable(tmp_path / "old.json")
+    output.check_writable(tmp_path / "old.json")
     assert (tmp_path / "old.json").read_text() == "kept"
-    tables.write_json(tmp_path / "old.json", {"a": [1]})
+    output.write_json(tmp_path / "old.json", {"a": [1]})
     assert json.loads((tmp_path / "old.json").read_text()) == {"a": [1]}
     with pytest.raises(OSError, match="missing"):
-        tables.check_writable(tmp_path / "missing" / "a.json")
+        output.check_writable(tmp_path / "missing" / "a.json")
     with pytest.raises(OSError, match="cannot be written"):
-        tables.check_writable(tmp_path)
+        output.check_writable(tmp_path)
 
 
 @pytest.mark.parametrize(("first", "lines"), [(2.0, [2, 4]), (4.0, [1, 3, 4])])
 def test_progress_prints_a_line_every_ten_seconds_and_after_a_long_first_part(first, lines, capsys, monkeypatch):
     clock = iter([0.0, first, 12.0, 14.0, 24.0])
-    monkeypatch.setattr(tables.time, "monotonic", lambda: next(clock))
-    advance = tables.progress("measuring", 4)
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    advance = output.progress("measuring", 4)
     for _ in range(4):
         advance()
     printed = capsys.readouterr().err.splitlines()

@@ -10,8 +10,8 @@ import pytest
 import speed_tables
 from measured import row
 
+from timm_naflex_fast.measure.output import write_json
 from timm_naflex_fast.measure.provenance import provenance
-from timm_naflex_fast.measure.tables import write_json
 
 RENDERS = [getattr(speed_tables, name) for name in dir(speed_tables) if name.startswith("render_")]
 

@@ -225,7 +225,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
 
 @pytest.mark.ran("matmul")
 def test_a_line_every_ten_seconds_without_a_terminal(small_timm, folder, monkeypatch, capsys):
-    monkeypatch.setattr("timm_naflex_fast.measure.tables.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("timm_naflex_fast.measure.output.QUIET_SECONDS", 0.0)
     command = ["drift", "--model", small_timm, "--random-weights", "--images", str(folder), "--max-seq-len", "16"]
     assert cli.main([*command, "--contenders", "matmul"]) == 0
     printed = capsys.readouterr()

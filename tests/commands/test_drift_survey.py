@@ -10,7 +10,7 @@ from timm_naflex_fast import status
 from timm_naflex_fast.measure.contenders import NAMES, OURS, missing, use
 from timm_naflex_fast.measure.drift.metrics import agreement, cosine_distance, nearest, relative_rms
 from timm_naflex_fast.measure.drift.survey import survey
-from timm_naflex_fast.patching.modes import MODES
+from timm_naflex_fast.patching.settings import MODES
 
 OTHERS = [name for name in NAMES if name not in MODES]
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.resampling.identify import Convention
+from timm_naflex_fast.identify import Convention
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))

@@ -12,7 +12,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
 from timm_naflex_fast.patching.install import Status
-from timm_naflex_fast.patching.modes import Flags
+from timm_naflex_fast.patching.settings import Flags
 
 
 @pytest.mark.usefixtures("clean")

@@ -15,13 +15,13 @@ from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import library, modes, transformers
+from timm_naflex_fast.patching import library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
-from timm_naflex_fast.patching.modes import STOCK, Flags
+from timm_naflex_fast.patching.settings import STOCK, Flags
 
 
 def own(model):
-    return modes.own_flags(model.embeds)
+    return settings.own_flags(model.embeds)
 
 
 def test_importing_changes_nothing():

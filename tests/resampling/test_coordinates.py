@@ -10,8 +10,8 @@ from oracles import NEW_TIMM, Case, Largest, relative, row_major, stock
 from witness import ran
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends.closed_form import axis_weights
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.resampling.closed_form import axis_weights
 
 EXACT = ["matmul", "interpolate_cached"]
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.float32, torch.float64, torch.float16]

@@ -9,7 +9,7 @@ from oracles import cell_weights
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
 from timm_naflex_fast.resampling.matrices import (
-    Resampling,
+    ResizeSpec,
     affine_positions,
     axis_matrix,
     cell_positions,
@@ -88,7 +88,7 @@ def test_older_and_newer_timm_sample_at_the_same_positions(n, more):
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
 def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
-    how = Resampling(mode, False, False, False, sampler, (9, 9))
+    how = ResizeSpec(mode, False, False, False, sampler, (9, 9))
     want = axis_matrix(0, 5, 7, 6, how)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -139,7 +139,7 @@ def as_matmul(table, sizes, how):
     st.booleans(),
 )
 def test_four_forms_agree(rows, cols, grids, mode, antialias):
-    table, how = torch.randn(rows, cols, 3), Resampling(mode, antialias)
+    table, how = torch.randn(rows, cols, 3), ResizeSpec(mode, antialias)
     want = as_loop(table, grids, how)
     for form in (as_grouped_conv1d, as_frozen_1x1, as_matmul):
         for got, expected in zip(form(table, grids, how), want):
@@ -148,7 +148,7 @@ def test_four_forms_agree(rows, cols, grids, mode, antialias):
 
 @pytest.mark.parametrize("ar_preserving", [True, False])
 def test_the_reference_is_the_definition(ar_preserving):
-    table, how = torch.randn(7, 5, 3, dtype=torch.float64), Resampling("bicubic", ar_preserving=ar_preserving)
+    table, how = torch.randn(7, 5, 3, dtype=torch.float64), ResizeSpec("bicubic", ar_preserving=ar_preserving)
     want = cell_weights(4, 9, (7, 5), how).double() @ table.flatten(0, 1)
     torch.testing.assert_close(reference(table, (4, 9), how).flatten(0, 1), want, atol=5e-6, rtol=0)
     got = resample_pos_embed(table, (4, 9), ar_preserving=ar_preserving)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Largest, relative, row_major
 
-from timm_naflex_fast.backends import choose, exported
+from timm_naflex_fast.backends import dispatch, portable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
 MODES = ["bilinear", "bicubic"]
@@ -108,9 +108,9 @@ def on_device(monkeypatch):
 
     def add(x, table, coord, how):
         ran.append(tuple(x.shape))
-        exported.add_learned(x, table, coord, how)
+        portable.add_learned(x, table, coord, how)
 
-    monkeypatch.setattr(choose, "_form_on_device", lambda *_: add)
+    monkeypatch.setattr(dispatch, "_form_on_device", lambda *_: add)
     return ran
 
 

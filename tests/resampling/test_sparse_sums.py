@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import cell_weights
 
-from timm_naflex_fast.resampling.exact import both_axes_together, resample, resize_plan
 from timm_naflex_fast.resampling.grids import Group
-from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix, reference
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, reference
+from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample, resize_plan
 
 sizes = st.integers(1, 24)
 
@@ -35,13 +35,13 @@ def apply(plan, cells, h, table_size, adjoint):
     sizes,
     sizes,
     sizes,
-    st.builds(Resampling, st.sampled_from(["bilinear", "bicubic"]), st.booleans(), st.booleans(), st.booleans()),
+    st.builds(ResizeSpec, st.sampled_from(["bilinear", "bicubic"]), st.booleans(), st.booleans(), st.booleans()),
     st.booleans(),
     st.booleans(),
 )
 def test_plans_are_the_matrices_and_their_transposes(h, w, rows, cols, how, adjoint, sampled):
     if sampled:
-        how = Resampling(how.mode, False, how.align_corners, how.ar_preserving, "grid_sample")
+        how = ResizeSpec(how.mode, False, how.align_corners, how.ar_preserving, "grid_sample")
     plan = plan_of(h, w, (rows, cols), how, adjoint)
     if (h, w) == (rows, cols) and not sampled:
         assert plan == ()
@@ -54,14 +54,14 @@ def test_plans_are_the_matrices_and_their_transposes(h, w, rows, cols, how, adjo
 
 
 def test_a_plan_reads_only_what_is_not_zero():
-    how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
+    how = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
     (sums,) = plan_of(5, 9, (40, 33), how)
     assert len(sums.reads) == (cell_weights(5, 9, (40, 33), how) != 0).sum()
     assert sums.reads.dtype is sums.offsets.dtype is torch.int32 and sums.weights.dtype is torch.float32
 
 
 def test_a_radio_grid_leaves_most_of_the_table_alone():
-    how = Resampling("bilinear", antialias=False, align_corners=True, ar_preserving=True)
+    how = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
     (sums,) = plan_of(16, 20, (128, 128), how, True)
     assert len(sums.rows) <= 4 * 16 * 20
 
@@ -79,8 +79,8 @@ def test_a_radio_grid_leaves_most_of_the_table_alone():
     ],
 )
 def test_the_choice_follows_the_reads(mode, table, grid, steps):
-    assert len(plan_of(*grid, table, Resampling(mode))) == steps
-    a_h, a_w = (axis_matrix(axis, *grid, table[axis], Resampling(mode)) for axis in (0, 1))
+    assert len(plan_of(*grid, table, ResizeSpec(mode))) == steps
+    a_h, a_w = (axis_matrix(axis, *grid, table[axis], ResizeSpec(mode)) for axis in (0, 1))
     assert both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), grid, table[1]) is (steps == 1)
 
 
@@ -91,7 +91,7 @@ def test_never_more_than_sixteen_taps_at_once():
 def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
     summed, bag = [], torch.embedding_bag
     monkeypatch.setattr(torch, "embedding_bag", lambda *args: summed.append(1) or bag(*args))
-    table, how = torch.randn(32, 32, 4), Resampling("bicubic")
+    table, how = torch.randn(32, 32, 4), ResizeSpec("bicubic")
     groups = [Group(17, w, [i], 17 * w) for i, w in enumerate((18, 20, 25))]
     assert [len(plan_of(group.h, group.w, (32, 32), how)) for group in groups] == [2, 2, 2]
     for group, cells in resample(table, groups, how, torch.float32):

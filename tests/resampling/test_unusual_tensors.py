@@ -5,7 +5,7 @@ import torch
 from checks import run
 from oracles import Case, relative, row_major, stock, tables
 
-from timm_naflex_fast.backends import choose
+from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
     add_pos_embed_,
@@ -178,8 +178,8 @@ def test_no_form_but_the_chosen_one_runs(monkeypatch):
     ran = []
     table = {
         key: lambda *a, key=key, make=make, **k: ran.append(key) or make(*a, **k)
-        for key, make in choose._RESAMPLE.items()
+        for key, make in dispatch._RESAMPLE.items()
     }
-    monkeypatch.setattr(choose, "_RESAMPLE", table)
+    monkeypatch.setattr(dispatch, "_RESAMPLE", table)
     add(case, case.embeds(), case.x() * 1, case.coord(), "matmul")
     assert ran == [("matmul", 1)]

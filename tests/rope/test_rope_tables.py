@@ -11,8 +11,8 @@ from oracles import Largest, relative, row_major
 from rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 
 from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.embeds import _Spread, collect
 from timm_naflex_fast.rope.settings import read_rope
-from timm_naflex_fast.rope.tables import _Spread, collect
 
 
 @st.composite

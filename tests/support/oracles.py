@@ -14,9 +14,9 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.backends import choose
+from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.resampling import cache
-from timm_naflex_fast.resampling.matrices import Resampling, axis_matrix
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
@@ -151,7 +151,7 @@ def truth(case: Case, embeds: Any) -> Tensor:
     return out
 
 
-def cell_weights(h: int, w: int, table_size: tuple[int, int], how: Resampling) -> Tensor:
+def cell_weights(h: int, w: int, table_size: tuple[int, int], how: ResizeSpec) -> Tensor:
     """(h*w, H0*W0): the weight of every table cell in every grid cell."""
     if (h, w) == tuple(table_size) and how.sampler == "interpolate":
         return torch.eye(h * w)
@@ -198,9 +198,9 @@ def embed(model, batch=BATCH):
 
 def uses(model) -> str:
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
-    before = choose.calls.copy()
+    before = dispatch.calls.copy()
     got = embed(model)
-    ran = {who for (step, who), count in choose.calls.items() if step == "pos_embed" and count > before[step, who]}
+    ran = {who for (step, who), count in dispatch.calls.items() if step == "pos_embed" and count > before[step, who]}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import timm_naflex_fast
 from timm_naflex_fast.measure.images import NaFlexImages, image_sources
 from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.patching.modes import MODES
+from timm_naflex_fast.patching.settings import MODES
 
 EXACT = ("interpolate_cached", "matmul")
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from version_matrix import made
 
-from timm_naflex_fast.backends import choose
+from timm_naflex_fast.backends import dispatch
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
@@ -29,7 +29,7 @@ FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child 
 
 
 class Calls(Counter):
-    """``choose.calls``, which also counts into ``seen``."""
+    """``dispatch.calls``, which also counts into ``seen``."""
 
     def __setitem__(self, key, value):
         if value > self.get(key, 0):
@@ -67,7 +67,7 @@ def write_outcome(red: list[str], green: list[str]) -> None:
 
 def watch() -> None:
     """Count into ``seen`` from now on."""
-    choose.calls = Calls(choose.calls)
+    dispatch.calls = Calls(dispatch.calls)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ..resampling import cache
-from ..resampling.matrices import Resampling, axis_matrix
+from ..resampling.matrices import ResizeSpec, axis_matrix
 from ..resampling.tokens import AddedInPlace, check_writable, unusual
 
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -60,7 +60,7 @@ class Bands(NamedTuple):
     weights: Tensor
 
 
-def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
+def serves(x: Tensor, table: Tensor, how: ResizeSpec) -> bool:
     """Whether the kernels can add this table into this ``x``: on CUDA, in half or single precision, with Triton."""
     rows, cols, channels = table.shape[-3:]
     if not (HAS_TRITON and x.is_cuda and table.device == x.device and {x.dtype, table.dtype} <= DTYPES):
@@ -70,7 +70,7 @@ def serves(x: Tensor, table: Tensor, how: Resampling) -> bool:
     return torch.compiler.is_compiling() or _agrees(x.device)
 
 
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     Tokens may be in any order, and any of them dropped. Where the host could have raised an error, tokens become NaN:
@@ -90,7 +90,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
 
     def gradients(g: Tensor) -> list[Tensor]:
         if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-            from .choose import gradient_eagerly  # PyTorch can differentiate and batch its products
+            from .dispatch import gradient_eagerly  # PyTorch can differentiate and batch its products
 
             return [gradient_eagerly(g, table.shape[-3:], patch_coord, how)]
         with torch.no_grad():
@@ -100,7 +100,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         AddedInPlace.apply(x, gradients, table)
 
 
-def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
     """``x`` plus the table in a new tensor; ``x`` is read once."""
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -108,12 +108,12 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling)
     return out
 
 
-def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
     """The gradient of the table, whose values are not looked at, in its dtype."""
     return table_grad(g, table.shape, make_plan(patch_coord, g.device, table.shape, how), how).to(table.dtype)
 
 
-def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size, how: Resampling) -> Plan:
+def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size, how: ResizeSpec) -> Plan:
     """The cells of all tokens, every sample's grid, and the heights that occur in the batch."""
     from . import triton_kernels as kernels
 
@@ -133,7 +133,7 @@ def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size
     return plan
 
 
-def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resampling) -> None:
+def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: ResizeSpec) -> None:
     """``out`` = ``x`` + the table, outside autograd. Both are contiguous, and may be the same tensor."""
     from . import triton_kernels as kernels
 
@@ -149,7 +149,7 @@ def launch_forward(x: Tensor, out: Tensor, table: Tensor, plan: Plan, how: Resam
         )
 
 
-def table_grad(g: Tensor, table_shape: torch.Size, plan: Plan, how: Resampling) -> Tensor:
+def table_grad(g: Tensor, table_shape: torch.Size, plan: Plan, how: ResizeSpec) -> Tensor:
     """The table's gradient (H0, W0, C), float32, from that of the tokens (B, N, C)."""
     from . import triton_kernels as kernels
 
@@ -183,7 +183,7 @@ def _empty_strips(plan: Plan, cols: int, channels: int) -> Tensor:
 
 
 @cache.kept("bands")
-def _bands(size: tuple[int, int], how: Resampling, device: torch.device, longest: int) -> Bands:
+def _bands(size: tuple[int, int], how: ResizeSpec, device: torch.device, longest: int) -> Bands:
     """The bands for a table (H0, W0) and every length up to ``longest``."""
     if _in_cuda_graph(device):
         raise RuntimeError(
@@ -230,10 +230,10 @@ def _agrees(device: torch.device) -> bool:
 
 def _try(device: torch.device) -> bool:
     """A small table resampled to two grids, one of them in another order, and its gradient: here and on the CPU."""
-    from . import choose
+    from . import dispatch
 
-    def on_cpu(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
-        choose.add(x, (table,), patch_coord, how)
+    def on_cpu(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
+        dispatch.add(x, (table,), patch_coord, how)
 
     results = []
     try:
@@ -244,7 +244,7 @@ def _try(device: torch.device) -> bool:
             for place, add in ((device, add_learned), (torch.device("cpu"), on_cpu)):
                 table = torch.arange(480.0).sin().view(6, 5, 16).to(place).requires_grad_()
                 x = torch.zeros(2, 12, 16, device=place)
-                add(x, table, coord.to(place), Resampling())
+                add(x, table, coord.to(place), ResizeSpec())
                 results.append((x.detach().cpu(), torch.autograd.grad(x.square().sum(), table)[0].cpu()))
         if not all(torch.allclose(a, b, rtol=0, atol=2e-6 * b.abs().max().item()) for a, b in zip(*results)):
             raise RuntimeError("its results are not those of the CPU")

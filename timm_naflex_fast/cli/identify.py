@@ -28,7 +28,7 @@ def identify(options: argparse.Namespace) -> int:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..resampling.identify import TIE, Convention, identify_resampling, tolerance, words
+    from ..identify import TIE, Convention, identify_resampling, tolerance, words
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     try:

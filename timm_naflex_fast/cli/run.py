@@ -30,7 +30,7 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
-    from ..patching.modes import FLAGS, MODE_VARIABLE, MODES
+    from ..patching.settings import FLAGS, MODE_VARIABLE, MODES
 
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
     for flag, valid in FLAGS.items():
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
-    from ..patching.modes import FLAGS, default_mode, parse_flags
+    from ..patching.settings import FLAGS, default_mode, parse_flags
 
     libraries = options.library or ["timm"]
     flags = parse_flags(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in FLAGS})

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..backends import choose
+from ..backends import dispatch
 from ..resampling import cache
-from .compatible import Found, check, unsupported, version_of
+from .compat import Found, check, unsupported, version_of
 from .library import Library, functions, kept_by, original, originals
-from .modes import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
+from .settings import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
@@ -169,7 +169,7 @@ def _switch(
     for library, flags in everywhere.items():
         library.flags = flags
     choose_for(models)
-    counters: tuple[Counter[Any], ...] = (choose.calls, choose.fallbacks)
+    counters: tuple[Counter[Any], ...] = (dispatch.calls, dispatch.fallbacks)
     for counter, before in zip(counters, counts):
         counter.clear()
         counter.update(before)
@@ -187,7 +187,7 @@ class Handle:
         self._libraries = libraries
         self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
         self._everywhere = {} if modules else {library: library.flags for library in libraries}
-        self._counts = dict(choose.calls), dict(choose.fallbacks)
+        self._counts = dict(dispatch.calls), dict(dispatch.fallbacks)
         self._done = False
 
     def restore(self) -> None:
@@ -342,5 +342,11 @@ def status() -> Status:
                     replaced[f"{owner.__name__}.{name}"] = who
         timms = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
         return Status(
-            flags, tuple(models_flags()), replaced, timms, torch.__version__, dict(choose.calls), dict(choose.fallbacks)
+            flags,
+            tuple(models_flags()),
+            replaced,
+            timms,
+            torch.__version__,
+            dict(dispatch.calls),
+            dict(dispatch.fallbacks),
         )

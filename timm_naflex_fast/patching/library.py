@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..backends import choose
-from .modes import STOCK, Flags, chosen
+from ..backends import dispatch
+from .settings import STOCK, Flags, chosen
 
 
 class Replacement(NamedTuple):
@@ -88,7 +88,7 @@ def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tens
 
 def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tuple[str, str | None]:
     """Who computes a step, and the reason if it is not ``wanted``. Without tensors, none is looked at."""
-    reason = None if wanted == "stock" else unless or (choose.unusual(*tensors) if tensors else None)
+    reason = None if wanted == "stock" else unless or (dispatch.unusual(*tensors) if tensors else None)
     return (wanted, None) if reason is None else ("stock", reason)
 
 
@@ -96,9 +96,9 @@ def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tupl
 @torch.compiler.assume_constant_result
 def count(library: str, step: str, who: str, reason: str | None = None) -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
-    choose.calls[step, who] += 1
+    dispatch.calls[step, who] += 1
     if reason is not None:
-        choose.fallbacks[reason] += 1
+        dispatch.fallbacks[reason] += 1
         if reason not in warned:
             warned.add(reason)
             warnings.warn(f"timm_naflex_fast: {reason} stays with {library}'s own code", stacklevel=5)

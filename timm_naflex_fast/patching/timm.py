@@ -16,14 +16,14 @@ from timm.layers import patch_embed as patch_embed_module
 from timm.models import naflexvit
 from torch import Tensor
 
-from ..backends import choose
+from ..backends import dispatch
+from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
 from ..resampling.grids import check_coord
-from ..resampling.matrices import SEPARABLE_MODES, Resampling
-from ..resampling.patch_kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
+from ..resampling.matrices import SEPARABLE_MODES, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from .library import Library, Replacement, original, runs
-from .modes import MODES, chosen
+from .settings import MODES, chosen
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -38,40 +38,40 @@ _within = threading.local()
 def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
     if how := _ours(self, "_apply_learned_naflex_pos_embed", x, patch_coord):
-        choose.add(x, (self.pos_embed,), patch_coord, *how)
+        dispatch.add(x, (self.pos_embed,), patch_coord, *how)
 
 
 def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the same positions and result, computed as sums of rows of the table."""
     if how := _ours(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord):
-        choose.add(x, (self.pos_embed,), patch_coord, *how)
+        dispatch.add(x, (self.pos_embed,), patch_coord, *how)
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
     if how := _ours(self, "_apply_learned_pos_embed", x, grid_size):
-        choose.add(x, (self.pos_embed,), grid_size, *how)
+        dispatch.add(x, (self.pos_embed,), grid_size, *how)
 
 
 def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
     if how := _ours(self, "_apply_factorized_naflex_pos_embed", x, patch_coord):
-        choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
+        dispatch.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
 
 
 def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
     """Modifications: the same positions and result, computed as sums of rows of the table."""
     if how := _ours(self, "_apply_factorized_naflex_pos_embed_grid_sample", x, patch_coord):
-        choose.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
+        dispatch.add(x, (self.pos_embed_y, self.pos_embed_x), patch_coord, *how)
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
     """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
     if how := _ours(self, "_apply_factorized_pos_embed", x, grid_size):
-        choose.add(x, (self.pos_embed_y, self.pos_embed_x), grid_size, *how)
+        dispatch.add(x, (self.pos_embed_y, self.pos_embed_x), grid_size, *how)
 
 
-def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[Resampling, str] | None:
+def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[ResizeSpec, str] | None:
     """How, and by which strategy, ours adds the position embeddings; None if timm's own method had to, and has."""
     learned, mode = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
     tables = (embeds.pos_embed,) if learned else (embeds.pos_embed_y, embeds.pos_embed_x)
@@ -86,7 +86,7 @@ def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[Resampling, st
         flag = LIBRARY.table[EMBEDS, name].who is NAFLEX and chosen(embeds, "pos_embed", LIBRARY.flags) == "grid_sample"
         original(type(embeds), f"{name}_grid_sample" if flag and not unknown else name)(embeds, x, where)
         return None
-    how = Resampling(
+    how = ResizeSpec(
         mode,
         getattr(embeds, "pos_embed_antialias", True),
         getattr(embeds, "pos_embed_align_corners", False),
@@ -102,7 +102,7 @@ def _capturing() -> bool:
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: tables for the whole batch at once; a token gets the cell its own coordinate names."""
-    in_graph = _capturing() or choose.unusual(x, patch_coord) is not None
+    in_graph = _capturing() or dispatch.unusual(x, patch_coord) is not None
     rope = read_rope(self.rope)
     unless = rope if isinstance(rope, str) else None
     if not isinstance(rope, str) and rope.augment is not None and in_graph:

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .grids import Group
-from .matrices import Resampling
+from .matrices import ResizeSpec
 
 
 def resample(
-    tables: tuple[Tensor, ...], groups: list[Group], how: Resampling, token_dtype: torch.dtype, dtype: torch.dtype
+    tables: tuple[Tensor, ...], groups: list[Group], how: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells (h*w, C): of one table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C).
 

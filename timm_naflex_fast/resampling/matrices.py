@@ -24,7 +24,7 @@ SEPARABLE_MODES = ("bilinear", "bicubic")
 
 
 @dataclass(frozen=True)
-class Resampling:
+class ResizeSpec:
     """How a library resamples its position table.
 
     Args:
@@ -49,7 +49,7 @@ class Resampling:
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
 
-def reference(table: Tensor, size: tuple[int, int], how: Resampling) -> Tensor:
+def reference(table: Tensor, size: tuple[int, int], how: ResizeSpec) -> Tensor:
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product. The tests compare with it."""
     import einx
 
@@ -57,7 +57,7 @@ def reference(table: Tensor, size: tuple[int, int], how: Resampling) -> Tensor:
     return einx.dot("h h0, w w0, h0 w0 c -> h w c", *matrices, table)
 
 
-def axis_matrix(axis: int, h: int, w: int, n0: int, how: Resampling, dtype: torch.dtype = torch.float32) -> Tensor:
+def axis_matrix(axis: int, h: int, w: int, n0: int, how: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
     n = how.lengths(h, w)[axis]
     if how.sampler == "interpolate":
@@ -90,7 +90,7 @@ def resize_matrix(
     return resized[:, 0, :, 0].t().contiguous()
 
 
-def sample_matrix(n: int, n0: int, how: Resampling, within: int) -> Tensor:
+def sample_matrix(n: int, n0: int, how: ResizeSpec, within: int) -> Tensor:
     """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
     # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
     y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within)

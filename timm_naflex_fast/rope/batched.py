@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..resampling.grids import whole_numbers
+from .embeds import Table, by_cell, by_line, by_token
 from .grids import read_grids
 from .settings import Rope
-from .tables import Table, by_cell, by_line, by_token
 
 FEW_TOKENS = 1024
 

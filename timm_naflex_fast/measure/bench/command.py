@@ -17,7 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..contenders import BASELINE, NAMES, OURS, PLAIN_ADD, present_name
-from ..tables import check_writable, positive, write_json
+from ..output import check_writable, positive, write_json
 from .workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 
 if TYPE_CHECKING:

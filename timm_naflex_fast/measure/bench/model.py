@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ...patching.install import enable
-from ...patching.modes import Mode
+from ...patching.settings import Mode
 from ..contenders import BASELINE
 from .meters import WARMUPS, mark, seconds
 from .race import Contender, Race, Row

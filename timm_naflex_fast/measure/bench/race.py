@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..contenders import BASELINE, PLAIN_ADD
-from ..tables import number, print_table, progress
+from ..output import number, print_table, progress
 from .meters import WARMUPS, peak_memory, stopwatch
 
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed

@@ -10,8 +10,8 @@ from typing import Any
 
 from .. import images
 from ..contenders import BASELINE, NAMES, OURS, present_name
+from ..output import check_writable, positive, print_table, progress, write_json
 from ..provenance import provenance
-from ..tables import check_writable, positive, print_table, progress, write_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling.matrices import Resampling
-from . import choose, triton
+from ..resampling.matrices import ResizeSpec
+from . import dispatch, triton
 
 SETTINGS = "str mode, bool antialias, bool align_corners, bool ar_preserving, str sampler"
-"""The fields of ``Resampling`` as an operator's arguments, but ``within``, which is read from the batch."""
+"""The fields of ``ResizeSpec`` as an operator's arguments, but ``within``, which is read from the batch."""
 
 
 class Operators(NamedTuple):
@@ -30,7 +30,7 @@ class Operators(NamedTuple):
     grad: Any
 
 
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     add = (on_triton if triton.serves(x, table, how) else eager).add
     settings = (how.mode, how.antialias, how.align_corners, how.ar_preserving, how.sampler)
@@ -39,8 +39,8 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
 
 def _register(
     suffix: str,
-    add: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
-    grad: Callable[[Tensor, Tensor, Tensor, Resampling], Tensor],
+    add: Callable[[Tensor, Tensor, Tensor, ResizeSpec], Tensor],
+    grad: Callable[[Tensor, Tensor, Tensor, ResizeSpec], Tensor],
     in_cuda_graphs: bool,
 ) -> Operators:
     """Register two operators, from ``add``, which returns a new tensor, and ``grad`` of the table."""
@@ -53,11 +53,11 @@ def _register(
 
     @torch.library.custom_op(f"timm_naflex_fast::add_learned{suffix}", **options)
     def add_operator(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
-        return add(x, table.detach(), patch_coord, Resampling(*settings))
+        return add(x, table.detach(), patch_coord, ResizeSpec(*settings))
 
     @torch.library.custom_op(f"timm_naflex_fast::learned_grad{suffix}", **options)
     def grad_operator(g: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
-        return grad(g, table.detach(), patch_coord, Resampling(*settings))
+        return grad(g, table.detach(), patch_coord, ResizeSpec(*settings))
 
     @add_operator.register_fake
     def _(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> Tensor:
@@ -80,14 +80,14 @@ def _register(
     return Operators(add_operator, grad_operator)
 
 
-def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
+def _eager_add(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    choose.add(out, (table,), patch_coord, how)
+    dispatch.add(out, (table,), patch_coord, how)
     return out
 
 
-def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> Tensor:
-    return choose.gradient_eagerly(g, table.shape, patch_coord, how).to(table.dtype)
+def _eager_grad(g: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
+    return dispatch.gradient_eagerly(g, table.shape, patch_coord, how).to(table.dtype)
 
 
 eager = _register("", _eager_add, _eager_grad, in_cuda_graphs=False)

@@ -6,10 +6,10 @@ from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given
 from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
-from timm_naflex_fast.backends import choose
+from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.resampling.grids import group_grids, token_counts
-from timm_naflex_fast.resampling.matrices import Resampling, reference
+from timm_naflex_fast.resampling.matrices import ResizeSpec, reference
 
 
 def ours(case, embeds, x, coord):
@@ -59,14 +59,14 @@ def test_factorized_equals_timm_forward_and_gradients(case):
 
 def add_in_float64(x, tables, coord, how):
     groups = group_grids(coord, x, pads=how.sampler != "interpolate")
-    choose.add_groups(x, tuple(tables), groups, token_counts(groups, x), how, "matmul", torch.float64)
+    dispatch.add_groups(x, tuple(tables), groups, token_counts(groups, x), how, "matmul", torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("table", [(6, 5), (40, 33)], ids=["dense", "taps"])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_gradcheck_learned(mode, table, antialias):
-    how = Resampling(mode, antialias, False, table == (6, 5))
+    how = ResizeSpec(mode, antialias, False, table == (6, 5))
     coord = row_major([(3, 4), (7, 2), (3, 4)])
     coord[1] = coord[1].flip(0)  # and one sample whose tokens are reordered
     values = torch.randn(1, *table, 2, dtype=torch.float64, requires_grad=True)
@@ -88,7 +88,7 @@ def test_gradcheck_factorized(ar):
 
     def f(x, *lines):
         out = x * 1
-        add_in_float64(out, lines, coord, Resampling("linear", ar_preserving=ar))
+        add_in_float64(out, lines, coord, ResizeSpec("linear", ar_preserving=ar))
         return out
 
     assert torch.autograd.gradcheck(f, (x, *lines))
@@ -125,7 +125,7 @@ def test_second_derivatives_without_the_last_cell():
     for exact in (False, True):
         leaf = table.to(torch.float64 if exact else torch.float32).requires_grad_()
         if exact:
-            out = x + reference(leaf, (4, 5), Resampling("bicubic")).flatten(0, 1)[None, :19].flip(1)
+            out = x + reference(leaf, (4, 5), ResizeSpec("bicubic")).flatten(0, 1)[None, :19].flip(1)
         else:
             out = add_pos_embed_(x.float().requires_grad_() * 1, leaf, coord, mode="bicubic")
         (grad,) = torch.autograd.grad((out**3).sum(), leaf, create_graph=True)

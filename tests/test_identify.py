@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed, resample_pos_embeds
-from timm_naflex_fast.resampling.identify import Convention, conventions, tolerance, words
+from timm_naflex_fast.identify import Convention, conventions, tolerance, words
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 

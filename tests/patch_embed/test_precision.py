@@ -2,7 +2,7 @@
 
 import torch
 
-from timm_naflex_fast.resampling.patch_kernels import product_dtype
+from timm_naflex_fast.patch_embed.kernels import product_dtype
 
 
 def test_products_of_float32_are_exact_whatever_pytorch_is_set_to():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .grids import sizes_on_host
+from .resampling.grids import sizes_on_host
 
 Sizes = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
 TIE = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones

@@ -10,7 +10,7 @@ from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import compatible as contract
+from timm_naflex_fast.patching import compat as contract
 from timm_naflex_fast.patching.timm import LIBRARY
 
 

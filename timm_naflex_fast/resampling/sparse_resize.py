@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .grids import Group
-from .matrices import Resampling, axis_matrix, taps
+from .matrices import ResizeSpec, axis_matrix, taps
 from .tokens import Tokens
 
 
@@ -62,7 +62,7 @@ def resize_plan(
     h: int,
     w: int,
     table_size: tuple[int, int],
-    how: Resampling,
+    how: ResizeSpec,
     adjoint: bool,
     dtype: torch.dtype,
     device: torch.device,
@@ -103,7 +103,7 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
 
 
 def resample(
-    table: Tensor, groups: list[Group], how: Resampling, dtype: torch.dtype, plan: Callable[..., Plan] = resize_plan
+    table: Tensor, groups: list[Group], how: ResizeSpec, dtype: torch.dtype, plan: Callable[..., Plan] = resize_plan
 ) -> Iterator[tuple[Group, Tensor]]:
     """Each group of samples with its cells: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
 
@@ -130,7 +130,7 @@ def table_gradient(
     tokens: Tokens,
     shape: Sequence[int],
     groups: list[Group],
-    how: Resampling,
+    how: ResizeSpec,
     dtype: torch.dtype,
     plan: Callable[..., Plan] = resize_plan,
 ) -> Tensor:
@@ -158,7 +158,7 @@ def table_gradient(
 
 
 def line_sum(
-    axis: int, h: int, w: int, n0: int, how: Resampling, adjoint: bool, dtype: torch.dtype, device: torch.device
+    axis: int, h: int, w: int, n0: int, how: ResizeSpec, adjoint: bool, dtype: torch.dtype, device: torch.device
 ) -> SparseSum | None:
     """The sparse sum that resizes a 1-D table of N0 cells along an axis of the grid (h, w); None where sizes match."""
     if how.sampler == "interpolate" and how.lengths(h, w)[axis] == n0:
@@ -171,7 +171,7 @@ def line_sum(
 def resample_lines(
     tables: tuple[Tensor, ...],
     groups: list[Group],
-    how: Resampling,
+    how: ResizeSpec,
     token_dtype: torch.dtype,
     dtype: torch.dtype,
     plan: Callable[..., SparseSum | None] = line_sum,
@@ -193,7 +193,7 @@ def line_gradients(
     tokens: Tokens,
     lengths: Sequence[int],
     groups: list[Group],
-    how: Resampling,
+    how: ResizeSpec,
     dtype: torch.dtype,
     plan: Callable[..., SparseSum | None] = line_sum,
 ) -> tuple[Tensor, ...]:
@@ -213,7 +213,7 @@ def line_gradients(
     return grads
 
 
-def _by_height(groups: list[Group], how: Resampling) -> list[list[Group]]:
+def _by_height(groups: list[Group], how: ResizeSpec) -> list[list[Group]]:
     """The groups whose grids have the same A_h: the same height, resized to the same length."""
     heights: dict[tuple[int, int], list[Group]] = {}
     for group in groups:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from .grids import Group
-from .matrices import Resampling, axis_matrix
+from .matrices import ResizeSpec, axis_matrix
 
 Cells = Iterable[tuple[Group, Tensor]]
 
 
-def resample(tables: Sequence[Tensor], groups: list[Group], how: Resampling) -> Iterator[tuple[Group, Tensor]]:
+def resample(tables: Sequence[Tensor], groups: list[Group], how: ResizeSpec) -> Iterator[tuple[Group, Tensor]]:
     """Each group with its cells (h*w, C): of a table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
     table = tables[0]
     size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cache import finished, kept
-from .grids import check_mode, check_size
-from .matrices import resize_matrix
-from .tokens import unusual
+from ..resampling.cache import finished, kept
+from ..resampling.grids import check_mode, check_size
+from ..resampling.matrices import resize_matrix
+from ..resampling.tokens import unusual
 
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.backends.closed_form import axis_weights, tap_weights
+from timm_naflex_fast.resampling.closed_form import axis_weights, tap_weights
 from timm_naflex_fast.resampling.matrices import resize_matrix
 
 sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])

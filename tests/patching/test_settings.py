@@ -9,11 +9,11 @@ import torch
 from oracles import is_pristine, small_vit, uses
 
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import modes
+from timm_naflex_fast.patching import settings
 
 
 def own(model):
-    return modes.own_flags(model.embeds)
+    return settings.own_flags(model.embeds)
 
 
 @pytest.mark.usefixtures("clean")
@@ -38,7 +38,7 @@ def test_a_pickled_model_needs_nothing_of_ours():
     enable("matmul", model=model)
     assert b"timm_naflex_fast" not in pickle.dumps(model)
     disable()
-    assert modes.ATTRIBUTE not in model.embeds.__dict__
+    assert settings.ATTRIBUTE not in model.embeds.__dict__
 
 
 def test_a_collected_model_leaves_nothing():
@@ -55,18 +55,18 @@ def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
     model = small_vit()
     enable("grid_sample", model=model)
     data = pickle.dumps(model)
-    assert modes.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
+    assert settings.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
     unused = pickle.loads(data)
-    monkeypatch.setattr(modes, "_token", "another process")
-    assert modes.own_flags(pickle.loads(data).embeds) is None
+    monkeypatch.setattr(settings, "_token", "another process")
+    assert settings.own_flags(pickle.loads(data).embeds) is None
     monkeypatch.undo()
     disable()
     enable("matmul")
-    assert modes.own_flags(unused.embeds) is None
+    assert settings.own_flags(unused.embeds) is None
 
 
 def test_a_choice_that_ended_is_not_copied():
-    choice = modes.ModelChoice(modes.Flags("matmul"))
+    choice = settings.ModelChoice(settings.Flags("matmul"))
     assert copy.deepcopy(choice).flags == choice.flags and copy.deepcopy(choice) is not choice
     choice.flags = None
     assert copy.deepcopy(choice) is None
@@ -74,26 +74,26 @@ def test_a_choice_that_ended_is_not_copied():
 
 def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
     monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-    assert modes.default_mode() == "matmul"
+    assert settings.default_mode() == "matmul"
     for text, mode in (("", "matmul"), ("grid-sample", "grid_sample"), ("interpolate_cached", "interpolate_cached")):
         monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", text)
-        assert modes.default_mode() == mode
+        assert settings.default_mode() == mode
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
     with pytest.raises(ValueError, match="'fast' is not valid for TIMM_NAFLEX_FAST_MODE; valid: 'stock', "):
-        modes.default_mode()
+        settings.default_mode()
 
 
 @pytest.mark.parametrize("compiling", [False, True])
 def test_whose_choice_holds(compiling, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    everywhere, own = modes.Flags("interpolate_cached"), modes.Flags("matmul", "stock", "batched")
-    ended = modes.ModelChoice(own)
+    everywhere, own = settings.Flags("interpolate_cached"), settings.Flags("matmul", "stock", "batched")
+    ended = settings.ModelChoice(own)
     ended.flags = None
-    pickled = pickle.loads(pickle.dumps(modes.ModelChoice(own)))
+    pickled = pickle.loads(pickle.dumps(settings.ModelChoice(own)))
     stranger = dict(pickled, token="that of another process")
     for choice, flags in [
         (None, everywhere),
-        (modes.ModelChoice(own), own),
+        (settings.ModelChoice(own), own),
         (ended, everywhere),
         (pickled, own),
         (stranger, everywhere),
@@ -101,9 +101,9 @@ def test_whose_choice_holds(compiling, monkeypatch):
     ]:
         module = torch.nn.Module()
         if choice is not None:
-            module.__dict__[modes.ATTRIBUTE] = choice
-        for step in modes.FLAGS:
-            assert modes.chosen(module, step, everywhere) == getattr(flags, step)
-            assert modes.chosen(None, step, everywhere) == getattr(everywhere, step)
+            module.__dict__[settings.ATTRIBUTE] = choice
+        for step in settings.FLAGS:
+            assert settings.chosen(module, step, everywhere) == getattr(flags, step)
+            assert settings.chosen(None, step, everywhere) == getattr(everywhere, step)
         if compiling:  # nothing is written then
-            assert module.__dict__.get(modes.ATTRIBUTE) is choice
+            assert module.__dict__.get(settings.ATTRIBUTE) is choice

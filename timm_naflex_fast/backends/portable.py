@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.matrices import Resampling
-from .closed_form import axis_weights, tap_weights
+from ..resampling.closed_form import axis_weights, tap_weights
+from ..resampling.matrices import ResizeSpec
 
 BLOCK = 16
 
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     by_column: Tensor
 
 
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     Tokens may come in any order, and up to three quarters of a grid's tokens may be missing. If more are missing, the
@@ -58,12 +58,12 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: Resampling) 
         return
     table, grids = table.reshape(table.shape[-3:]), read_grids(patch_coord, how)
     if how.sampler != "interpolate":  # the same positions and weights as F.interpolate's, without antialiasing
-        how = Resampling(how.mode, False, how.align_corners, how.ar_preserving, how.sampler)
+        how = ResizeSpec(how.mode, False, how.align_corners, how.ar_preserving, how.sampler)
     cells = (_by_taps if few_taps(table, how) else _by_blocks)(table, grids, how)
     add_in_grid(x, cells.to(x.dtype), grids)
 
 
-def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, how: Resampling) -> None:
+def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
     """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
     if x.shape[1] == 0:
         return
@@ -76,7 +76,7 @@ def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Ten
     add_in_grid(x, y.to(x.dtype) + x_.to(x.dtype), grids)  # timm casts both before it adds them
 
 
-def read_grids(patch_coord: Tensor, how: Resampling) -> Grids:
+def read_grids(patch_coord: Tensor, how: ResizeSpec) -> Grids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
     coord = patch_coord.detach().to(torch.int64)
     h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
@@ -87,7 +87,7 @@ def read_grids(patch_coord: Tensor, how: Resampling) -> Grids:
     return Grids(h, w, y, x, in_grid)
 
 
-def lengths(grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
+def lengths(grids: Grids, table_size: tuple[int, ...], how: ResizeSpec) -> tuple[Tensor, Tensor]:
     """The length to which each axis of the table is resized, both (B, 1), before the crop; timm does not resize a table
     of the grid's own size."""
     if not how.ar_preserving:
@@ -131,7 +131,7 @@ def block_count(length: int) -> int:
     return length // BLOCK + length // 24 + 28
 
 
-def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Resampling) -> tuple[Tensor, Tensor]:
+def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: ResizeSpec) -> tuple[Tensor, Tensor]:
     """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
 
     A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
@@ -170,13 +170,13 @@ def add_in_grid(x: Tensor, cells: Tensor, grids: Grids) -> None:
     x.add_(torch.where(grids.in_grid[..., None], cells, torch.full_like(cells, -0.0)))
 
 
-def few_taps(table: Tensor, how: Resampling) -> bool:
+def few_taps(table: Tensor, how: ResizeSpec) -> bool:
     """Whether gathered taps cost less than products: a gathered one costs about eight multiply-adds (measured)."""
     reads = 16 if how.mode == "bicubic" else 4
     return not how.antialias and 8 * reads <= table.shape[0]
 
 
-def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
+def _by_blocks(table: Tensor, grids: Grids, how: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C), float32 at least, by two products per block."""
     plan = make_plan(grids)
     across, along = block_weights(plan, grids, table.shape[:2], how)
@@ -190,7 +190,7 @@ def _by_blocks(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
     return torch.where((slots < room)[..., None], cells_of_tokens, torch.full_like(cells_of_tokens, torch.nan))
 
 
-def _by_taps(table: Tensor, grids: Grids, how: Resampling) -> Tensor:
+def _by_taps(table: Tensor, grids: Grids, how: ResizeSpec) -> Tensor:
     to_h, to_w = lengths(grids, table.shape[:2], how)
     rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], mode=how.mode, align_corners=how.align_corners)
     cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], mode=how.mode, align_corners=how.align_corners)

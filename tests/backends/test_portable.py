@@ -8,15 +8,15 @@ from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given
 from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tables
 
-from timm_naflex_fast.backends import exported
-from timm_naflex_fast.resampling.matrices import Resampling
+from timm_naflex_fast.backends import portable
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 
 def ours(case, embeds, x, coord):
     if case.kind == "learned":
-        exported.add_learned(x, embeds.pos_embed, coord, Resampling(**case.how))
+        portable.add_learned(x, embeds.pos_embed, coord, ResizeSpec(**case.how))
     else:
-        exported.add_factorized(x, *tables(embeds), coord, Resampling("linear", ar_preserving=case.ar_preserving))
+        portable.add_factorized(x, *tables(embeds), coord, ResizeSpec("linear", ar_preserving=case.ar_preserving))
     return x
 
 
@@ -85,7 +85,7 @@ def test_large_table_without_antialias_is_gathered(mode, side, monkeypatch):
     case = Case((side, 128), 3, mode, False, True, True, [(16, 48), (31, 30), (side, 128)][:2], 930, torch.float32, 7)
     embeds, coord = case.embeds(), case.coord()
     want, _, want_gp = run(stock, case, embeds, coord)
-    monkeypatch.setattr(exported, "_by_blocks", None)
+    monkeypatch.setattr(portable, "_by_blocks", None)
     got, _, got_gp = run(ours, case, embeds, coord)
     torch.testing.assert_close(got, want, atol=2e-6 * 5, rtol=0)
     assert relative(got_gp[0], want_gp[0]) <= 1e-5

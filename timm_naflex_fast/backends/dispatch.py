@@ -22,11 +22,11 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from ..resampling import cache, exact, grids, interpolate, products
+from ..resampling import cache, dense_resize, grids, interpolate, sparse_resize
 from ..resampling.grids import Group
-from ..resampling.matrices import Resampling
+from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, check_writable, unusual
-from . import exported, triton
+from . import portable, triton
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each (step, who ran it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
@@ -38,7 +38,7 @@ Where = Tensor | tuple[int, int]
 Cells = Iterable[tuple[Group, Tensor]]
 
 
-def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, strategy: str = "matmul") -> None:
+def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: ResizeSpec, strategy: str = "matmul") -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
@@ -54,7 +54,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], where: Where, how: Resampling, st
     if len(tables) == 2:
         # timm's flag takes affine positions for factorized tables in every release.
         sampler = "interpolate" if how.sampler == "interpolate" else "affine_grid"
-        how = Resampling("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
+        how = ResizeSpec("linear", antialias=False, ar_preserving=how.ar_preserving, sampler=sampler)
     form = _form_on_device(x, tables, how, strategy) if isinstance(where, Tensor) else None
     if form is not None:
         return form(x, *tables, where, how)
@@ -68,23 +68,23 @@ _outside_graphs = torch.compiler.disable(add)
 
 
 def _form_on_device(
-    x: Tensor, tables: tuple[Tensor, ...], how: Resampling, strategy: str
+    x: Tensor, tables: tuple[Tensor, ...], how: ResizeSpec, strategy: str
 ) -> Callable[..., None] | None:
     """The form that takes coordinates and reads nothing on the host; None: the grids are to be read there."""
     learned = len(tables) == 1
     if traced_plainly():
-        return exported.add_learned if learned else exported.add_factorized
+        return portable.add_learned if learned else portable.add_factorized
     if strategy == "interpolate_cached":
         return None
     if torch.compiler.is_compiling():
         if not learned:
-            return exported.add_factorized
-        from . import compiled  # registering operators takes longer than importing all the rest
+            return portable.add_factorized
+        from . import operator  # registering operators takes longer than importing all the rest
 
-        return compiled.add_learned
+        return operator.add_learned
     if learned:
         return triton.add_learned if triton.serves(x, tables[0], how) else None
-    return exported.add_factorized if x.is_cuda and how.sampler == "interpolate" else None
+    return portable.add_factorized if x.is_cuda and how.sampler == "interpolate" else None
 
 
 def traced_plainly() -> bool:
@@ -101,7 +101,7 @@ def traced_plainly() -> bool:
 
 
 def add_sizes(
-    x: Tensor, table: Tensor, sizes: list[tuple[int, int, int]], how: Resampling, strategy: str = "matmul"
+    x: Tensor, table: Tensor, sizes: list[tuple[int, int, int]], how: ResizeSpec, strategy: str = "matmul"
 ) -> None:
     """As :func:`add`, from sizes (1, h, w) on the host in place of coordinates; nothing is read back."""
     grids.check_tokens(x, table.shape[-1])
@@ -114,7 +114,7 @@ def add_sizes(
 def resample_sizes(
     table: Tensor,
     sizes: Tensor | Sequence[Sequence[int]],
-    how: Resampling,
+    how: ResizeSpec,
     strategy: str,
     *,
     merge: int = 1,
@@ -169,7 +169,7 @@ def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
 
 
-def _resample_on_device(table: Tensor, sizes: Tensor, how: Resampling, merge: int, length: int, pads: bool) -> Tensor:
+def _resample_on_device(table: Tensor, sizes: Tensor, how: ResizeSpec, merge: int, length: int, pads: bool) -> Tensor:
     """The embeddings (B, N, C), with coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
     out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
     add(out, (table,), coordinates(sizes, length, merge), how)
@@ -181,7 +181,7 @@ def _resample_on_device(table: Tensor, sizes: Tensor, how: Resampling, merge: in
     return torch.where((token < sizes.prod(1, keepdim=True))[..., None], out, rest)
 
 
-def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resampling) -> Tensor:
+def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C)."""
     groups, counts, how = _read_groups(g, where, how)
     if not groups:
@@ -191,8 +191,8 @@ def gradient_eagerly(g: Tensor, table_shape: torch.Size, where: Where, how: Resa
 
 
 def _read_groups(
-    x: Tensor, where: Where, how: Resampling, strategy: str = "matmul"
-) -> tuple[list[Group], list[tuple[int, int]], Resampling]:
+    x: Tensor, where: Where, how: ResizeSpec, strategy: str = "matmul"
+) -> tuple[list[Group], list[tuple[int, int]], ResizeSpec]:
     """The groups of the batch, its counts of tokens, and ``how`` with the batch's largest grid where that counts."""
     if not isinstance(where, Tensor):
         groups = grids.whole_batch(x, where)
@@ -210,7 +210,7 @@ def add_groups(
     tables: tuple[Tensor, ...],
     groups: list[Group],
     counts: list[tuple[int, int]],
-    how: Resampling,
+    how: ResizeSpec,
     strategy: str,
     dtype: torch.dtype = torch.float32,
 ) -> None:
@@ -254,14 +254,16 @@ def add_groups(
 
 
 # ``exact`` knows no cache: its plans are kept from outside.
-resize_plan = cache.kept("resize plans")(exact.resize_plan)
-line_sum = cache.kept("line sums")(exact.line_sum)
+resize_plan = cache.kept("resize plans")(sparse_resize.resize_plan)
+line_sum = cache.kept("line sums")(sparse_resize.line_sum)
 
 # The strategies, each for one learned table and for the two of a factorized embedding:
 # (tables, groups, how, dtype of the tokens, dtype of the sums) -> the cells of each group.
 _RESAMPLE: dict[tuple[str, int], Callable[..., Cells]] = {
-    ("matmul", 1): lambda tables, groups, how, _, dtype: exact.resample(tables[0], groups, how, dtype, resize_plan),
-    ("matmul", 2): partial(exact.resample_lines, plan=line_sum),
+    ("matmul", 1): lambda tables, groups, how, _, dtype: sparse_resize.resample(
+        tables[0], groups, how, dtype, resize_plan
+    ),
+    ("matmul", 2): partial(sparse_resize.resample_lines, plan=line_sum),
     ("interpolate_cached", 1): interpolate.resample,
     ("interpolate_cached", 2): interpolate.resample,
 }
@@ -281,7 +283,7 @@ def _gradients(
     shapes: list[torch.Size],
     groups: list[Group],
     counts: list[tuple[int, int]],
-    how: Resampling | None,
+    how: ResizeSpec | None,
     dtype: torch.dtype,
     g: Tensor,
 ) -> Sequence[Tensor]:
@@ -289,15 +291,15 @@ def _gradients(
     if not counts:  # an empty batch
         return [g.new_zeros(shape) for shape in shapes]
     if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-        make = partial(zip, groups) if how is None else partial(products.resample, groups=groups, how=how)
-        return products.gradients_by_autograd(g, shapes, make, counts)
+        make = partial(zip, groups) if how is None else partial(dense_resize.resample, groups=groups, how=how)
+        return dense_resize.gradients_by_autograd(g, shapes, make, counts)
     with torch.no_grad():
         tokens = Tokens.of(g.detach(), counts)
         if how is None:
             return [tokens.sum(group, torch.promote_types(dtype, g.dtype)) for group in groups]
         if len(shapes) == 1:
-            return [exact.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
-        return exact.line_gradients(tokens, [n0 for n0, _ in shapes], groups, how, dtype, line_sum)
+            return [sparse_resize.table_gradient(tokens, shapes[0], groups, how, dtype, resize_plan)]
+        return sparse_resize.line_gradients(tokens, [n0 for n0, _ in shapes], groups, how, dtype, line_sum)
 
 
 @lru_cache(maxsize=1)

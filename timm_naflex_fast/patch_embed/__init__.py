@@ -1,0 +1,1 @@
+"""Patch-embedding kernels resampled to other patch sizes."""
