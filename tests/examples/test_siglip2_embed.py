@@ -207,7 +207,3 @@ def test_bad_weights(photos, tmp_path, capsys):
     missing = tmp_path / "none.safetensors"
     assert siglip2_embed.main(arguments(photos, tmp_path / "out.safetensors", missing)) == 2
     assert "no checkpoint at" in capsys.readouterr().err
-    old = [str(photos), "--out", str(tmp_path / "out"), "--weights", str(missing)]
-    assert siglip2_embed.main(old) == 2
-    warning, error = capsys.readouterr().err.splitlines()
-    assert "--weights is now called --checkpoint" in warning and str(missing) in error

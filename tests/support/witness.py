@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from version_matrix import made
 
 from timm_naflex_fast.backends import dispatch
+from timm_naflex_fast.measure.provenance import provenance
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
@@ -59,7 +59,12 @@ def ran(*steps: tuple[str, str]) -> Iterator[None]:
 
 def write_outcome(red: list[str], green: list[str]) -> None:
     """Write what a run with timm's own code in place of ours found."""
-    record = {**made(), "ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
+    record = {
+        **provenance("uv run pytest"),
+        "ask for ours": len(red) + len(green),
+        "red": len(red),
+        "green": sorted(green),
+    }
     assert FORCED is not None
     Path(FORCED).parent.mkdir(parents=True, exist_ok=True)
     Path(FORCED).write_text(json.dumps(record, indent=1) + "\n")
