@@ -98,7 +98,7 @@ SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolat
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
-    "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64}, {"diverse", 64}]),
+    "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64, "heap/kept"}, {"diverse", 64, "heap/kept"}]),
     "heap": ("heap/*", (*STEP, "again"), FASTER, ANY),
     "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
@@ -128,7 +128,12 @@ def model_sentence() -> str:
     return f"On a CPU timm's embeddings take {percents} of a step, so a whole step gains nothing that can be measured."
 
 
-def graphs() -> str:
+def graphs_short() -> str:
+    """What the compiler makes of timm's NaFlexVit."""
+    return graphs([("timm", f"`{name}`") for name in (STOCK, "timm's grid_sample", OURS)])
+
+
+def graphs(shown: Sequence[Any] = ()) -> str:
     """What the compiler makes of each mode."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     (record,) = read("graphs")
@@ -137,7 +142,8 @@ def graphs() -> str:
         one = found.setdefault((row["library"], f"`{row['contender']}`"), {})
         one[row["way"]] = "fails" if "error" in row else text.format(**row)
     ways = dict.fromkeys(row["way"] for row in record["rows"])
-    return table(["model", "mode", *ways], [[*key, *one.values()] for key, one in found.items()], [record])
+    lines = [[*key, *one.values()] for key, one in found.items() if not shown or key in shown]
+    return table(["model", "mode", *ways], lines, [record])
 
 
 def drift_peers() -> str:
@@ -192,7 +198,7 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
-FUNCTIONS = (graphs, model_sentence, drift_peers, drift_sentence, versions, timm_tests, api)
+FUNCTIONS = (graphs, graphs_short, model_sentence, drift_peers, drift_sentence, versions, timm_tests, api)
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 

@@ -58,7 +58,6 @@ def test_a_section_shows_its_races_alone(results):
     for heap in ("default", "kept"):
         results(f"heap/{heap}", *race(), *race(batch=8), *race(workload="radio"))
     assert [line[0] for line in cells(pages.race_table("speed"))[2:]] == [
-        "siglip, train, 64, heap/default",
         "siglip, train, 64, heap/kept",
     ]
 
