@@ -43,7 +43,7 @@ def small(monkeypatch):
 
 
 def ours(case, embeds, x, coord):
-    matmul_triton.add_learned(x, embeds.pos_embed, coord, ResizeSpec(**case.how))
+    matmul_triton.add_learned(x, embeds.pos_embed, coord, case.spec)
 
 
 def check(case, coord=None):

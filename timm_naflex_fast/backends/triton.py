@@ -25,6 +25,7 @@ stores of tokens are 16 bytes wide.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -32,8 +33,10 @@ import torch
 from torch import Tensor
 
 from ..resampling import cache
+from ..resampling.checks import check_writable
 from ..resampling.matrices import ResizeSpec, axis_matrix
-from ..resampling.tokens import AddedInPlace, check_writable, unusual
+from ..resampling.tokens import AddedInPlace
+from ..tracing import why_unsupported
 
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 LONGEST = 1024  # of the lengths that have a matrix: tokens of a longer grid become NaN
@@ -67,7 +70,7 @@ def serves(x: Tensor, table: Tensor, how: ResizeSpec) -> bool:
         return False
     if how.sampler == "affine_grid" or max(rows, cols) > LONGEST or cols * channels > WIDEST:
         return False
-    return torch.compiler.is_compiling() or _agrees(x.device)
+    return torch.compiler.is_dynamo_compiling() or _agrees(x.device)
 
 
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
@@ -89,15 +92,20 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) 
         x.detach().copy_(tokens)
 
     def gradients(g: Tensor) -> list[Tensor]:
-        if unusual(g) or (torch.is_grad_enabled() and g.requires_grad):
-            from .dispatch import gradient_eagerly  # PyTorch can differentiate and batch its products
+        if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
+            from .eager import gradient  # PyTorch can differentiate and batch its products
 
-            return [gradient_eagerly(g, table.shape[-3:], patch_coord, how)]
+            return [gradient(g, table.shape[-3:], patch_coord, how)]
         with torch.no_grad():
             return [table_grad(g, table.shape, plan, how)]
 
     if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
         AddedInPlace.apply(x, gradients, table)
+
+
+def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
+    """As ``add_learned``."""
+    add_learned(x, tables[0], patch_coord, spec)
 
 
 def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
@@ -108,9 +116,10 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec)
     return out
 
 
-def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> Tensor:
-    """The gradient of the table, whose values are not looked at, in its dtype."""
-    return table_grad(g, table.shape, make_plan(patch_coord, g.device, table.shape, how), how).to(table.dtype)
+def operator_gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """The gradient of a table (H0, W0, C), float32."""
+    shape = torch.Size(table_shape)
+    return table_grad(g, shape, make_plan(patch_coord, g.device, shape, spec), spec)
 
 
 def make_plan(patch_coord: Tensor, device: torch.device, table_shape: torch.Size, how: ResizeSpec) -> Plan:
@@ -182,7 +191,7 @@ def _empty_strips(plan: Plan, cols: int, channels: int) -> Tensor:
     return torch.empty(strips, cols, channels, dtype=torch.float32, device=plan.heights.device)
 
 
-@cache.kept("bands")
+@cache.cached("bands")
 def _bands(size: tuple[int, int], how: ResizeSpec, device: torch.device, longest: int) -> Bands:
     """The bands for a table (H0, W0) and every length up to ``longest``."""
     if _in_cuda_graph(device):
@@ -230,10 +239,11 @@ def _agrees(device: torch.device) -> bool:
 
 def _try(device: torch.device) -> bool:
     """A small table resampled to two grids, one of them in another order, and its gradient: here and on the CPU."""
-    from . import dispatch
+    from ..strategies import STRATEGIES
+    from . import eager
 
     def on_cpu(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
-        dispatch.add(x, (table,), patch_coord, how)
+        eager.add(x, (table,), patch_coord, how, STRATEGIES["matmul"])
 
     results = []
     try:
