@@ -206,7 +206,7 @@ def run(options: argparse.Namespace) -> int:
     saved = time.monotonic()
     try:
         with timm_naflex_fast.enable(model=model):
-            advance = progress("embedding", len(loader))
+            advance = progress("embedding", len(loader)).update
             for indices, batch, unreadable in loader:
                 skipped |= {names[left[i]]: why for i, why in unreadable.items()}
                 if batch is not None:

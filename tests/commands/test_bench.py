@@ -3,8 +3,8 @@
 import pytest
 from measured import row
 
-from timm_naflex_fast.measure.bench.model import conclude
-from timm_naflex_fast.measure.bench.race import Contender, Race, print_race, run
+from timm_naflex_fast.measure.bench.conclude import conclude
+from timm_naflex_fast.measure.bench.race import Race, Timed, print_race, run
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
             self.now += 1000.0
             return f"for {name}"
 
-        return Contender(name, work, prepare, **kwargs)
+        return Timed(name, work, prepare, **kwargs)
 
 
 def race(*contenders, **about):

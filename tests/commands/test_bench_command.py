@@ -90,7 +90,7 @@ def test_strategies_are_on_while_they_are_timed(monkeypatch, capsys):
             "plain-add cannot be timed in a whole model; valid: train infer",
         ),
         (["--model", "m", "--phase", "frozen"], "frozen cannot be timed in a whole model; valid: train infer stock"),
-        (["--seq-len", "4", "--workload", "siglip"], "leave out --workload"),
+        (["--max-seq-len", "4", "--workload", "siglip"], "leave out --workload"),
     ],
 )
 def test_command_line_errors_are_one_line_and_come_first(arguments, message, capsys):

@@ -29,7 +29,18 @@ def tiny(monkeypatch):
 
 @pytest.mark.ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
-    options = ["--model", NAME, "--batch", "2", "--seq-len", "16", "--rounds", "3", "--json", str(tmp_path / "m.json")]
+    options = [
+        "--model",
+        NAME,
+        "--batch",
+        "2",
+        "--max-seq-len",
+        "16",
+        "--rounds",
+        "3",
+        "--json",
+        str(tmp_path / "m.json"),
+    ]
     assert cli.main(["bench", *options]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith(
@@ -47,7 +58,7 @@ def test_end_to_end(tiny, tmp_path, capsys):
 
 @pytest.mark.ran("matmul")
 def test_on_a_folders_sizes(tiny, photos, capsys):
-    options = ["--sizes-from", str(photos), "--seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
+    options = ["--sizes-from", str(photos), "--max-seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
     assert cli.main(["bench", "--model", NAME, *options]) == 0
     assert "(photos, float32)" in capsys.readouterr().out.splitlines()[-1]
 

@@ -1,0 +1,3 @@
+"""The names of the strategies."""
+
+STRATEGIES = ("interpolate_cached", "grid_sample", "matmul")
