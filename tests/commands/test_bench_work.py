@@ -238,10 +238,14 @@ def test_folders_without_images(what, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_batches_of_a_folder_take_each_image_before_any_again():
+def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():
     images = [(1, n) for n in range(1, 11)]
     workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])
     assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
     grids = workload.grids(25)
     assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
     assert workload.grids(25) == grids and len(set(grids[20:])) == 5
+    files = [(16, 16)] * 90 + [(n, 20) for n in range(1, 16)]  # the first ones are alike
+    assert len(set(folder_workload("x", files[90:], WORKLOADS["siglip"]).grids(8))) == 8
+    some = folder_workload("x", files, WORKLOADS["siglip"]).grids(16)
+    assert 12 <= some.count((16, 16)) <= 15

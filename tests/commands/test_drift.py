@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,20 +15,12 @@ from safetensors.torch import save_file
 
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.drift.report import columns, row_text
-from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.measure.drift.survey import Drift, survey
 from timm_naflex_fast.measure.images import NaFlexImages, image_files, image_sources
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.names import STRATEGIES
 
-KEYS = {
-    "embed_max_abs",
-    "embed_roundings",
-    "embed_rel_rms",
-    "pooled_cosine_distance",
-    "neighbours",
-    "agreement",
-    "accuracy",
-}
+KEYS = {field.name for field in fields(Drift)}
 
 
 @pytest.fixture

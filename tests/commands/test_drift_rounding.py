@@ -37,7 +37,7 @@ def test_exact_strategies_stay_exact(dtype, setting, scale):
 def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
     model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
     table = model.embeds.pos_embed.data[0]
-    {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}[where].fill_(2e3)
+    {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}[where].fill_(500)
     found = survey(model, batches(), ["grid_sample", "matmul"])
     assert found.exact("matmul") and not found.exact("grid_sample")
 

@@ -121,7 +121,9 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"it holds more than weights, and to read that could run code: {error}") from error
+        raise ValueError(
+            "it holds more than tensors, which is not read: it could run code; save the state dict"
+        ) from error
     key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
     state = found[key] if key else found
     if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):

@@ -143,7 +143,7 @@ def run(
             spent += taken
             # What is left: each contender's rounds; those that have not run yet are taken for average ones.
             known = [other for other in fastest if fastest[other] < math.inf]
-            left = sum(fastest[other] * share(other) * (rounds - 1 - max(turn, -1)) / rounds for other in known)
+            left = sum(fastest[other] * max(0, share(other) - len(seconds[other])) for other in known)
             now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
             advance(now - done)
             done = now
