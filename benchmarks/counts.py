@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_naflex_fast.measure.bench.pos_embed import race as make
-from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender
+from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 from timm_naflex_fast.measure.output import check_writable, write_json
 from timm_naflex_fast.measure.provenance import provenance
@@ -166,7 +166,7 @@ def counted(whole: int, sample: int) -> Iterator[Count]:
         yield mode.count
 
 
-def count_step(contender: Contender, whole: int, batch: int) -> Count:
+def count_step(contender: Timed, whole: int, batch: int) -> Count:
     """What one run costs, after a first run that fills the caches."""
     contender.run(contender.prepare())
     argument = contender.prepare()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.measure.bench.race import BASELINE, Contender, Race, Row, run
+from timm_naflex_fast.measure.bench.race import BASELINE, Race, Row, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 
 ROPE_TYPES: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStac
         model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)
         if name == "batched":
             on.enter_context(enable("stock", rope=name, model=model))
-        contenders.append(Contender(name, train if phase == "train" else infer, lambda model=model: model))
+        contenders.append(Timed(name, train if phase == "train" else infer, lambda model=model: model))
     return Race("rope", kind, phase, batch, "float32", tuple(contenders))
 
 
@@ -121,7 +121,7 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: E
             out.backward(upstream)
 
     modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
-    contenders = tuple(Contender(name, step, partial(prepare, name, module)) for name, module in modules.items())
+    contenders = tuple(Timed(name, step, partial(prepare, name, module)) for name, module in modules.items())
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
 
@@ -159,6 +159,6 @@ def other_libraries(tiny: bool) -> Iterator[list[Row]]:
             def prepare(draw: random.Random = draw, batch: int = batch) -> Tensor:
                 return torch.tensor(draw.sample(grids, batch))
 
-            contenders = tuple(Contender(name, partial(step, model=model), prepare) for name, model in models.items())
+            contenders = tuple(Timed(name, partial(step, model=model), prepare) for name, model in models.items())
             about = {"transformers": transformers.__version__}
             yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)

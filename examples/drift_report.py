@@ -15,7 +15,7 @@ import digits
 
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.drift import command
-from timm_naflex_fast.measure.models import reading
+from timm_naflex_fast.measure.models import load_errors
 
 
 def report(options: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def report(options: argparse.Namespace) -> int:
         raise ValueError("--images goes with --model NAME; without both, the digits are measured")
     command.check(options)
     checkpoint = options.checkpoint or digits.CHECKPOINT
-    with reading(f"the checkpoint {checkpoint}"):
+    with load_errors(f"the checkpoint {checkpoint}"):
         model = digits.load_model(checkpoint)
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
@@ -46,4 +46,4 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     command.add_arguments(parser)
-    sys.exit(cli.run("drift_report.py", report, parser.parse_args()))
+    sys.exit(cli.call("drift_report.py", report, parser.parse_args()))

@@ -18,8 +18,6 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.contenders import CONTENDERS
-from timm_naflex_fast.measure.drift.report import cells, columns
-from timm_naflex_fast.measure.drift.survey import Drift
 from timm_naflex_fast.measure.output import number
 from timm_naflex_fast.measure.style import COLOURS, INK, panels
 
@@ -50,7 +48,7 @@ def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any] = (
     text = tabulate([[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True)
     if not abouts:
         return text
-    origin = [" / ".join(dict.fromkeys(str(about.get(fact)) for about in abouts)) for fact in ORIGIN]
+    origin = [" / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)) for fact in ORIGIN]
     again = command or f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
     return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)
 
@@ -111,6 +109,11 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
 }
 
 
+DRIFT = {"embedding, largest difference": "{embed_max_abs:.2g}", "embedding, relative RMS": "{embed_rel_rms:.2%}"}
+DRIFT |= {"output, cosine distance": "{pooled_cosine_distance:.2g}", "same nearest image": "{neighbours:.2%}"}
+DRIFT |= {"same class": "{agreement:.2%}", "accuracy": "{accuracy:.2%}"}
+
+
 def race_table(name: str) -> str:
     """One of RACES."""
     pattern, by, shown, needed = RACES[name]
@@ -149,10 +152,9 @@ def graphs(shown: Sequence[Any] = ()) -> str:
 def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
-    found = {name: Drift(**one) for name, one in report["survey"]["drift"].items()}
-    headings = columns(found[STOCK])
-    lines = [[f"`{name}`", CONTENDERS[name], *cells(one, headings)] for name, one in found.items()]
-    return table(["contender", "what it is", *headings.values()], lines, [report["made"]], report["made"]["command"])
+    found = report["survey"]["drift"].items()
+    lines = [[f"`{name}`", CONTENDERS[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
+    return table(["mode", "what it is", *DRIFT], lines, [report["made"]], report["made"]["command"])
 
 
 def drift_sentence() -> str:

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contenders import LEARNED, NAMES, OURS, PLAIN_ADD, missing, use
-from .race import Contender, Race
+from ...names import STRATEGIES
+from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
+from .race import Race, Timed
 from .workloads import Workload, coordinates
 
-CHOICES: dict[str, list[Any]] = dict(
+DEFAULTS: dict[str, list[Any]] = dict(
     batches=[64], dtypes=["float32"], phases=["infer", "frozen", "train"], contenders=[*NAMES, PLAIN_ADD]
 )
 
@@ -75,7 +76,7 @@ def race(
             left_out[name] = why
         else:
             on.enter_context(use(name, embeds))
-            made.append(_contender(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
+            made.append(_timed(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
     about = dict(
         tokens=sum(h * w for h, w in grids),
         grids=len(set(grids)),
@@ -88,9 +89,9 @@ def race(
     return Race("pos_embed", workload.name, phase, batch, dtype, tuple(made), about)
 
 
-def _contender(
+def _timed(
     name: str, embeds: Any, coord: Tensor, x: Tensor, g: Tensor | None, values: Iterator[Tensor] | None
-) -> Contender:
+) -> Timed:
     table, anchor = embeds.pos_embed, torch.zeros((), device=x.device, requires_grad=True)
     table.requires_grad_(g is not None)
 
@@ -109,10 +110,10 @@ def _contender(
         getattr(embeds, LEARNED)(x, coord)
         x.backward(g)
 
-    return Contender(name, forward if g is None else step, prepare, ours=name in OURS)
+    return Timed(name, forward if g is None else step, prepare, ours=name in STRATEGIES)
 
 
-def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Contender:
+def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Timed:
     """One addition of ready numbers into ``x``; in training also one reading of the gradient."""
 
     def touch(_: None) -> None:
@@ -120,4 +121,4 @@ def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Contender:
         if g is not None:
             g.sum((0, 1))
 
-    return Contender(PLAIN_ADD, touch)
+    return Timed(PLAIN_ADD, touch)

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...names import STRATEGIES
 from .. import images
-from ..contenders import BASELINE, NAMES, OURS, present_name
-from ..output import check_writable, positive, print_table, progress, write_json
+from ..contenders import BASELINE, NAMES, missing
+from ..models import add_model_arguments, load_model
+from ..output import check_writable, path, positive, print_table, printable, progress, write_json
 from ..provenance import provenance
 
 DTYPES = ("float32", "bfloat16", "float16")
+FILES = ("report.json", "report.md", "report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
+    add_model_arguments(parser)
     add = parser.add_argument
-    add("--model", metavar="NAME", help="timm NaFlexVit, e.g. naflexvit_base_patch16_siglip.v2_webli")
-    add("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
-    add("--random-weights", action="store_true", help="measure the untrained model, as a stand-in")
-    add("--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
+    add("--images", type=path, metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    several: dict[str, Any] = dict(nargs="+", metavar="NAME", type=present_name, choices=NAMES)
-    several["help"] = f"of {' '.join(NAMES)} (our {len(OURS)}; with --out all)"
-    add("--strategies", "--contenders", dest="contenders", **several)
+    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
+    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(STRATEGIES)}; with --out all)")
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
-    add("--json", metavar="FILE", help="also write the figures there")
-    add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
+    add("--json", type=path, metavar="FILE", help="also write the figures there")
+    add("--out", type=path, metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
 def drift(options: argparse.Namespace) -> int:
@@ -45,23 +45,25 @@ def drift(options: argparse.Namespace) -> int:
         raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
-    from ..models import load_model
-
-    random = options.random_weights
-    model, weights = load_model(options.model, options.checkpoint, random_weights=random, dtype=options.dtype)
+    settings = dict(random_weights=options.random_weights, dtype=options.dtype, **dict(options.model_kwargs))
+    model, weights = load_model(options.model, options.checkpoint, **settings)
     batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
-    source = f"folder {Path(options.images).resolve().name}" if options.images else images.PHOTOS_WORDS
+    source = f"folder {printable(Path(options.images).resolve().name)}" if options.images else images.PHOTOS_WORDS
     return measure_and_show(model, batches, options, weights, source)
 
 
 def check(options: argparse.Namespace) -> None:
     """Find out whether the results can be written, before anything is loaded; the folder of ``--out`` is made."""
     if options.out:
-        for module in ("matplotlib", "jinja2"):
-            if find_spec(module) is None:
-                raise RuntimeError(f"--out needs {module}: pip install {module}")
+        for module in ("matplotlib", "matplotlib.figure", "jinja2"):
+            try:
+                import_module(module)
+            except Exception as error:  # missing, or made for another NumPy
+                name = module.split(".")[0]
+                raise RuntimeError(f"--out needs {name}: pip install {name} ({error})") from error
         Path(options.out).mkdir(parents=True, exist_ok=True)
-        check_writable(Path(options.out) / "report.json")
+        for name in FILES:
+            check_writable(Path(options.out) / name)
     check_writable(options.json)
 
 
@@ -70,37 +72,52 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
 
     ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
     """
-    from ..contenders import missing
-    from .report import Report, cells, columns, headline, record, verdict, write
+    from .report import Report, columns, headline, record, row_text, verdict, write
     from .survey import survey
 
-    names = options.contenders or (NAMES if options.out else OURS)
+    names = options.contenders or (NAMES if options.out else STRATEGIES)
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
-    advance = progress("measuring", len(runs) * len(batches))
-    found = survey(model, batches, names, pictures=5 if options.out else 0, after_pass=advance)
+    with progress("measuring", len(runs) * len(batches)) as bar:
+        found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
     # The fields without their "pos_embed_".
     own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "Its own resampling": ", ".join(f"{key} {value}" for key, value in own.items() if value is not None),
+        "The model's own resampling (its settings)": ", ".join(
+            f"{key} {value}" for key, value in own.items() if value is not None
+        ),
         "Number type": options.dtype,
-        "Rounding": f"embeddings no farther apart than {found.tolerance:.1e}",
+        "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
+        f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
     skipped = getattr(batches, "skipped", [])
-    report = Report(options.model, weights, facts, provenance(options.command), skipped, found)
+    notes = siglip2_notes(options.model, model.embeds)
+    report = Report(options.model, weights, facts, notes, provenance(options.command), skipped, found)
     for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)
     print(f"Drift from timm's own result: {report.model}; weights: {weights}; {found.images:,} images")
     headings = columns(found.drift[BASELINE])
-    lines = [[name, *cells(drift, headings)] for name, drift in found.drift.items()]
+    lines = [[name, *row_text(drift, headings)] for name, drift in found.drift.items()]
     print_table(["contender", *headings.values()], lines)
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")
-    print(f"{headline(found)}\n{verdict(found, report.stand_in)}")
+    print("\n".join([*notes, headline(found), verdict(found, report.untrained)]))
     if options.json:
         write_json(options.json, record(report))
     if options.out:
         print(f"written: {', '.join(map(str, write(report, options.out)))}")
     return 0
+
+
+def siglip2_notes(name: str, embeds: Any) -> list[str]:
+    """What to know about a SigLIP-2 model that is resampled by bicubic, as timm before 1.0.30 did."""
+    if "siglip" not in name or getattr(embeds, "pos_embed_interp_mode", None) != "bicubic":
+        return []
+    import timm
+
+    return [
+        f"This model resamples by bicubic (timm {timm.__version__}). SigLIP-2 was trained with bilinear, by which timm "
+        "resamples it since 1.0.30: the same checkpoint gives another result there. These figures compare with bicubic."
+    ]
