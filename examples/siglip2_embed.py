@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
     parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")
-    return cli.run("siglip2_embed.py", run, parser.parse_args(argv))
+    return cli.call("siglip2_embed.py", run, parser.parse_args(argv))
 
 
 if __name__ == "__main__":
