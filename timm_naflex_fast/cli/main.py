@@ -16,8 +16,8 @@ from ..measure.output import printable
 
 COMMANDS = {  # name: (module in this package, function, help)
     "info": ("cli.info", "info", "versions, what is patched, accelerators, caches"),
-    "drift": ("measure.drift.command", "drift", "how far each strategy moves a model from timm's own result"),
-    "bench": ("measure.bench.command", "bench", "time the strategies against timm, its alternatives and a plain add"),
+    "drift": ("cli.drift", "drift", "how far each strategy moves a model from timm's own result"),
+    "bench": ("cli.bench", "bench", "time the strategies against timm, its alternatives and a plain add"),
     "run": ("cli.run", "run", "run a script, unchanged, with timm patched"),
     "identify": ("cli.identify", "identify", "tell how a port resampled its position embeddings"),
 }

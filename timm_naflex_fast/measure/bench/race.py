@@ -23,12 +23,11 @@ DISTURBED = 2.0  # a median so many times the fastest round is measured again
 
 @dataclass(frozen=True)
 class Timed:
-    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
+    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed."""
 
     name: str
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
-    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ class Row(Work):
     times_plain_add: float | None
     peak_bytes: int | None
     about: dict[str, Any]
-    ours: bool = False
     spread: float | None = None
 
 
@@ -167,7 +165,6 @@ def run(
             times_plain_add=None if plain is None else medians[one.name] / plain,
             peak_bytes=peaks.get(one.name),
             about=race.about,
-            ours=one.ours,
             spread=_spread(seconds[one.name]),
         )
         for one in race.contenders

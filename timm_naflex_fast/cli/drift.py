@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...names import STRATEGIES
-from .. import images
-from ..contenders import BASELINE, NAMES, missing
-from ..models import add_model_arguments, load_model
-from ..output import check_writable, path, positive, print_table, printable, progress, write_json
-from ..provenance import provenance
+from ..measure import images
+from ..measure.contenders import BASELINE, NAMES, missing
+from ..measure.drift import FILES
+from ..measure.models import add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, print_table, printable, progress, write_json
+from ..measure.provenance import provenance
+from ..names import STRATEGIES
 
 DTYPES = ("float32", "bfloat16", "float16")
-FILES = ("report.json", "report.md", "report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +72,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
 
     ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
     """
-    from .report import Report, columns, headline, record, row_text, verdict, write
-    from .survey import survey
+    from ..measure.drift.report import Report, columns, headline, record, row_text, verdict, write
+    from ..measure.drift.survey import survey
 
     names = options.contenders or (NAMES if options.out else STRATEGIES)
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
