@@ -45,7 +45,7 @@ def drift(options: argparse.Namespace) -> int:
         raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
-    settings = dict(random_weights=options.random_weights, dtype=options.dtype, **dict(options.model_kwargs))
+    settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights, dtype=options.dtype)
     model, weights = load_model(options.model, options.checkpoint, **settings)
     batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
     source = f"folder {printable(Path(options.images).resolve().name)}" if options.images else images.PHOTOS_WORDS
@@ -107,7 +107,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     if options.json:
         write_json(options.json, record(report))
     if options.out:
-        print(f"written: {', '.join(map(str, write(report, options.out)))}")
+        print(f"written: {', '.join(map(printable, write(report, options.out)))}")
     return 0
 
 
