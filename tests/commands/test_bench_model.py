@@ -61,11 +61,11 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     tiny.embeds.forward = lambda *a, **k: seen.append(timm_naflex_fast.status().models) or forward(*a, **k)
     before = tiny.embeds.pos_embed.detach().clone()
     with ExitStack() as on:
-        rows = run(bench_model.race(tiny, WORKLOADS["siglip"], 2, "float32", phase, ["stock", "matmul"], on), 2)
+        run(bench_model.race(tiny, WORKLOADS["siglip"], 2, "float32", phase, ["stock", "matmul"], on), 2)
     assert {len(models) for models in seen} == {0, 1} and len(seen) == 6  # stock runs with nothing patched
     assert all(models[0].pos_embed == "matmul" for models in seen if models)
     assert torch.equal(tiny.embeds.pos_embed, before) is (phase == "infer")  # AdamW stepped
-    assert [row.ours for row in rows] == [False, True] and tiny.training is (phase == "train")
+    assert tiny.training is (phase == "train")
     assert is_pristine()
 
 

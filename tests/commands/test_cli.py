@@ -115,7 +115,7 @@ def test_ctrl_c_is_one_line(capsys):
         raise KeyboardInterrupt
 
     assert call("naflex-fast drift", stopped, None) == 130
-    assert capsys.readouterr().err == "naflex-fast drift: interrupted; what was finished is kept\n"
+    assert capsys.readouterr().err == "naflex-fast drift: interrupted\n"
 
 
 def test_errors_are_one_line_of_text(capsys):

@@ -118,7 +118,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_one_line(kind, photos, tmp_path, 
 @pytest.mark.parametrize("where", ["below", "instead of"])
 def test_results_that_cannot_be_written_are_noticed_first(where, photos, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("timm_naflex_fast.measure.drift.command.load_model", None)  # reached, it would be a traceback
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)  # reached, it would be a traceback
     file = tmp_path / "file"
     file.write_text("")
     target = file / "folder" if where == "below" else file
@@ -134,7 +134,7 @@ def test_names_of_options_need_no_torch():
     code += "root = pathlib.Path(importlib.util.find_spec('timm_naflex_fast').origin).parent\n"
     code += "package = types.ModuleType('timm_naflex_fast'); package.__path__ = [str(root)]\n"  # not its __init__
     code += "sys.modules['timm_naflex_fast'] = package\n"
-    code += "import argparse, timm_naflex_fast.measure.drift.command as c\n"
+    code += "import argparse, timm_naflex_fast.cli.drift as c\n"
     code += "c.add_arguments(argparse.ArgumentParser())"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -177,7 +177,7 @@ def test_json_schema(written):
 
 def test_without_matplotlib_it_says_so_before_measuring(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("timm_naflex_fast.measure.drift.command.load_model", None)
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)
     assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", "--out", str(tmp_path)]) == 2
     assert "needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_written_is_noticed_before_a_model_is_loaded(option, fold
     def no_model(*args, **kwargs):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("timm_naflex_fast.measure.drift.command.load_model", no_model)
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", no_model)
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "x" if option == "--out" else tmp_path / "no folder" / "x.json"
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -16,8 +17,8 @@ from ..measure.output import printable
 
 COMMANDS = {  # name: (module in this package, function, help)
     "info": ("cli.info", "info", "versions, what is patched, accelerators, caches"),
-    "drift": ("measure.drift.command", "drift", "how far each strategy moves a model from timm's own result"),
-    "bench": ("measure.bench.command", "bench", "time the strategies against timm, its alternatives and a plain add"),
+    "drift": ("cli.drift", "drift", "how far each strategy moves a model from timm's own result"),
+    "bench": ("cli.bench", "bench", "time the strategies against timm, its alternatives and a plain add"),
     "run": ("cli.run", "run", "run a script, unchanged, with timm patched"),
     "identify": ("cli.identify", "identify", "tell how a port resampled its position embeddings"),
 }
@@ -30,7 +31,7 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        status, message = 130, "interrupted; what was finished is kept"
+        status, message = 130, "interrupted"
     except ImportError as error:
         installed = f" (timm {version('timm')} is installed; 1.0.16 or newer is needed)"
         status, message = 2, f"{error}{installed * str(error.name).startswith('timm')}"
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name != "run" and None in (sys.stdout, sys.stderr):
         print(f"naflex-fast {name}: stdout or stderr is closed", file=sys.stderr or sys.stdout)
         return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
     where, function, about = COMMANDS[name]
     module = import_module(f"..{where}", __package__)
     parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)

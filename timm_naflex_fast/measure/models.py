@@ -13,7 +13,7 @@ from typing import Any
 from .output import path, printable
 
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
-HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. pos_embed_grid_size=24"
+HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
 
@@ -121,9 +121,7 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            "it holds more than tensors, which is not read: it could run code; save the state dict"
-        ) from error
+        raise ValueError("it holds more than tensors, and such a file could run code; save the state dict") from error
     key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
     state = found[key] if key else found
     if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):

@@ -69,7 +69,7 @@ def race(
 
     about = dict(grids=len(set(grids)), tokens=int(lengths.sum()), device=device, embeds_share=embeds_share)
     about["model"] = model.pretrained_cfg["architecture"]
-    made = tuple(Timed(name, step, partial(prepare, name), ours=name != BASELINE) for name in contenders)
+    made = tuple(Timed(name, step, partial(prepare, name)) for name in contenders)
     return Race("model", workload.name, phase, batch, dtype, made, about)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...names import STRATEGIES
 from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
 from .race import Race, Timed
 from .workloads import Workload, coordinates
@@ -77,15 +76,8 @@ def race(
         else:
             on.enter_context(use(name, embeds))
             made.append(_timed(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
-    about = dict(
-        tokens=sum(h * w for h, w in grids),
-        grids=len(set(grids)),
-        channels=channels,
-        table=workload.options,
-        device=device,
-        x_bytes=x.numel() * x.element_size(),
-        left_out=left_out,
-    )
+    about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
+    about |= dict(table=workload.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
     return Race("pos_embed", workload.name, phase, batch, dtype, tuple(made), about)
 
 
@@ -102,15 +94,13 @@ def _timed(
         table.grad = None
         return x if g is None else _Activation.apply(x.detach(), anchor)
 
-    def forward(x: Tensor) -> None:
-        with torch.no_grad():
-            getattr(embeds, LEARNED)(x, coord)
-
     def step(x: Tensor) -> None:
-        getattr(embeds, LEARNED)(x, coord)
-        x.backward(g)
+        with torch.set_grad_enabled(g is not None):
+            getattr(embeds, LEARNED)(x, coord)
+        if g is not None:
+            x.backward(g)
 
-    return Timed(name, forward if g is None else step, prepare, ours=name in STRATEGIES)
+    return Timed(name, step, prepare)
 
 
 def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Timed:

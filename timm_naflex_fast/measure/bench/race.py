@@ -23,12 +23,11 @@ DISTURBED = 2.0  # a median so many times the fastest round is measured again
 
 @dataclass(frozen=True)
 class Timed:
-    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
+    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed."""
 
     name: str
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
-    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ class Row(Work):
     times_plain_add: float | None
     peak_bytes: int | None
     about: dict[str, Any]
-    ours: bool = False
     spread: float | None = None
 
 
@@ -167,7 +165,6 @@ def run(
             times_plain_add=None if plain is None else medians[one.name] / plain,
             peak_bytes=peaks.get(one.name),
             about=race.about,
-            ours=one.ours,
             spread=_spread(seconds[one.name]),
         )
         for one in race.contenders
@@ -185,16 +182,17 @@ def _spread(values: Sequence[float]) -> float | None:
 def _cells(row: Row) -> dict[str, str]:
     """A row of the table: text by heading, "-" where there is no figure."""
     share = row.about.get("embeds_share", {}).get(row.contender)
-    size, faster, plain = row.peak_bytes, row.times_faster, row.times_plain_add
-    return {
+    figures = {
         "contender": row.contender,
         "median ms": number(row.median_ms),
-        f"times faster than {BASELINE}": "-" if faster is None else number(faster),
-        "times one plain add": "-" if plain is None else number(plain),
-        "share of embeddings": "-" if share is None else f"{100 * share:.1f} %",
-        "extra peak MB": "-" if size is None else f"{size / 1e6:,.1f}",
+        f"times faster than {BASELINE}": row.times_faster and number(row.times_faster),
+        "times one plain add": row.times_plain_add and number(row.times_plain_add),
+        "share of embeddings": share and f"{100 * share:.1f} %",
+        "extra peak MB": row.peak_bytes is not None and f"{row.peak_bytes / 1e6:,.1f}",
         "rounds": str(row.rounds),
+        "spread": row.spread is not None and f"{100 * row.spread:.0f} %",
     }
+    return {heading: text or "-" for heading, text in figures.items()}
 
 
 def print_race(title: str, rows: list[Row]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..images import image_sources, read
+from ..output import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +127,7 @@ def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Wo
     def draw(_: random.Random) -> Iterator[Grid]:
         return cycle([ordered[place] for place in order])
 
-    return replace(like, name=Path(folder).resolve().name, draw=draw)
+    return replace(like, name=printable(Path(folder).resolve().name), draw=draw)
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.

@@ -11,7 +11,7 @@ from typing import Any
 from ...names import STRATEGIES
 from ..contenders import BASELINE, CONTENDERS
 from ..output import json_text, write_files
-from .command import FILES
+from . import FILES
 from .survey import Drift, Survey
 
 

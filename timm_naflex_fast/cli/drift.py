@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...names import STRATEGIES
-from .. import images
-from ..contenders import BASELINE, NAMES, missing
-from ..models import add_model_arguments, load_model
-from ..output import check_writable, path, positive, print_table, printable, progress, write_json
-from ..provenance import provenance
+from ..measure import images
+from ..measure.contenders import BASELINE, NAMES, missing
+from ..measure.drift import FILES
+from ..measure.models import add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, print_table, printable, progress, write_json
+from ..measure.provenance import provenance
+from ..names import STRATEGIES
 
 DTYPES = ("float32", "bfloat16", "float16")
-FILES = ("report.json", "report.md", "report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def drift(options: argparse.Namespace) -> int:
         raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
-    settings = dict(random_weights=options.random_weights, dtype=options.dtype, **dict(options.model_kwargs))
+    settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights, dtype=options.dtype)
     model, weights = load_model(options.model, options.checkpoint, **settings)
     batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
     source = f"folder {printable(Path(options.images).resolve().name)}" if options.images else images.PHOTOS_WORDS
@@ -72,8 +72,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
 
     ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
     """
-    from .report import Report, columns, headline, record, row_text, verdict, write
-    from .survey import survey
+    from ..measure.drift.report import Report, columns, headline, record, row_text, verdict, write
+    from ..measure.drift.survey import survey
 
     names = options.contenders or (NAMES if options.out else STRATEGIES)
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
@@ -107,7 +107,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     if options.json:
         write_json(options.json, record(report))
     if options.out:
-        print(f"written: {', '.join(map(str, write(report, options.out)))}")
+        print(f"written: {', '.join(map(printable, write(report, options.out)))}")
     return 0
 
 

@@ -13,15 +13,15 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ...names import STRATEGIES
-from ..contenders import BASELINE, NAMES, PLAIN_ADD
-from ..models import add_model_arguments, load_model
-from ..output import check_writable, path, positive, progress, seconds, write_json
-from ..provenance import provenance
-from .workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
+from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
+from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
+from ..measure.models import add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, printable, progress, seconds, write_json
+from ..measure.provenance import provenance
+from ..names import STRATEGIES
 
 if TYPE_CHECKING:
-    from .race import Race, Row
+    from ..measure.bench.race import Race, Row
 
 SLOW = 2.0  # a frozen table that takes so many times the time of a changing one was disturbed
 
@@ -56,8 +56,8 @@ def bench(options: argparse.Namespace) -> int:
         ValueError: options that do not go together, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
-    from .conclude import conclude
-    from .race import print_race
+    from ..measure.bench.conclude import conclude
+    from ..measure.bench.race import print_race
 
     check_writable(options.json)
     rows: list[Row] = []
@@ -69,7 +69,7 @@ def bench(options: argparse.Namespace) -> int:
         for name, why in race.about.get("left_out", {}).items():
             print(f"not run: {name}, {why}")
     if options.json and rows:
-        print(f"written: {options.json}")
+        print(f"written: {printable(options.json)}")
     print("\n".join(conclude(rows)))
     return 0 if rows else 2
 
@@ -78,8 +78,8 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
     """Make and run one race after the other; yield each with its rows."""
     import torch
 
-    from . import model, pos_embed
-    from .race import run
+    from ..measure.bench import model, pos_embed
+    from ..measure.bench.race import run
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
@@ -97,10 +97,9 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
         if options.device == "cuda" and not options.dtypes:
             chosen["dtypes"] = ["bfloat16"]
-        settings = (
-            dict(options.model_kwargs) if options.checkpoint else {"num_classes": 1000, **dict(options.model_kwargs)}
-        )
-        made, _ = load_model(options.model, options.checkpoint, random_weights=not options.checkpoint, **settings)
+        settings = ({} if options.checkpoint else {"num_classes": 1000}) | dict(options.model_kwargs)
+        settings["random_weights"] = not options.checkpoint
+        made, _ = load_model(options.model, options.checkpoint, **settings)
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]
     workloads = _workloads(options, patch_size)
     for workload in [] if options.model else list(workloads):
