@@ -87,8 +87,8 @@ def unusual(*tensors: Tensor) -> str | None:
 
     Where they cannot, PyTorch's own operations have to run: a library's own code, or plain products.
     """
-    if torch.compiler.is_compiling():
-        return None  # the compiler's tensors are not looked at
+    if torch.compiler.is_compiling():  # whose own classes of tensors stand for plain ones
+        return "a tensor of the class DTensor" if any(is_dtensor(tensor) for tensor in tensors) else None
     for tensor in tensors:
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             return f"a tensor of the class {type(tensor).__name__}"
@@ -101,6 +101,11 @@ def unusual(*tensors: Tensor) -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
     return None
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the class takes long."""
+    return hasattr(tensor, "device_mesh")
 
 
 def check_writable(x: Tensor) -> None:
