@@ -86,7 +86,7 @@ def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
-    """Compiled too. One image, because timm's own loop mixes DTensors with plain tensors: of one number PyTorch lets it."""
+    """Compiled too. One image, because timm's own loop mixes DTensors with plain tensors: of one number it may."""
     from timm.models.naflexvit import NaFlexEmbeds
 
     options = dict(proj_type="linear", class_token=False, pos_embed_grid_size=(6, 5))
