@@ -3,7 +3,8 @@
 Functions that end in ``_`` add into their first argument in place and return it.
 
 A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain tensor, the gradient
-a replicated DTensor. A sharded one is a ``ValueError`` that says what to give instead.
+a replicated DTensor, so every rank has to compute the same, as with tensor parallelism. A sharded one is a
+``ValueError`` that says what to give instead.
 """
 
 from __future__ import annotations

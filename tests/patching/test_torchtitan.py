@@ -99,6 +99,15 @@ def test_another_interpolation_of_kimis(modules):
     assert torch.equal(call(modules, KIMI, table_of(KIMI), mode="nearest"), want)
 
 
+@pytest.mark.ran("matmul")
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_compiled_without_a_break(modules, home):
+    want = call(modules, home, table_of(home))
+    with enable(library="torchtitan"):
+        got = torch.compile(lambda: call(modules, home, table_of(home)), backend="eager", fullgraph=True)()
+    assert relative(got, want) <= 2e-6
+
+
 def test_everything_is_put_back_and_shown(modules):
     before = {home: getattr(module, NAME) for home, module in modules.items()}
     with enable(library="torchtitan"):
