@@ -102,9 +102,10 @@ def test_another_interpolation_of_kimis(modules):
 @pytest.mark.ran("matmul")
 @pytest.mark.parametrize("home", [QWEN, KIMI])
 def test_compiled_without_a_break(modules, home):
-    want = call(modules, home, table_of(home))
+    table = table_of(home)
+    want = call(modules, home, table)
     with enable(library="torchtitan"):
-        got = torch.compile(lambda: call(modules, home, table_of(home)), backend="eager", fullgraph=True)()
+        got = torch.compile(lambda: call(modules, home, table), backend="eager", fullgraph=True)()
     assert relative(got, want) <= 2e-6
 
 
