@@ -108,7 +108,8 @@ def test_kimi_k25(as_tensor):
 
 def test_kimi_k25_adds_no_time_to_images():
     """Nor does it widen them to the time's dtype."""
-    embeddings = SimpleNamespace(weight=TABLE.bfloat16(), time_weight=torch.randn(4, 1, 6), interpolation_mode="bicubic")
+    time = torch.randn(4, 1, 6)
+    embeddings = SimpleNamespace(weight=TABLE.bfloat16(), time_weight=time, interpolation_mode="bicubic")
     got = RECIPES["kimi_k25"](embeddings, [(1, 4, 6), (1, 10, 2)])
     assert got.dtype == torch.bfloat16 and torch.allclose(got.float(), moonvit_loop(TABLE, FLAT[:2]), atol=0.03)
 
