@@ -63,8 +63,8 @@ def why_unsupported(*tensors: Tensor) -> str | None:
 
     Where they cannot, PyTorch's own operations have to run: a library's own code, or ``backends/portable.py``.
     """
-    if recorded():
-        return None  # the tensors are not looked at: what is recorded can be differentiated and batched
+    if recorded():  # what is recorded can be differentiated and batched, and tracers have classes of their own
+        return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     for tensor in tensors:
         if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
             return f"a tensor of the class {type(tensor).__name__}"
@@ -76,3 +76,8 @@ def why_unsupported(*tensors: Tensor) -> str | None:
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
             return "forward-mode differentiation"
     return None if torch._C._functorch.peek_interpreter_stack() is None else "a torch.func transform"
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the class takes long."""
+    return hasattr(tensor, "device_mesh")
