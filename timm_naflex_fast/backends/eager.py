@@ -96,7 +96,7 @@ def _groups_on_host(
     else:
         groups, counts = group()
     if spec.sampler == "affine_grid" and groups:
-        h, w = (grids.whole_numbers(placement).amax((0, 1)) + 1).tolist()
+        h, w = max(group.h for group in groups), max(group.w for group in groups)
         spec = replace(spec, batch_max=spec.lengths(h, w))
     return groups, counts, spec
 

@@ -52,7 +52,7 @@ class Tokens:
             for sample in group.samples:
                 self.padding[sample].add_(embeddings[:1])
         if group.cell_of_token is not None:
-            embeddings = embeddings[group.cell_of_token.to(embeddings.device)]
+            embeddings = embeddings[group.cell_of_token.to(embeddings.device, non_blocking=True)]
         elif group.tokens < len(embeddings):
             embeddings = embeddings[: group.tokens]
         for sample in group.samples:
@@ -67,7 +67,7 @@ class Tokens:
         total = _sum(parts, dtype, copy or group.embeds_padding).contiguous()
         if group.cell_of_token is not None:
             summed = total.new_zeros(group.h * group.w, total.shape[-1])
-            total = summed.index_add_(0, group.cell_of_token.to(total.device), total)
+            total = summed.index_add_(0, group.cell_of_token.to(total.device, non_blocking=True), total)
         elif group.tokens < group.h * group.w:
             total = torch.nn.functional.pad(total, (0, 0, 0, group.h * group.w - group.tokens))
         if group.embeds_padding:
