@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model: the last of timm's modules in which something is replaced.
-TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers"}
+TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers", "torchtitan": "torchtitan"}
 STARTUP = str(Path(__file__).with_name("startup"))
 
 
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, valid in FLAGS.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
-    both = "what to patch (timm); repeat it for both"
-    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=both)
+    several = "what to patch (timm); repeat it for several"
+    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=several)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     what = "what python runs (a file, a folder, a zip, or -), then its words"
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
@@ -58,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
     flags = parse_flags(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in FLAGS})
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
-    if flags.pos_embed == "grid_sample" and "transformers" in libraries:
-        raise ValueError("'grid_sample' is not valid with transformers; valid: 'stock', 'interpolate_cached', 'matmul'")
+    if flags.pos_embed == "grid_sample" and (others := [name for name in libraries if name != "timm"]):
+        valid = "'stock', 'interpolate_cached', 'matmul'"
+        raise ValueError(f"'grid_sample' is not valid with {others[0]}; valid: {valid}")
     if os.pathsep in STARTUP:
         raise ValueError(f"PYTHONPATH cannot hold {STARTUP}, where this package lies: {os.pathsep!r} parts its folders")
     order = json.dumps({"flags": asdict(flags), "libraries": libraries, "first": True})

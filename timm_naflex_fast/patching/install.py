@@ -28,7 +28,7 @@ from .settings import STOCK, Flags, Mode, check_name, choose_for, forget_models,
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
-LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with a table ``LIBRARY``
+LIBRARIES = ("timm", "transformers", "torchtitan")  # each has a file here of its name, with a table ``LIBRARY``
 
 _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
@@ -87,17 +87,23 @@ def _is_of(function: Any, module: Any) -> bool:
 def _found(library: Library) -> list[Found]:
     """Everything in the library that our table replaces, whether or not it is replaced at present.
 
+    A part of the library that needs a package which is not installed cannot be in use, and is left out.
+
     Raises:
-        RuntimeError: the library lacks a class or module.
+        RuntimeError: the library lacks a class or module, or no part of it can be imported.
     """
-    try:
-        return [
-            (owner, name, replacement)
-            for (home, name), replacement in library.table.items()
-            for owner in _owners(home, name)
-        ]
-    except (ImportError, AttributeError) as error:
-        raise unsupported(library, str(error)) from error
+    found, missing = [], None
+    for (home, name), replacement in library.table.items():
+        try:
+            found += [(owner, name, replacement) for owner in _owners(home, name)]
+        except (ImportError, AttributeError) as error:
+            needs = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+            if needs is None or needs.partition(".")[0] == library.name:
+                raise unsupported(library, str(error)) from error
+            missing = error
+    if not found:
+        raise unsupported(library, str(missing)) from missing
+    return found
 
 
 def _install(library: Library) -> None:
@@ -137,6 +143,10 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
         ValueError: not a module, or nothing of any library inside.
     """
     tables = [_table_of(name, needed=name in names) for name in names or LIBRARIES]
+    for known in tables if names else ():
+        if not known.roots:
+            raise ValueError(f"what is replaced in {known.name} knows no model: enable(library={known.name!r})")
+    tables = [known for known in tables if known.roots]
     wanted = " or ".join(f"{known.name} {', '.join(known.roots)}" for known in tables)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
@@ -224,7 +234,7 @@ def enable(
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary tables: "batched" or "stock".
-        library: "timm" (default), "transformers", or a tuple of both. With ``model`` it is found out.
+        library: "timm" (default), "transformers", "torchtitan", or a tuple of them. With ``model`` it is found out.
 
     Returns:
         A handle; leaving it as a context manager restores what was there before.

@@ -23,7 +23,10 @@ def resample(tables: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec
     table = tables[0]
     size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))
     for group in groups:
-        a_h, a_w = (axis_matrix(axis, group.h, group.w, n0, spec).to(table) for axis, n0 in enumerate(size))
+        a_h, a_w = (
+            axis_matrix(axis, group.h, group.w, n0, spec).to(table.device, table.dtype, non_blocking=True)
+            for axis, n0 in enumerate(size)
+        )
         if len(tables) == 2:
             yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
         elif spec.copies_own_size and (group.h, group.w) == size:
@@ -48,7 +51,7 @@ def gradients_by_autograd(
             if group.cell_of_token is None:
                 embeddings = embeddings[: group.tokens]
             else:  # a product, because the gradient of an index cannot be batched
-                cell = group.cell_of_token.to(g.device)
+                cell = group.cell_of_token.to(g.device, non_blocking=True)
                 embeddings = torch.nn.functional.one_hot(cell, len(embeddings)).double() @ embeddings
             for sample in group.samples:
                 parts[sample] = torch.cat((embeddings, padding.expand(counts[sample][1], -1)))
