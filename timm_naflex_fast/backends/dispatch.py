@@ -52,9 +52,18 @@ def add(
         # timm's flag takes affine positions for factorized tables in every release.
         sampler = "interpolate" if spec.sampler == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, sampler=sampler)
-    backend = _backend(x, tables, spec, strategy) if isinstance(placement, Tensor) else eager
-    if backend is not eager:
+    backend = _backend(x, tables, spec, strategy)
+    if isinstance(placement, Tensor) and backend is not eager:
         return backend.add(x, tables, placement, spec)
+    if not isinstance(placement, Tensor) and recorded() and backend is not eager:
+        # Plain images in a graph: the embeddings of their one grid, added to all of them.
+        grids.check_whole(x, placement)
+        cell = torch.arange(x.shape[1], device=x.device)
+        patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
+        one = torch.zeros_like(x[:1])
+        backend.add(one, tables, patch_coord, spec)
+        x.add_(one)
+        return
     run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
     run(x, tables, placement, spec, STRATEGIES[strategy])
 
