@@ -12,7 +12,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
 from timm_naflex_fast.patching.install import Status
-from timm_naflex_fast.patching.settings import Flags
+from timm_naflex_fast.patching.settings import Settings
 
 
 @pytest.mark.usefixtures("clean")
@@ -81,7 +81,7 @@ def test_enabled_and_never_used_is_said():
     assert "(nothing yet)" in str(status())
 
 
-@pytest.mark.skipif(timm.FLAG != "grid_sample", reason="the flag of older timm cannot be vmapped")
+@pytest.mark.skipif(timm.TIMM_SAMPLER != "grid_sample", reason="the flag of older timm cannot be vmapped")
 @pytest.mark.usefixtures("clean")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model = small_vit().requires_grad_(False)
@@ -112,9 +112,9 @@ def test_each_reason_is_warned_of_once():
     library.warned.clear()
     enable()
 
-    def who(x, unless=None):
+    def who(x, reason=()):
         key = timm.EMBEDS, "_apply_learned_naflex_pos_embed"
-        assert library.runs(timm.LIBRARY, model.embeds, key, x, unless=unless) == "stock"
+        assert library.resolve_impl(timm.LIBRARY, model.embeds, key, x, inputs=lambda: reason)[0] == "stock"
         return x
 
     for reason, run in {
@@ -134,22 +134,25 @@ def test_each_reason_is_warned_of_once():
 
 def test_the_status_in_words():
     state = Status(
-        Flags("matmul"),
-        (Flags("stock", "matmul", "batched"),),
+        Settings("matmul"),
+        (Settings("stock", "matmul", "batched"),),
         {"Long.method_of_timm": "matmul", "Short.one": "stock"},
         "1.0",
         "2.0",
         {("rope", "batched"): 12, ("pos_embed", "matmul"): 3},
         {"a reason": 2, "another": 1},
+        ("NaFlexVit",),
+        (("timm: position embeddings", "matmul"), ("timm: patch kernels", "stock")),
+        ("a note",),
     )
     assert str(state).splitlines() == [
         "timm_naflex_fast on timm 1.0, torch 2.0",
         "",
-        "method               every model",
-        "-------------------  -----------",
-        "Long.method_of_timm  matmul",
-        "Short.one            stock",
-        "a model's own choice: pos_embed=stock, patch_embed=matmul, rope=batched",
+        "computed                   by, in every model",
+        "-------------------------  ------------------",
+        "timm: position embeddings  matmul",
+        "timm: patch kernels        stock",
+        "one NaFlexVit has its own: pos_embed=stock, patch_embed=matmul, rope=batched",
         "",
         "what ran since enable()  calls",
         "-----------------------  -----",
@@ -157,6 +160,7 @@ def test_the_status_in_words():
         "rope: batched            12",
         "the library's own code ran 2 times because of a reason",
         "the library's own code ran 1 times because of another",
+        "a note",
     ]
 
 
@@ -185,11 +189,13 @@ def test_the_librarys_own_functions_are_found_patched_or_not():
 
 
 def test_whoever_wants_stock_has_no_fallback():
-    assert (
-        library.decide("stock", (), "a reason") == library.decide("stock", (torch.zeros(2),), None) == ("stock", None)
-    )
-    assert library.decide("matmul", (), "a reason") == ("stock", "a reason")
-    assert library.decide("matmul", (torch.zeros(2, device="meta"),), None) == ("stock", "a meta tensor")
+    meta, asked = (torch.zeros(2, device="meta"),), []
+    assert library.resolve("stock", meta, lambda: asked.append(1) or "a reason") == ("stock", None)
+    assert library.resolve("matmul", meta, lambda: asked.append(1) or "a reason") == ("stock", "a meta tensor")
+    assert not asked  # what ours would compute with is not even read
+    assert library.resolve("matmul", (), lambda: "a reason") == ("stock", "a reason")
+    assert library.resolve("matmul", (), lambda: meta) == ("stock", "a meta tensor")
+    assert library.resolve("matmul", (), lambda: "") == ("stock", "")
 
 
 def test_the_status_of_an_unpatched_process_in_words():

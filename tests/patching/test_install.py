@@ -8,8 +8,9 @@ import warnings
 import pytest
 import timm
 import torch
-from oracles import PRISTINE, embed, is_pristine, small_vit, uses
+from oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
 from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
@@ -17,11 +18,11 @@ import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
-from timm_naflex_fast.patching.settings import STOCK, Flags
+from timm_naflex_fast.patching.settings import STOCK, Settings
 
 
 def own(model):
-    return settings.own_flags(model.embeds)
+    return settings.own_settings(model.embeds)
 
 
 def test_importing_changes_nothing():
@@ -57,15 +58,15 @@ def test_handles_restore_what_was_there_nested_too():
     with enable("grid_sample"):
         assert status().flags.pos_embed == "grid_sample"
         with enable("matmul", patch_embed="stock") as handle:
-            assert handle.flags == status().flags == Flags("matmul", "stock", "batched")
+            assert handle.flags == status().flags == Settings("matmul", "stock", "batched")
             with pytest.raises(KeyError), enable("interpolate_cached"):
                 raise KeyError
             assert status().flags.pos_embed == "matmul"
         assert status().flags.pos_embed == "grid_sample"
         with enable("matmul"):
-            disable()
+            disable()  # ends all of them
             assert is_pristine()
-        assert status().flags.pos_embed == "grid_sample" and not is_pristine()
+        assert status().flags == STOCK and is_pristine()
     assert is_pristine()
 
 
@@ -80,9 +81,9 @@ def test_a_handle_restores_once():
 
 def test_mode_and_single_flags():
     enable()
-    assert status().flags == Flags("matmul", "matmul", "batched")
+    assert status().flags == Settings("matmul", "matmul", "batched")
     enable(pos_embed="grid_sample", patch_embed="stock", rope="stock")
-    assert status().flags == Flags("grid_sample", "stock", "stock")
+    assert status().flags == Settings("grid_sample", "stock", "stock")
     enable("stock")
     assert status().flags == STOCK and is_pristine()
 
@@ -223,7 +224,7 @@ def test_timm_without_a_method(monkeypatch):
 
 
 def test_timm_with_another_signature(monkeypatch):
-    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", lambda self, x: None)
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, lambda self, x: None))
     with pytest.raises(RuntimeError, match=r"_apply_learned_pos_embed takes \(self, x\)"):
         enable()
 
@@ -231,11 +232,11 @@ def test_timm_with_another_signature(monkeypatch):
 def test_replacements_take_timms_arguments():
     classes = {cls.__name__: cls for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
     checked = 0
-    for (home, name), replacement in patching_timm.LIBRARY.table.items():
+    for (home, name), replacement in patching_timm.LIBRARY.replacements.items():
         cls = classes.get(home.partition(":")[2])
         if cls is not None and name in PRISTINE[cls]:
             theirs = inspect.signature(PRISTINE[cls][name]).parameters
-            assert list(theirs) == list(inspect.signature(replacement.ours).parameters)
+            assert list(theirs) == list(inspect.signature(replacement.function).parameters)
             checked += 1
     assert checked == 8 + hasattr(NaFlexVitCfg, "rope_type")
 
@@ -295,8 +296,8 @@ def test_status_prints_as_a_table():
     enable("matmul", model=model)
     text = str(status())
     assert timm.__version__ in text and torch.__version__ in text
-    assert "NaFlexEmbeds._apply_learned_naflex_pos_embed              " in text
-    assert "interpolate_cached" in text and "pos_embed=matmul" in text
+    assert "timm: position embeddings  interpolate_cached (2 of 6: stock)" in text
+    assert "timm: patch kernels        stock" in text and "NaFlexVit has its own: pos_embed=matmul" in text
     replaced = status().replaced
     assert replaced["PatchEmbedInterpolator.resample_linear_weight"] == "stock"
     assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
@@ -329,7 +330,7 @@ def test_a_model_in_place_of_the_mode_says_how_to_give_it():
 
 @pytest.mark.ran
 def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
-    for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.table}:
+    for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements}:
         monkeypatch.setitem(sys.modules, home, None)  # importing it is an ImportError
     model = small_vit()
     with enable(model=model):

@@ -14,7 +14,6 @@ No other file chooses a form by the tracer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -27,11 +26,6 @@ from ..resampling.grids import Group
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, check_writable, unusual
 from . import portable, triton
-
-calls: Counter[tuple[str, str]] = Counter()
-"""How often each (step, who ran it) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ..."""
-fallbacks: Counter[str] = Counter()
-"""How often a library's own code ran although something else was chosen, by reason."""
 
 Where = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a plain one."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from .library import Library, Replacement
 
-Found = tuple[Any, str, Replacement]
-"""A class (or module) of the library, the name of its method (or function), and our entry for it."""
+Place = tuple[Any, str, Replacement]
+"""A class (or module) of the library, the name of its method (or function), and what takes its place."""
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     return found
 
 
-def check(library: Library, found: Iterable[Found]) -> None:
+def check(library: Library, places: Iterable[Place]) -> None:
     """Check what we are about to replace.
 
     Raises:
@@ -43,20 +43,20 @@ def check(library: Library, found: Iterable[Found]) -> None:
             release newer than any that we know, one reads other attributes or is not called any more; names all.
     """
     wrong, newer = [], version_of(library) > library.newest
-    for owner, name, replacement in found:
+    for owner, name, replacement in places:
         method = owner.__dict__.get(name)
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
-        elif _arguments(method) != _arguments(replacement.ours):
+        elif _arguments(method) != _arguments(replacement.function):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-        elif newer and replacement.reads is not None:
-            wrong += _changes(owner, name, replacement.reads)
-            if name.startswith("_") and name not in reads(owner):
+        elif newer and replacement.self_attributes is not None:
+            wrong += _changes(owner, name, replacement.self_attributes)
+            if name.startswith("_") and name not in attributes_read(owner):
                 wrong.append(f"{owner.__name__} does not call {name} any more")
-    for (home, name), known in library.reads.items() if newer else ():
+    for (home, name), known in library.copied_methods.items() if newer else ():
         module, _, cls = home.partition(":")
         owner = getattr(importlib.import_module(module), cls, None)
-        if owner is not None:  # our table leaves a class that is missing to the library's own code
+        if owner is not None:  # we leave a class that is missing to the library's own code
             wrong += _changes(owner, name, known)
     if wrong:
         raise unsupported(library, "; ".join(wrong))
@@ -72,7 +72,7 @@ def unsupported(library: Library, wrong: str) -> RuntimeError:
     )
 
 
-def reads(function: Any) -> frozenset[str]:
+def attributes_read(function: Any) -> frozenset[str]:
     """The attributes of ``self`` that a function, or any method of a class, reads, by ``getattr`` too.
 
     Raises:
@@ -95,7 +95,7 @@ def _changes(owner: Any, name: str, known: str) -> list[str]:
     if name not in owner.__dict__:
         return [f"{key} is missing"]
     try:
-        now, before = reads(owner.__dict__[name]), frozenset(known.split())
+        now, before = attributes_read(owner.__dict__[name]), frozenset(known.split())
     except OSError:
         return [f"{key} cannot be checked without its source"]
     return [
