@@ -1,14 +1,18 @@
 """enable / disable: what is replaced, for whom, and that it always comes back."""
 
+import functools
 import inspect
+import itertools
 import sys
 import threading
 import warnings
+from unittest import mock
 
 import pytest
 import timm
 import torch
 from oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from oracles import STOCK as STOCK_METHODS
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
@@ -259,6 +263,104 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
         torch.testing.assert_close(out, outputs[0])
     NaFlexEmbeds._apply_learned_pos_embed = ours  # they leave, and put back what they found
     disable()
+
+
+LEARNED = "_apply_learned_naflex_pos_embed"
+
+
+def doubled(self, x, patch_coord):
+    """Somebody's change of the result."""
+    added = torch.zeros_like(x)
+    STOCK_METHODS[LEARNED](self, added, patch_coord)
+    x.add_(2 * added)
+
+
+@functools.wraps(STOCK_METHODS[LEARNED])
+def spied(self, x, patch_coord):
+    """A spy that looks like what it wraps."""
+    STOCK_METHODS[LEARNED](self, x, patch_coord)
+
+
+OTHERS = {
+    "a change of the result": doubled,
+    "a spy": spied,
+    "a mock": mock.MagicMock(side_effect=lambda *a, **k: None),
+    "no_grad": torch.no_grad()(STOCK_METHODS[LEARNED]),
+}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("for_one", [False, True])
+def test_what_another_has_put_on_before_stays_in_force_and_is_named(kind, for_one, monkeypatch):
+    model, other = small_vit(), small_vit(pos_embed="factorized")
+    library.warned.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(NaFlexEmbeds, LEARNED, OTHERS[kind])
+        want = embed(model)
+        with pytest.warns(
+            UserWarning, match=rf"NaFlexEmbeds\.{LEARNED} is not the library's own but .*call enable\(\) before"
+        ):
+            enable("grid_sample", model=model if for_one else None)
+        assert torch.equal(embed(model), want) and NaFlexEmbeds.__dict__[LEARNED] is OTHERS[kind]
+        assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+        assert f"NaFlexEmbeds.{LEARNED} is not the library's own" in str(status())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            enable("matmul")  # said once
+        embed(other)
+        assert status().calls == {("pos_embed", "matmul"): 1}  # the other methods are replaced
+        disable()
+        assert NaFlexEmbeds.__dict__[LEARNED] is OTHERS[kind] and torch.equal(embed(model), want)
+        enable("matmul")
+    assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced  # it left; status() says what is
+    enable("matmul")
+    assert uses(model) == "matmul" and f"NaFlexEmbeds.{LEARNED}" in status().replaced
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("length", [3, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_temporary_patch_anywhere_between_leaves_no_trace(length):
+    """A mock, as tests put it on: it keeps what it found, and puts that back."""
+    model = small_vit()
+    for steps in itertools.product(("enable", "disable", "put on", "leave"), repeat=length):
+        found = []
+        for step in steps:
+            if step == "put on":
+                found.append(NaFlexEmbeds.__dict__[LEARNED])
+                setattr(
+                    NaFlexEmbeds, LEARNED, lambda self, x, patch_coord, under=found[-1]: under(self, x, patch_coord)
+                )
+            elif step == "leave" and found:
+                setattr(NaFlexEmbeds, LEARNED, found.pop())
+            elif step == "enable":
+                enable("grid_sample")
+            elif step == "disable":
+                disable()
+        embed(model)  # runs, whatever holds
+        while found:
+            setattr(NaFlexEmbeds, LEARNED, found.pop())
+        enable("grid_sample")
+        assert uses(model) == "grid_sample", steps
+        disable()
+        assert is_pristine() and not library.originals and not library.functions, steps
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
+    """``importlib.reload`` defines the classes anew. One rule: call ``enable()`` again."""
+    enable("grid_sample")
+    old, again = small_vit(), type("NaFlexEmbeds", (nn.Module,), PRISTINE[NaFlexEmbeds].copy())
+    monkeypatch.setattr(naflexvit, "NaFlexEmbeds", again)
+    assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
+        enable("matmul", model=old.embeds)  # a model of before
+    enable("grid_sample")
+    assert f"NaFlexEmbeds.{LEARNED}" in status().replaced and uses(old) == "grid_sample"
+    assert again.__dict__[LEARNED] is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
+    disable()
+    assert is_pristine() and again.__dict__[LEARNED] is STOCK_METHODS[LEARNED] and not library.originals
 
 
 @pytest.mark.usefixtures("clean")

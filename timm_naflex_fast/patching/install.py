@@ -102,7 +102,7 @@ def _library(name: str) -> Library:
     try:
         for home, _ in library.replacements:
             module, _, cls = home.partition(":")
-            getattr(importlib.import_module(sys.intern(module)), cls or "__name__")
+            getattr(importlib.import_module(module), cls or "__name__")
     except (ImportError, AttributeError) as error:
         raise unsupported(library, str(error)) from error
     return library
@@ -117,7 +117,7 @@ def _in_use() -> list[Library]:
 def _homes(library: Library) -> Iterator[tuple[Place, bool]]:
     """What a library has loaded of all that we replace, and whether that is a function, not a method."""
     for (home, name), replacement in library.replacements.items():
-        module_name, _, cls = map(sys.intern, home.partition(":"))  # Python's caches keep every new string
+        module_name, _, cls = home.partition(":")
         owner = sys.modules.get(module_name)
         owner = getattr(owner, cls, None) if cls else owner
         if owner is not None:
@@ -130,7 +130,7 @@ def _places(library: Library) -> list[Place]:
     for (owner, name, replacement), is_function in _homes(library):
         found.append((owner, name, replacement))
         for key, module in list(sys.modules.items()) if is_function else ():
-            if key.partition(".")[0] == library.name and isinstance(module, ModuleType) and module is not owner:
+            if key.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
                 function = module.__dict__.get(name)
                 if function is replacement.function or getattr(function, "__globals__", None) is owner.__dict__:
                     found.append((module, name, replacement))
