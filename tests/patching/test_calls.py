@@ -1,5 +1,6 @@
 """Proof of effect: who computed what since enable(), and why a library's own code ran instead."""
 
+import sys
 import warnings
 from contextlib import nullcontext
 
@@ -8,6 +9,8 @@ import torch
 from oracles import BATCH, NEW_TIMM, STOCK, embed, row_major, small_vit
 from timm.layers import patch_embed
 from timm.models.naflexvit import NaFlexEmbeds
+from torch import nn
+from torch.nn.utils import parametrize
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
@@ -202,3 +205,75 @@ def test_the_status_of_an_unpatched_process_in_words():
     first, empty, last = str(status()).splitlines()
     assert first.startswith("timm_naflex_fast on timm ") and empty == ""
     assert last.startswith("nothing is patched in this process")
+
+
+class Counted(nn.Module):
+    """A parametrization that counts how often the table is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 0
+
+    def forward(self, table):
+        self.times += 1
+        return table * 2
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("mode", ["stock", "matmul", "interpolate_cached", "grid_sample"])
+def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flagged, kind):
+    """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its state then."""
+    model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
+    counted = []
+    for name in ("pos_embed",) if kind == "learned" else ("pos_embed_y", "pos_embed_x"):
+        counted.append(Counted())
+        parametrize.register_parametrization(model.embeds, name, counted[-1])
+
+    def times(run):
+        for each in counted:
+            each.times = 0
+        run()
+        return [each.times for each in counted]
+
+    def transformed():
+        x, coord = model.embeds.proj(BATCH["patches"]), BATCH["patch_coord"]
+        add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+        torch.func.grad(lambda x: (add(x.mul(1), patch_coord=coord), x.sum())[1])(x)
+
+    for run in (lambda: embed(model), lambda: model.embeds(torch.zeros(1, 1, 24, 28)), transformed):
+        timms = times(run)
+        enable(mode)
+        ran = times(run)
+        assert status().calls
+        impls = {impl for _, impl in status().calls}
+        assert ran == (timms if impls == {"stock"} else [1] * len(counted)), (impls, timms)
+        disable()
+
+
+@pytest.mark.usefixtures("clean")
+def test_the_status_of_one_model():
+    model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
+    enable("interpolate_cached", patch_embed="stock")
+    enable("matmul", model=model)
+    name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
+    assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
+    assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
+    assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
+    assert "one NaFlexVit has its own: pos_embed=matmul" in str(status())
+    assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
+    with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
+        status(nn.Linear(1, 1))
+    enable("stock", model=model)
+    assert status(model).flags.is_stock and set(status(model).replaced.values()) == {"stock"}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])
+def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkeypatch):
+    enable()
+    monkeypatch.setattr(sys.modules["timm"], "__version__", version)
+    assert ("SigLIP-2's position table by bicubic" in str(status())) == named
+    assert ("SigLIP-2's position table by bicubic" in str(status(small_vit()))) == named

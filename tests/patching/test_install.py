@@ -1,8 +1,11 @@
 """enable / disable: what is replaced, for whom, and that it always comes back."""
 
+import builtins
 import functools
+import importlib
 import inspect
 import itertools
+import subprocess
 import sys
 import threading
 import warnings
@@ -20,7 +23,7 @@ from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import library, settings, transformers
+from timm_naflex_fast.patching import install, library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.settings import STOCK, Settings
 
@@ -320,7 +323,7 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(kind, for_on
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-@pytest.mark.parametrize("length", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_temporary_patch_anywhere_between_leaves_no_trace(length):
     """A mock, as tests put it on: it keeps what it found, and puts that back."""
     model = small_vit()
@@ -446,3 +449,70 @@ def test_a_library_that_is_asked_for_must_be_there(monkeypatch):
     with pytest.raises(RuntimeError, match="transformers cannot be imported"):
         enable(library="transformers")
     assert status().replaced == {}
+
+
+@pytest.mark.usefixtures("clean")
+def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
+    """Another thread may hold a library's import lock and wait for ours, as under ``naflex-fast run``."""
+    imported, real, real_import = [], importlib.import_module, builtins.__import__
+
+    def watched(name, *rest, real=real):
+        if name.startswith(("timm", "transformers")):
+            assert not install._lock._is_owned(), name
+            imported.append(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", watched)
+    monkeypatch.setattr(builtins, "__import__", functools.partial(watched, real=real_import))
+    model = small_vit()
+    enable("grid_sample")
+    assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")
+    for action in (
+        lambda: enable("matmul", model=model),
+        lambda: enable(library="transformers"),
+        lambda: enable("stock").restore(),
+        lambda: disable(model),
+        status,
+        lambda: status(model),
+        disable,
+    ):
+        action()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_enable_while_another_thread_imports_the_library(seconds):
+    program = f"""
+import os, threading, time, timm_naflex_fast as fast, wrapt
+for name in ("timm.models.naflexvit", "timm.layers"):
+    wrapt.register_post_import_hook(lambda module: fast.enable("grid_sample"), name)
+def late(action):
+    time.sleep({seconds})
+    action()
+threads = [threading.Thread(target=lambda: __import__("timm"))]
+threads += [threading.Thread(target=late, args=(action,)) for action in (fast.enable, fast.status, fast.disable)]
+for thread in threads:
+    thread.daemon = True
+    thread.start()
+for thread in threads:
+    thread.join(60)
+assert not any(thread.is_alive() for thread in threads)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+
+
+@pytest.mark.slow
+def test_a_model_of_one_library_does_not_import_another():
+    pytest.importorskip("transformers", minversion="5.21")
+    program = """
+import sys, torch, timm_naflex_fast as fast, wrapt
+from transformers import Siglip2VisionConfig, Siglip2VisionModel
+wrapt.register_post_import_hook(lambda module: fast.enable(), "timm.models.naflexvit")
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+model = Siglip2VisionModel(Siglip2VisionConfig(num_patches=16, patch_size=4, **sizes))
+fast.enable(model=model)
+assert "Siglip2VisionEmbeddings.forward" in fast.status().replaced and "timm.models.naflexvit" not in sys.modules
+import timm
+assert fast.status().flags.pos_embed == "matmul" and "NaFlexVit._generate_rope_naflex" in fast.status().replaced
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

@@ -2,14 +2,15 @@
 
 A method that reads another attribute of its module than it used to has gained or lost a setting, and a method that
 nobody calls any more has been superseded. Replacing either would change results without a word, so it is refused.
+Nothing is imported here: ``install`` holds its lock.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -27,7 +28,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     Raises:
         RuntimeError: it is older than the oldest that we know.
     """
-    installed = importlib.import_module(library.name).__version__
+    installed = sys.modules[library.name].__version__
     found = tuple(int(n) for n in re.findall(r"\d+", installed)[:3])
     if found < library.oldest:
         needed = ".".join(map(str, library.oldest))
@@ -55,7 +56,7 @@ def check(library: Library, places: Iterable[Place]) -> None:
                 wrong.append(f"{owner.__name__} does not call {name} any more")
     for (home, name), known in library.copied_methods.items() if newer else ():
         module, _, cls = home.partition(":")
-        owner = getattr(importlib.import_module(module), cls, None)
+        owner = getattr(sys.modules.get(module), cls, None)
         if owner is not None:  # we leave a class that is missing to the library's own code
             wrong += _changes(owner, name, known)
     if wrong:
@@ -64,7 +65,7 @@ def check(library: Library, places: Iterable[Place]) -> None:
 
 def unsupported(library: Library, wrong: str) -> RuntimeError:
     """The error for a release that is not supported."""
-    installed = importlib.import_module(library.name).__version__
+    installed = sys.modules[library.name].__version__
     oldest, newest = (".".join(map(str, version)) for version in (library.oldest, library.newest))
     return RuntimeError(
         f"{library.name} {installed} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
