@@ -152,9 +152,9 @@ def test_ten_thousand_switches_leave_nothing(for_one):
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert grown < 50_000 and len(install._enabled) <= 3 and len(install._modules) <= 10
+    assert grown < 50_000 and len(install._enabled) <= 3 and len(install._holders) <= 10
     disable()
-    assert is_pristine() and not install._enabled and not install._modules
+    assert is_pristine() and not install._enabled and not install._holders
 
 
 def test_overlapping_requests_in_threads():

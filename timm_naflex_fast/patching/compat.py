@@ -1,4 +1,4 @@
-"""Whether an installed library is one that we know: its version, the arguments of its methods, and what they read.
+"""Whether an installed library is one that we know: its version, its own methods, their arguments, what they read.
 
 A method that reads another attribute of its module than it used to has gained or lost a setting, and a method that
 nobody calls any more has been superseded. Replacing either would change results without a word, so it is refused.
@@ -13,13 +13,45 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from .library import Library, Replacement
+from .library import Library, Place
 
-Place = tuple[Any, str, Replacement]
-"""A class (or module) of the library, the name of its method (or function), and what takes its place."""
+
+class Slot(Enum):
+    """Whose function stands where a library keeps one that we replace."""
+
+    ORIGINAL = "the library's own"
+    OURS = "ours"
+    ANOTHERS = "another's: a spy, a profiler, a change of the result; perhaps around ours"
+    EMPTY = "nobody's"
+
+
+def slot_of(owner: Any, name: str, library: Library) -> Slot:
+    """Whose function stands there."""
+    function = owner.__dict__.get(name)
+    if function is None:
+        return Slot.EMPTY
+    if function in [replacement.function for replacement in library.replacements.values()]:
+        return Slot.OURS
+    if _defined_in(function).startswith("torch._dynamo."):  # torch.compiler.disable, with which timm decorates some
+        function = function.__wrapped__
+    return Slot.ORIGINAL if _defined_in(function).partition(".")[0] == library.name else Slot.ANOTHERS
+
+
+def _defined_in(function: Any) -> str:
+    """The module in which a function was defined; a wrapper cannot copy that from what it wraps."""
+    return getattr(function, "__globals__", {}).get("__name__", "")
+
+
+def anothers(owner: Any, name: str) -> str:
+    """Whose function stands there, in words."""
+    function = owner.__dict__[name]
+    kind = type(function)
+    who = f"{_defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
+    return f"{owner.__name__}.{name} is not the library's own but {who}"
 
 
 def version_of(library: Library) -> tuple[int, ...]:

@@ -13,17 +13,15 @@ import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..resampling import cache
-from .compat import Place, check, unsupported, version_of
-from .library import Library, count_into, counts, functions, original, originals, originals_of, warn_once
+from .compat import Slot, anothers, check, slot_of, unsupported, version_of
+from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
 from .settings import (
     ATTRIBUTE,
     STOCK,
@@ -36,7 +34,7 @@ from .settings import (
     own_settings,
     parse_settings,
 )
-from .status import NAMES, Status, in_words
+from .status import Status
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
@@ -45,34 +43,9 @@ LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with i
 _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
-# In the order of their making. Strong references to these are held by libraries and by the modules of models.
+# In the order of their making. Only libraries and the modules of models keep them alive.
 _enabled: list[weakref.ref[Enabled]] = []
-_modules: dict[int, weakref.ref[nn.Module]] = {}  # by id: those that have settings of their own, but for copies
-
-
-class Slot(Enum):
-    """Whose function stands where a library keeps one that we replace."""
-
-    ORIGINAL = "the library's own"
-    OURS = "ours"
-    ANOTHERS = "another's: a spy, a profiler, a change of the result; perhaps around ours"
-    EMPTY = "nobody's"
-
-
-def _slot(owner: Any, name: str, library: Library) -> Slot:
-    function = owner.__dict__.get(name)
-    if function is None:
-        return Slot.EMPTY
-    if function in [replacement.function for replacement in library.replacements.values()]:
-        return Slot.OURS
-    if _defined_in(function).startswith("torch._dynamo."):  # torch.compiler.disable, with which timm decorates some
-        function = function.__wrapped__
-    return Slot.ORIGINAL if _defined_in(function).partition(".")[0] == library.name else Slot.ANOTHERS
-
-
-def _defined_in(function: Any) -> str:
-    """The module in which a function was defined; a wrapper cannot copy that from what it wraps."""
-    return getattr(function, "__globals__", {}).get("__name__", "")
+_holders: dict[int, weakref.ref[Any]] = {}  # by id: the libraries and modules that refer to one, but for copies
 
 
 def _entry(name: str) -> Library:
@@ -114,37 +87,14 @@ def _in_use() -> list[Library]:
     return [file.LIBRARY for file in files if file is not None and hasattr(file, "LIBRARY")]  # else half imported
 
 
-def _homes(library: Library) -> Iterator[tuple[Place, bool]]:
-    """What a library has loaded of all that we replace, and whether that is a function, not a method."""
-    for (home, name), replacement in library.replacements.items():
-        module_name, _, cls = home.partition(":")
-        owner = sys.modules.get(module_name)
-        owner = getattr(owner, cls, None) if cls else owner
-        if owner is not None:
-            yield (owner, name, replacement), not cls
-
-
-def _places(library: Library) -> list[Place]:
-    """Every place that may hold ours: a function is also an attribute of the modules that imported it by name."""
-    found: list[Place] = []
-    for (owner, name, replacement), is_function in _homes(library):
-        found.append((owner, name, replacement))
-        for key, module in list(sys.modules.items()) if is_function else ():
-            if key.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
-                function = module.__dict__.get(name)
-                if function is replacement.function or getattr(function, "__globals__", None) is owner.__dict__:
-                    found.append((module, name, replacement))
-    return found
-
-
 def _install(library: Library) -> None:
     todo = []
-    for owner, name, replacement in _places(library):
-        slot = _slot(owner, name, library)
+    for owner, name, replacement in places(library):
+        slot = slot_of(owner, name, library)
         if slot in (Slot.ORIGINAL, Slot.EMPTY):
             todo.append((owner, name, replacement))
         elif slot is Slot.ANOTHERS and (owner, name) not in originals_of(owner):
-            warn_once(f"{_anothers(owner, name)} and stays in force; to put it over ours, call enable() before", 5)
+            warn_once(f"{anothers(owner, name)} and stays in force; to put it over ours, call enable() before", 5)
     check(library, todo)
     for owner, name, replacement in todo:
         originals_of(owner)[owner, name] = owner.__dict__[name]
@@ -152,24 +102,17 @@ def _install(library: Library) -> None:
 
 
 def _uninstall(library: Library) -> None:
-    for owner, name, _ in _places(library):
-        if _slot(owner, name, library) is Slot.OURS and (owner, name) not in originals_of(owner):
+    for owner, name, _ in places(library):
+        if slot_of(owner, name, library) is Slot.OURS and (owner, name) not in originals_of(owner):
             # A module that imported the function from where ours was.
             functions[owner, name] = next(theirs for (_, known), theirs in functions.items() if known == name)
     for (owner, name), theirs in [*originals.items(), *functions.items()]:  # those of reloaded modules too
         if (owner.__module__ if isinstance(owner, type) else owner.__name__).partition(".")[0] == library.name:
-            slot = _slot(owner, name, library)
+            slot = slot_of(owner, name, library)
             if slot is Slot.OURS:
                 setattr(owner, name, theirs)
             if slot in (Slot.OURS, Slot.ORIGINAL):  # else another's wrapper may still call ours
                 del originals_of(owner)[owner, name]
-
-
-def _anothers(owner: Any, name: str) -> str:
-    function = owner.__dict__[name]
-    kind = type(function)
-    who = f"{_defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
-    return f"{owner.__name__}.{name} is not the library's own but {who}"
 
 
 def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
@@ -186,10 +129,10 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     targets: dict[Library, list[nn.Module]] = {}
     classes = {cls for module in model.modules() for cls in type(module).__mro__}
     for library in known:
-        homes = {home.partition(":")[0] for home, _ in library.replacements}
-        if any(cls.__name__ in library.roots and cls.__module__ in homes for cls in classes):
+        modules = {home.partition(":")[0] for home, _ in library.replacements}
+        if any(cls.__name__ in library.roots and cls.__module__ in modules for cls in classes):
             _library(library.name)
-            owners = tuple(owner for (owner, _, _), is_function in _homes(library) if not is_function)
+            owners = tuple(owner for (owner, _, _), is_function in homes(library) if not is_function)
             if inside := [module for module in model.modules() if isinstance(module, owners)]:
                 targets[library] = inside
     if not targets:
@@ -206,33 +149,27 @@ def _enter(enabled: Enabled, settings: Settings, modules: list[nn.Module], libra
         for library in libraries:
             _install(library)
     _enabled.append(weakref.ref(enabled))
-    for module in modules:
-        _modules[id(module)] = weakref.ref(module)  # first: whatever refers to it can be found
-        module.__dict__[ATTRIBUTE] = (enabled, *may_hold(module.__dict__.get(ATTRIBUTE, ())))
-    for library in libraries if not modules else ():
-        library.enabled = (enabled, *may_hold(library.enabled))
+    for holder in modules or libraries:
+        _holders[id(holder)] = weakref.ref(holder)  # first: whatever refers to it can be found
+        vars(holder)[ATTRIBUTE] = (enabled, *may_hold(vars(holder).get(ATTRIBUTE, ())))
     enabled.settings = settings  # from here on it holds, for all of them
     _settle()
 
 
 def _settle() -> None:
     """Drop what has ended, for libraries and models; put ours where it is needed again, take it off where not."""
-    for key, ref in list(_modules.items()):
-        module = ref()
-        left = () if module is None else may_hold(module.__dict__.get(ATTRIBUTE, ()))
-        if module is not None:
-            module.__dict__[ATTRIBUTE] = left
+    for holder in _alive(_holders.values()):
+        vars(holder)[ATTRIBUTE] = left = may_hold(vars(holder).get(ATTRIBUTE, ()))
         if not left:
-            if module is not None:
-                del module.__dict__[ATTRIBUTE]
-            del _modules[key]
+            del vars(holder)[ATTRIBUTE], _holders[id(holder)]
+    for key in [key for key, ref in _holders.items() if ref() is None]:
+        del _holders[key]
     for library in _in_use():
-        library.enabled = may_hold(library.enabled)
-        settings = (library.enabled[0].settings if library.enabled else None) or STOCK
+        settings = own_settings(library) or STOCK
         if library.settings.is_stock and not settings.is_stock:
             _install(library)
         library.settings = settings
-    alive = _alive()
+    alive = _in_force()
     _enabled[:] = map(weakref.ref, alive)
     count_into(alive[-1].counts if alive else Counts())
     for library in _in_use():
@@ -241,8 +178,12 @@ def _settle() -> None:
             _uninstall(library)
 
 
-def _alive() -> list[Enabled]:
-    return [enabled for ref in _enabled if (enabled := ref()) is not None and enabled.settings is not None]
+def _alive(refs: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [found for ref in refs if (found := ref()) is not None]
+
+
+def _in_force() -> list[Enabled]:
+    return [enabled for enabled in _alive(_enabled) if enabled.settings is not None]
 
 
 class Handle:
@@ -347,7 +288,7 @@ def disable(model: nn.Module | None = None) -> None:
     modules, libraries = ([], []) if model is None else _targets(model)
     with _lock:
         if model is None:
-            for enabled in _alive():
+            for enabled in _in_force():
                 enabled.settings = None
             cache.clear_all()
         elif not all(library.settings.is_stock for library in libraries):
@@ -369,73 +310,59 @@ def status(model: nn.Module | None = None) -> Status:
     {}
     """
     modules, libraries = ([], _in_use()) if model is None else _targets(model)
+    replaced: dict[str, str] = {}
+    components: dict[tuple[str, str, str], list[str]] = {}
+    notes: list[str] = []
     with _lock:
         _settle()
-        flags, replaced, components, notes = STOCK, {}, [], []
-        own = next((own for module in modules if (own := own_settings(module)) is not None), None)
+        own = next(filter(None, map(own_settings, modules)), None)
         for library in libraries:
             settings = own or library.settings
-            flags = settings if flags.is_stock else flags
-            impls: dict[str, list[str]] = {}
-            for (owner, name, replacement), _ in _homes(library):
-                slot = _slot(owner, name, library)
+            for (owner, name, replacement), _ in homes(library):
+                slot, mode = slot_of(owner, name, library), getattr(settings, replacement.component)
                 if slot is Slot.OURS:
-                    mode = getattr(settings, replacement.component)
                     impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")
-                    impls.setdefault(replacement.component, []).append(impl)
+                    components.setdefault((library.name, replacement.component, mode), []).append(impl)
                 elif slot is Slot.ANOTHERS:
-                    notes.append(_anothers(owner, name))
-            components += [
-                (f"{library.name}: {NAMES[component]}", in_words(getattr(settings, component), found))
-                for component, found in impls.items()
-            ]
+                    notes.append(anothers(owner, name))
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
-        holding = [(e.model, e.settings or STOCK) for e in _holding()] if model is None else []
+        # Not those that a newer enable() hides in every module that we know of.
+        known = [vars(holder)[ATTRIBUTE] for holder in _alive(_holders.values())]
+        hidden = {e for newest_first in known for e in newest_first[1:]} - {newest[0] for newest in known}
+        models = [] if modules else [e for e in _in_force() if e.model and e not in hidden]
         return Status(
-            flags,
-            tuple(settings for _, settings in holding),
+            own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
+            tuple(enabled.settings or STOCK for enabled in models),
             replaced,
             getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch.__version__,
             dict(counts().calls),
             dict(counts().fallbacks),
-            tuple(name for name, _ in holding),
-            tuple(components),
+            tuple(enabled.model for enabled in models),
+            components,
             tuple(notes),
             "every model" if model is None else f"this {type(model).__name__}",
         )
-
-
-def _holding() -> list[Enabled]:
-    """The settings of models that hold at present: not those which a newer ``enable()`` hides in every known module."""
-    known = [module for ref in _modules.values() if (module := ref()) is not None]
-    hidden = {e for module in known for e in module.__dict__[ATTRIBUTE][1:]}
-    return [e for e in _alive() if e.model and (e not in hidden or any(m.__dict__[ATTRIBUTE][0] is e for m in known))]
 
 
 def snapshot() -> Callable[[], None]:
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
     with _lock:
         _settle()
-        alive = [(enabled, enabled.settings or STOCK) for enabled in _alive()]
-        everywhere = [(library, library.enabled) for library in _in_use()]
-        models = [(module, module.__dict__[ATTRIBUTE]) for ref in _modules.values() if (module := ref()) is not None]
+        before = [(enabled, enabled.settings) for enabled in _in_force()]
+        holders = [(holder, vars(holder)[ATTRIBUTE]) for holder in _alive(_holders.values())]
 
     def put_back() -> None:
         with _lock:
-            for library, _ in everywhere:
-                if any(not settings.is_stock and library.name in enabled.libraries for enabled, settings in alive):
+            for library in _in_use():
+                if any(library.name in enabled.libraries and settings != STOCK for enabled, settings in before):
                     _install(library)
-            for enabled in _alive():
-                enabled.settings = None
-            for enabled, settings in alive:
+            for enabled, settings in [*((new, None) for new in _in_force()), *before]:
                 enabled.settings = settings
-            _enabled[:] = [weakref.ref(enabled) for enabled, _ in alive]
-            for library, kept in everywhere:
-                library.enabled = kept
-            for module, kept in models:
-                _modules[id(module)] = weakref.ref(module)
-                module.__dict__[ATTRIBUTE] = kept
+            _enabled[:] = [weakref.ref(enabled) for enabled, _ in before]
+            for holder, newest_first in holders:
+                _holders[id(holder)] = weakref.ref(holder)
+                vars(holder)[ATTRIBUTE] = newest_first
             _settle()
 
     return put_back

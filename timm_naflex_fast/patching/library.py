@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..resampling.tokens import unusual
-from .settings import STOCK, Counts, Enabled, Settings, mode_of
+from .settings import STOCK, Counts, Settings, mode_of
 
 
 class Replacement(NamedTuple):
@@ -40,9 +42,11 @@ class Library:
     replacements: Mapping[tuple[str, str], Replacement]  # by ("module:Class", method) or ("module:", function)
     copied_methods: Mapping[tuple[str, str], str] = field(default_factory=dict)  # and the attributes they read
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # for ``status()``: on releases before a version
-    enabled: tuple[Enabled, ...] = ()  # for every model, the newest first
-    settings: Settings = STOCK  # those of the newest: they hold for every model that has none of its own
+    settings: Settings = STOCK  # those of the newest ``enable()``, for every model that has none of its own
 
+
+Place = tuple[Any, str, Replacement]
+"""A class (or module) of the library, the name of its method (or function), and what takes its place."""
 
 originals: dict[tuple[Any, str], Callable[..., Any]] = {}
 """The libraries' own methods by (class, name): entered before ours is set, deleted after it is removed."""
@@ -67,6 +71,29 @@ def original(owner: Any, name: str) -> Callable[..., Any]:
 def originals_of(owner: Any) -> dict[tuple[Any, str], Callable[..., Any]]:
     """Where the own functions of a class or module are kept."""
     return originals if isinstance(owner, type) else functions
+
+
+def homes(library: Library) -> Iterator[tuple[Place, bool]]:
+    """What a library has loaded of all that we replace, and whether that is a function, not a method."""
+    for (home, name), replacement in library.replacements.items():
+        module_name, _, cls = home.partition(":")
+        owner = sys.modules.get(module_name)
+        owner = getattr(owner, cls, None) if cls else owner
+        if owner is not None:
+            yield (owner, name, replacement), not cls
+
+
+def places(library: Library) -> list[Place]:
+    """Every place that may hold ours: a function is also an attribute of the modules that imported it by name."""
+    found: list[Place] = []
+    for (owner, name, replacement), is_function in homes(library):
+        found.append((owner, name, replacement))
+        for key, module in list(sys.modules.items()) if is_function else ():
+            if key.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
+                function = module.__dict__.get(name)
+                if function is replacement.function or getattr(function, "__globals__", None) is owner.__dict__:
+                    found.append((module, name, replacement))
+    return found
 
 
 def resolve_impl(

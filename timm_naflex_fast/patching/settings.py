@@ -118,10 +118,10 @@ def mode_of(module: nn.Module | None, component: str, everywhere: Settings) -> s
     return getattr(everywhere if own is None else own, component)
 
 
-def own_settings(module: nn.Module) -> Settings | None:
-    """A module's own settings, None if it has none. May be traced."""
+def own_settings(holder: object) -> Settings | None:
+    """A module's own settings (or a library's), None if it has none. May be traced."""
     # By ``getattr``: the compiler then checks before each call that there still is none; in ``__dict__`` it does not.
-    for enabled in getattr(module, ATTRIBUTE, ()):
+    for enabled in getattr(holder, ATTRIBUTE, ()):
         if enabled is not None and enabled.settings is not None:  # None came out of a pickle
             return enabled.settings
     return None

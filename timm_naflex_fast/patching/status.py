@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from .settings import Settings
 
@@ -15,10 +15,10 @@ class Status:
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of models that have their
     own, ``model_classes`` the classes of these. ``replaced`` maps the libraries' methods to what computes them (empty
-    when nothing is replaced), ``components`` says the same in words. Since the last ``enable()``: ``calls`` counts what
-    computed which component, ``fallbacks`` why a library's own code ran although something else was chosen.
-    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not.
-    ``notes``: sentences on what a user may not expect.
+    when nothing is replaced), ``components`` the same by (library, component, mode). Since the last ``enable()``:
+    ``calls`` counts what computed which component, ``fallbacks`` why a library's own code ran although something else
+    was chosen. Under ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes`` are
+    sentences on what a user may not expect.
     """
 
     flags: Settings
@@ -29,7 +29,7 @@ class Status:
     calls: dict[tuple[str, str], int]
     fallbacks: dict[str, int]
     model_classes: tuple[str, ...] = ()
-    components: tuple[tuple[str, str], ...] = ()
+    components: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     scope: str = "every model"
 
@@ -38,7 +38,8 @@ class Status:
         if not self.replaced:
             nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
             return "\n".join([*lines, nothing, *self.notes])
-        lines += _table([("computed", f"by, in {self.scope}"), *self.components])
+        components = [(f"{key[0]}: {NAMES[key[1]]}", _by(key[2], impls)) for key, impls in self.components.items()]
+        lines += _table([("computed", f"by, in {self.scope}"), *components])
         for name, own in zip(self.model_classes, self.models):
             lines.append(f"one {name} has its own: {', '.join(f'{k}={v}' for k, v in asdict(own).items())}")
         ran = [(f"{component}: {impl}", str(n)) for (component, impl), n in sorted(self.calls.items())]
@@ -51,8 +52,8 @@ class Status:
         return [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
 
 
-def in_words(mode: str, impls: list[str]) -> str:
-    """The mode of a component, and by what else some of its functions are computed: "matmul (2 of 6: grid_sample)"."""
+def _by(mode: str, impls: list[str]) -> str:
+    """By what a component's functions are computed: "matmul (2 of 6: grid_sample)"."""
     others = [f"{impls.count(impl)} of {len(impls)}: {impl}" for impl in sorted(set(impls) - {mode})]
     return f"{mode} ({', '.join(others)})" if others else mode
 

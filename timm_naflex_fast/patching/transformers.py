@@ -8,6 +8,7 @@ they hand over. Ours is right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,9 +27,8 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
-    strategy, tables = resolve_impl(
-        LIBRARY, self, (SIGLIP2, "forward"), pixel_values, inputs=lambda: (self.position_embedding.weight,)
-    )
+    key = SIGLIP2, "forward"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: (self.position_embedding.weight,))
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
@@ -37,13 +37,8 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    strategy, tables = resolve_impl(
-        LIBRARY,
-        self,
-        (COSMOS3, "forward"),
-        pixel_values,
-        inputs=lambda: _in_exported_graph() or (self.position_embedding.weight,),
-    )
+    key = COSMOS3, "forward"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding.weight,))
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
     options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
@@ -53,13 +48,8 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image behind its prefix, as before."""
-    strategy, tables = resolve_impl(
-        LIBRARY,
-        self,
-        (RADIO, "_embed_packed_patches"),
-        pixel_values,
-        inputs=lambda: _in_exported_graph() or (self.position_embedding,),
-    )
+    key = RADIO, "_embed_packed_patches"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding,))
     if strategy == "stock":
         return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
     options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
@@ -75,10 +65,10 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     mode = self.config.interpolate_mode
 
     def inputs() -> tuple[Tensor, ...] | str:
-        reason = _in_exported_graph() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
+        reason = _exported() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
         return reason or (self.position_embedding.weight,)
 
-    strategy, tables = resolve_impl(LIBRARY, self, (HUNYUAN, "forward"), pixel_values, inputs=inputs)
+    strategy, tables = _resolve(self, (HUNYUAN, "forward"), pixel_values, inputs)
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
     patch = self.patch_embedding
@@ -87,6 +77,12 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     options: dict[str, Any] = dict(mode=mode, antialias=False, strategy=strategy)
     tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
     return _add_packed(tokens, table, grid_thw, options, tokens.dtype, one_for_all=True)[None]
+
+
+def _resolve(
+    tower: Any, key: tuple[str, str], pixels: Tensor, inputs: Callable[[], Any]
+) -> tuple[str, tuple[Tensor, ...]]:
+    return resolve_impl(LIBRARY, tower, key, pixels, inputs=inputs)
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -98,7 +94,7 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _in_exported_graph() -> str | None:
+def _exported() -> str | None:
     return "a packed batch in an exported graph" if dispatch.traced_plainly() else None
 
 
