@@ -327,8 +327,8 @@ def status(model: nn.Module | None = None) -> Status:
                     notes.append(anothers(owner, name))
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
         # Not those that a newer enable() hides in every module that we know of.
-        known = [vars(holder)[ATTRIBUTE] for holder in _alive(_holders.values())]
-        hidden = {e for newest_first in known for e in newest_first[1:]} - {newest[0] for newest in known}
+        known = [vars(holder).get(ATTRIBUTE, ()) for holder in _alive(_holders.values())]
+        hidden = {e for newest_first in known for e in newest_first[1:]} - {e for first in known for e in first[:1]}
         models = [] if modules else [e for e in _in_force() if e.model and e not in hidden]
         return Status(
             own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
@@ -350,7 +350,7 @@ def snapshot() -> Callable[[], None]:
     with _lock:
         _settle()
         before = [(enabled, enabled.settings) for enabled in _in_force()]
-        holders = [(holder, vars(holder)[ATTRIBUTE]) for holder in _alive(_holders.values())]
+        holders = [(holder, vars(holder).get(ATTRIBUTE, ())) for holder in _alive(_holders.values())]
 
     def put_back() -> None:
         with _lock:
