@@ -31,10 +31,10 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
-    from ..patching.settings import FLAGS, MODE_VARIABLE, MODES
+    from ..patching.settings import MODE_VARIABLE, MODES, VALID_MODES
 
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
-    for flag, valid in FLAGS.items():
+    for flag, valid in VALID_MODES.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
     several = "what to patch (timm); repeat it for several"
@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
-    from ..patching.settings import FLAGS, default_mode, parse_flags
+    from ..patching.settings import VALID_MODES, default_mode, parse_settings
 
     libraries = options.library or ["timm"]
-    flags = parse_flags(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in FLAGS})
+    flags = parse_settings(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in VALID_MODES})
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
     if flags.pos_embed == "grid_sample" and (others := [name for name in libraries if name != "timm"]):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..tracing import is_dtensor
-from .library import Library, Replacement, original, runs
+from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
 
 QWEN = "torchtitan.models.qwen3_5.vision_encoder:"
 KIMI = "torchtitan.models.kimi_k2_7.vision_encoder:"
@@ -77,7 +77,7 @@ def _impl(home: str, table: Tensor, reason: str | None = None) -> str:
         reason = "torchtitan's type checks"
     replicated = is_dtensor(table) and all(p.is_replicate() for p in table.placements)  # type: ignore[attr-defined]
     looked_at = table.to_local() if replicated else table  # type: ignore[attr-defined]
-    return runs(LIBRARY, None, (home, _NAME), looked_at, unless=reason)
+    return resolve_impl(LIBRARY, None, (home, _NAME), looked_at, inputs=lambda _: reason or ())[0]
 
 
 def _on_each_rank(embeddings: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
@@ -94,17 +94,15 @@ def _original(home: str) -> Callable[..., Tensor]:
     return original(sys.modules[home[:-1]], _NAME)
 
 
-_WHO = {"interpolate_cached": "interpolate_cached", "matmul": "matmul"}
-
 LIBRARY = Library(
     name="torchtitan",
     oldest=(0, 3, 0),
     newest=(0, 3, 0),
     roots=(),
     example="",
-    modes=("stock", *_WHO),
-    table={
-        (QWEN, _NAME): Replacement("pos_embed", qwen_pos_embeds, _WHO),
-        (KIMI, _NAME): Replacement("pos_embed", kimi_pos_embeds, _WHO),
+    modes=("stock", *SAME_RESULT),
+    replacements={
+        (QWEN, _NAME): Replacement("pos_embed", qwen_pos_embeds, SAME_RESULT),
+        (KIMI, _NAME): Replacement("pos_embed", kimi_pos_embeds, SAME_RESULT),
     },
 )
