@@ -93,7 +93,8 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
 
 
 def _spec(embeds: Any, strategy: str) -> ResizeSpec:
-    return _make_spec(
+    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
+    return make(
         embeds.pos_embed_interp_mode,
         getattr(embeds, "pos_embed_antialias", True),
         getattr(embeds, "pos_embed_align_corners", False),
