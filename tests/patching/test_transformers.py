@@ -9,7 +9,6 @@ from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching.compat import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 

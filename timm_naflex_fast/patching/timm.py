@@ -11,6 +11,7 @@ import threading
 from functools import lru_cache, partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import patch_embed as patch_embed_module
 from timm.models import naflexvit
