@@ -9,6 +9,8 @@ from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import transformers as patching_transformers
 from timm_naflex_fast.patching.compat import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
@@ -257,7 +259,7 @@ def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
 def test_packed_towers_stay_with_transformers_where_a_program_is_written(kind, monkeypatch):
     tower = made(kind)
     want = embed(kind, tower)
-    monkeypatch.setattr(transformers, "tracer", lambda: "export")
+    monkeypatch.setattr(patching_transformers, "tracer", lambda: "export")
     with enable(library="transformers"), pytest.warns(UserWarning, match="a packed batch in an exported graph"):
         library.warned.clear()
         assert torch.equal(embed(kind, tower), want)
