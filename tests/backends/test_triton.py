@@ -1,13 +1,14 @@
 """The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
 
 Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file in a process
-of its own. Some of what the interpreter cannot show, a compiler without a GPU can: ``test_kernels_compile``. Neither
-shows races, timing, or CUDA's own rounding of float64 arithmetic.
+of its own. What it cannot show, races and the compiled code, ``test_compiled_kernels.py`` does; neither shows time.
 """
 
 import os
 import subprocess
 import sys
+import threading
+import weakref
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from timm_naflex_fast import enable
 from timm_naflex_fast.backends import operator as operator
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -39,7 +41,15 @@ def small(monkeypatch):
         from timm_naflex_fast.backends import triton_kernels
 
         monkeypatch.setattr(triton_kernels, "STRIPS", tl.constexpr(16))
-        monkeypatch.setattr(matmul_triton, "LONGEST", 96)
+        monkeypatch.setattr(matmul_triton, "LENGTHS", (96, 2048, 4095))
+
+
+@pytest.fixture(autouse=True)
+def trials(request, monkeypatch):
+    """No trial before each kernel, but in the tests of the trial itself: they begin without any."""
+    monkeypatch.setattr(matmul_triton, "_agreed", {})
+    if "trial" not in request.node.name:
+        monkeypatch.setattr(matmul_triton, "agrees", lambda *_: True)
 
 
 def ours(case, embeds, x, coord):
@@ -53,7 +63,7 @@ def check(case, coord=None):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
 @pytest.mark.parametrize(
-    "which", ["test_equals_timm and bilinear and True", pytest.param("test_", marks=pytest.mark.slow)]
+    "which", ["(test_equals_timm and bilinear and True) or trial", pytest.param("test_", marks=pytest.mark.slow)]
 )
 def test_by_the_interpreter(which):
     done = subprocess.run(
@@ -235,29 +245,9 @@ def test_a_coordinate_that_no_grid_can_have_makes_its_sample_nan(value):
     torch.testing.assert_close(got[[0, 2, 3]], want[[0, 2, 3]], atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("antialias, mode", SETTINGS)
-@pytest.mark.parametrize("size", [(5, 5), (3, 32)])
-def test_weights_are_the_cpus_bit_for_bit(antialias, mode, size):
-    bands = matmul_triton._bands(size, ResizeSpec(mode, antialias), torch.device("cpu"), 70)
-    for axis, n0 in enumerate(size):
-        for transposed in (False, True):
-            rows = bands[2 * transposed + axis].tolist()
-            for n in range(1, 71):
-                want = resize_matrix(n, n0, mode, antialias)
-                want = want.t() if transposed else want
-                dense = torch.zeros_like(want)
-                for row in dense:
-                    band = rows.pop(0)
-                    at, first, count = band >> 24 & 0xFFFFFFF, band >> 12 & 0xFFF, band & 0xFFF
-                    row[first : first + count] = bands.weights[at : at + count]
-                    assert count <= band >> 52
-                assert torch.equal(dense, want)
-            assert rows == []
-
-
 @runs
 def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
-    how, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
+    spec, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
     table = torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)
     x, g = BASE.x().to(DEVICE), torch.randn(4, 13, 5, device=DEVICE)
     grids = []
@@ -266,7 +256,7 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
         grids.append(torch.einsum("hy, yxc, wx -> hwc", a_h, table, a_w))
     want = torch.stack([x[i] + grid[coord[i, :, 0], coord[i, :, 1]] for i, grid in enumerate(grids)])
     out = x * 1
-    matmul_triton.add_learned(out, table, coord, how)
+    matmul_triton.add_learned(out, table, coord, spec)
     torch.testing.assert_close(out, want, atol=2e-6, rtol=0)
     grads = [torch.autograd.grad(result, table, g)[0].cpu() for result in (out, want)]
     assert relative(*grads) <= 1e-5
@@ -276,20 +266,11 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
 def test_out_of_place_copies_padding_bit_by_bit():
     table, coord = torch.randn(3, 4, 130, device=DEVICE), BASE.coord().to(DEVICE)
     x = torch.full((4, 13, 130), -0.0, device=DEVICE)
-    out, plan = torch.empty_like(x), matmul_triton.make_plan(coord, x.device, table.shape, ResizeSpec())
+    out, plan = torch.empty_like(x), matmul_triton.read_batch(coord, x.device, table.shape, ResizeSpec())
     matmul_triton.launch_forward(x, out, table, plan, ResizeSpec())
     assert (x == 0).all() and torch.signbit(x).all()
     matmul_triton.launch_forward(x, x, table, plan, ResizeSpec())
     assert torch.equal(out.view(torch.int32), x.view(torch.int32)) and (x != 0).any()
-
-
-def test_a_first_call_in_a_cuda_graph_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(matmul_triton, "_agreed", {})
-    assert matmul_triton._agrees(torch.device("cuda"))
-    assert matmul_triton._agreed == {}  # the next call outside a capture finds out
-    with pytest.raises(RuntimeError, match="run the model once before you capture"):
-        matmul_triton._bands((3, 4), ResizeSpec(), torch.device("cuda"), 8)
 
 
 @runs
@@ -366,24 +347,208 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(operator.on_triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
 
 
+KINDS = ["in place", "copy", "gradient"]
+SHAPE = torch.Size((6, 5, 16))
+
+
 @runs
-def test_kernels_that_err_do_not_serve(monkeypatch):
-    matmul_triton._agreed.clear()
-    assert matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agreed.clear()
-    launch = matmul_triton.launch_forward
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_trial_finds_kernels_right_and_is_made_once(kind, dtype, monkeypatch):
+    like, calls, attempt = torch.zeros(1, 4, 16, dtype=dtype, device=DEVICE), [], matmul_triton._try
+    monkeypatch.setattr(matmul_triton, "_try", lambda *key: calls.append(key) or attempt(*key))
+    assert all(matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind) for _ in range(2))
+    assert calls == [(like.device, dtype, SHAPE, ResizeSpec(), kind)]
+
+
+def err(monkeypatch):
+    """Kernels whose results are off by one in 100,000."""
+    launch, grad = matmul_triton.launch_forward, matmul_triton.table_grad
     monkeypatch.setattr(
         matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
     )
-    with pytest.warns(UserWarning, match="results are not those of the CPU"):
-        assert not matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agreed.clear()
+    monkeypatch.setattr(matmul_triton, "table_grad", lambda *args: grad(*args) * (1 + 5e-5))
+
+
+@runs
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast. Triton's kernels")
+@pytest.mark.parametrize("form", ["eager", "compiled", "compiled, dynamic"])
+@pytest.mark.parametrize("errs", [False, True], ids=["right", "wrong"])
+def test_after_a_trial_that_fails_the_numbers_are_the_cpus(form, errs, monkeypatch):
+    """The exact form runs in the kernels' place: eager or in a graph, of static or dynamic shapes, and backward."""
+    tried, attempt = [], matmul_triton._try
+    monkeypatch.setattr(matmul_triton, "_try", lambda *key: tried.append(key[-1]) or attempt(*key))
+    if DEVICE == "cpu":
+        monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
+    if errs:
+        err(monkeypatch)
+
+    def add(x, table, coord):
+        return add_pos_embed_(x * 1, table, coord)
+
+    if form != "eager":
+        add = torch.compile(add, backend="aot_eager", fullgraph=True, dynamic="dynamic" in form)
+    with monkeypatch.context() as patch:
+        patch.setattr(matmul_triton, "serves", lambda *_: False)
+        want = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 5)
+        more = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 3)
+    for length, expected in ((5, want), (3, more)):
+        for a, b in zip(step(add, DEVICE, length), expected):
+            assert torch.equal(a, b) if errs else relative(a, b) <= 1e-5
+    kinds = {"in place"} if form == "eager" else {"copy"}
+    if not (errs and form == "eager"):  # which stays with the exact form, its gradient too
+        kinds.add("gradient")
+    assert len(tried) == len(kinds) and set(tried) == kinds
+
+
+def step(add, device, batch):
+    generator = torch.Generator().manual_seed(batch)
+    x, table = (
+        torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in ((batch, 13, 5), (3, 4, 5))
+    )
+    out = add(x, table, row_major(([(2, 3), (4, 2), (3, 4)] * 2)[:batch], 13).to(device))
+    grads = torch.autograd.grad(out, [x, table], torch.linspace(-1, 1, out.numel()).view_as(out).to(device))
+    return [t.detach().cpu() for t in (out, *grads)]
+
+
+@runs
+def test_a_failed_trial_warns_once_and_says_why(monkeypatch):
+    err(monkeypatch)
+    like = torch.zeros(1, 4, 16, device=DEVICE)
+    with pytest.warns(UserWarning, match="results are not those of the CPU") as told:
+        found = [matmul_triton.agrees(like, SHAPE, ResizeSpec(), "copy") for _ in range(3)]
+    assert found == [False] * 3 and len(told) == 1
+
+
+@runs
+def test_a_trial_without_memory_is_made_again(monkeypatch):
+    like, read = torch.zeros(1, 4, 16, device=DEVICE), matmul_triton.read_batch
+
+    def no_memory(*_):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(matmul_triton, "read_batch", no_memory)
+    assert not matmul_triton.agrees(like, SHAPE, ResizeSpec(), "copy")
+    monkeypatch.setattr(matmul_triton, "read_batch", read)
+    assert matmul_triton.agrees(like, SHAPE, ResizeSpec(), "copy")
+
+
+def capturing(monkeypatch, now=True):
+    monkeypatch.setattr(matmul_triton, "_in_cuda_graph", lambda device: now)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkeypatch):
+    like = torch.zeros(1, 4, 16, device=DEVICE)
+    capturing(monkeypatch)
+    with pytest.raises(RuntimeError, match="run the model once before you capture"):
+        matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+    assert matmul_triton._agreed == {}  # the next call outside a capture finds out
+    key = (like.device, like.dtype, SHAPE, ResizeSpec(), kind)
+    for agreed in (True, False):
+        monkeypatch.setattr(matmul_triton, "_agreed", {key: agreed})
+        if agreed:
+            assert matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+        else:
+            with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
+                matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+
+
+def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
+    args = (3, 4), ResizeSpec(), torch.device(DEVICE), 8
+    monkeypatch.setattr(matmul_triton, "_pinned", [])
+    capturing(monkeypatch)
+    with pytest.raises(RuntimeError, match="run the model once before you capture"):
+        matmul_triton._bands(*args)
+    capturing(monkeypatch, False)
+    bands = matmul_triton._bands(*args)
+    capturing(monkeypatch)
+    assert matmul_triton._bands(*args) is bands
+    watched = weakref.ref(bands.weights)
+    del bands
+    cache.clear_all()
+    assert watched() is not None
+    matmul_triton._pinned.clear()
+    assert watched() is None
+
+
+def test_what_is_kept_is_allocated_in_a_thread_of_its_own(monkeypatch):
+    """A pool of ``mode="reduce-overhead"`` belongs to the thread that asked for it."""
+    threads, make = [], matmul_triton.make_bands
+    monkeypatch.setattr(
+        matmul_triton, "make_bands", lambda *args: threads.append(threading.current_thread()) or make(*args)
+    )
+    matmul_triton._bands((3, 4), ResizeSpec(), torch.device(DEVICE), 9)
+    assert threads and threads[0] is not threading.current_thread()
+
+
+@runs
+def test_whoever_saved_x_hears_that_it_changed():
+    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
+    for table in (embeds.pos_embed.detach(), embeds.pos_embed):
+        leaf = torch.ones(4, 13, 5, device=DEVICE, requires_grad=True)
+        x = leaf * 1
+        out = x.sin()  # saves x
+        with torch.no_grad():
+            matmul_triton.add_learned(x, table, coord, ResizeSpec())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@runs
+def test_lost_tokens_are_counted():
+    before, coord, table = matmul_triton.lost_tokens(), BASE.coord(), torch.randn(3, 4, 5, device=DEVICE)
+    x = torch.zeros(4, 13, 5, device=DEVICE)
+    matmul_triton.add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    assert matmul_triton.lost_tokens() == before and not x.isnan().any()
+    coord[1, 3] = torch.tensor([-1, 0])  # one token
+    coord[2, 4, 0] = 2000  # all of a sample: longer than any matrix here
+    matmul_triton.add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    assert matmul_triton.lost_tokens() - before == x.isnan().all(2).sum() == 1 + 13
+
+
+@runs
+def test_as_long_as_the_tokens_are_many_none_is_lost():
+    table = torch.randn(3, 4, 2)
+    for sizes in ([(1, 1100)], [(1100, 1)]):
+        coord, want = row_major(sizes), torch.zeros(1, 1100, 2)
+        add_pos_embed_(want, table, coord)
+        got = torch.zeros(1, 1100, 2, device=DEVICE)
+        matmul_triton.add_learned(got, table.to(DEVICE), coord.to(DEVICE), ResizeSpec())
+        torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=0)
+
+
+def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    table = torch.zeros(3, 4, 2)
+    assert [matmul_triton.serves(torch.zeros(1, n, 2), table, ResizeSpec()) for n in (4095, 4096)] == [True, False]
+
+
+@runs
+def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
+    embeds, coord, seen = BASE.embeds(), BASE.coord(), []
+    want = run(stock, BASE, embeds, coord)[0]
+    for name in ("launch_forward", "table_grad"):
+        launch = getattr(matmul_triton, name)
+
+        def look(*args, launch=launch):
+            seen.extend(t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor))
+            return launch(*args)
+
+        monkeypatch.setattr(matmul_triton, name, look)
+    room = torch.empty(4 * 13 * 5 + 1, device=DEVICE)[1:].view(4, 13, 5)
+    room.copy_(BASE.x())
+    table = embeds.pos_embed.detach().to(DEVICE)
+    with torch.no_grad():
+        matmul_triton.add_learned(room, table, coord.to(DEVICE), ResizeSpec(**BASE.how))
+    assert room.data_ptr() % 16 and set(seen) == {0}
+    torch.testing.assert_close(room.cpu(), want, atol=5e-6, rtol=0)
 
 
 @runs
 def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
     if DEVICE == "cpu":
-        monkeypatch.setattr(matmul_triton, "serves", lambda x, table, how: True)
+        monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
     embeds, coord = BASE.embeds(), BASE.coord()
     want, _, want_gp = run(stock, BASE, embeds, coord)
     embeds.to(DEVICE)
@@ -406,38 +571,3 @@ def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
         torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
         assert relative(got_gp[0], want_gp[0]) <= 1e-5
     assert len(launched) == 2
-
-
-POINTERS = dict.fromkeys(("table", "strips", "weights", "x", "g", "out"), "*fp32")
-POINTERS |= dict.fromkeys(("cells", "plan", "heights"), "*i32")
-POINTERS |= dict.fromkeys(("coord", "bands", "bands_y", "bands_x", "seen", "seen_y"), "*i64")
-KERNELS = ["plan_kernel", "strips_kernel", "add_kernel", "strips_grad_kernel", "table_grad_kernel"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled here")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("copy_or_padding", [False, True])
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile(name, copy_or_padding, dtype):
-    """For an H100 (compute capability 9.0), no GPU needed: float32 multiply-adds, no tensor core, bf16 to nearest."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from timm_naflex_fast.backends import triton_kernels
-
-    kernel = getattr(triton_kernels, name)
-    own = dict(W0=32, AR_PRESERVING=True, COPY=copy_or_padding, PADDING=copy_or_padding)
-    fixed = {param.name: own[param.name] for param in kernel.params if param.is_constexpr}
-    tokens = dict.fromkeys(("x", "g", "out") if name == "add_kernel" else ("g",), f"*{dtype}")
-    types = {**POINTERS, **tokens, **dict.fromkeys(fixed, "constexpr")}
-    signature = {key: types.get(key, "i32") for key in kernel.arg_names}
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(key),): value for key, value in fixed.items()})
-    options = dict(num_warps=4, enable_fp_fusion=True)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    assert "mma" not in ptx and "f64" not in ptx
-    if name == "add_kernel" and dtype == "bf16":
-        assert "cvt.rn.bf16" in ptx
-    if name != "plan_kernel":
-        assert ptx.count("fma.rn.f32") >= 16
