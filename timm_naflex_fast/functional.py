@@ -6,17 +6,19 @@ Functions that end in ``_`` add into their first argument in place and return it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .backends import dispatch
 from .identify import identify_resampling
+from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling import matrices
-from .resampling.grids import check_mode, check_size, sizes_on_host
+from .resampling.checks import check_interpolation, check_size
 from .resampling.matrices import ResizeSpec
+from .strategies import STRATEGIES
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -28,9 +30,7 @@ __all__ = [
     "resize_matrix",
 ]
 
-STRATEGIES = ("interpolate_cached", "grid_sample", "matmul")
-Strategy = Literal["interpolate_cached", "grid_sample", "matmul"]
-Mode = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic"]
 Sizes = Tensor | Sequence[Sequence[int]]
 
 
@@ -40,8 +40,8 @@ def add_pos_embed_(
     patch_coord: Tensor | None = None,
     *,
     grid_sizes: Sizes | None = None,
-    strategy: Strategy = "matmul",
-    mode: Mode = "bicubic",
+    strategy: StrategyName = "matmul",
+    mode: Interpolation = "bicubic",
     antialias: bool = True,
     align_corners: bool = False,
     ar_preserving: bool = False,
@@ -78,12 +78,12 @@ def add_pos_embed_(
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
-    how = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
-        dispatch.add(x, (table,), patch_coord, how, strategy)
+        dispatch.add(x, (table,), patch_coord, spec, strategy)
     elif patch_coord is None and grid_sizes is not None:
-        dispatch.add_sizes(x, table, sizes_on_host(grid_sizes, batch=len(x)), how, strategy)
+        dispatch.add_sizes(x, table, grid_sizes, spec, strategy)
     else:
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     return x
@@ -95,7 +95,7 @@ def add_factorized_pos_embed_(
     table_x: Tensor,
     patch_coord: Tensor,
     *,
-    strategy: Strategy = "matmul",
+    strategy: StrategyName = "matmul",
     ar_preserving: bool = False,
 ) -> Tensor:
     """Add a row and a column table, resampled to each sample's grid, to the tokens, in place.
@@ -128,8 +128,8 @@ def add_factorized_pos_embed_(
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
-    how = _how(strategy, "bilinear", False, False, ar_preserving)
-    dispatch.add(x, (table_y, table_x), patch_coord, how, strategy)
+    spec = _spec(strategy, "bilinear", False, False, ar_preserving)
+    dispatch.add(x, (table_y, table_x), patch_coord, spec, strategy)
     return x
 
 
@@ -137,14 +137,14 @@ def resample_pos_embeds(
     table: Tensor,
     grid_sizes: Sizes,
     *,
-    mode: Mode,
+    mode: Interpolation,
     antialias: bool = True,
     align_corners: bool = False,
     ar_preserving: bool = False,
     length: int | None = None,
     padding: Literal["zeros", "first"] = "zeros",
     merge: int = 1,
-    strategy: Strategy = "matmul",
+    strategy: StrategyName = "matmul",
 ) -> Tensor:
     """The position embeddings of a batch of images, packed one after the other or padded to one length.
 
@@ -178,20 +178,20 @@ def resample_pos_embeds(
     _check_table(table)
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
-    how = _how(strategy, mode, antialias, align_corners, ar_preserving)
+    spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    pads = padding == "first"
-    return dispatch.resample_sizes(table, grid_sizes, how, strategy, merge=merge, length=length, pads=pads)
+    first = padding == "first"
+    return dispatch.resample(table, grid_sizes, spec, strategy, merge=merge, length=length, first_cell_in_padding=first)
 
 
 def resample_pos_embed(
     table: Tensor,
     size: tuple[int, int],
     *,
-    mode: Mode = "bicubic",
+    mode: Interpolation = "bicubic",
     antialias: bool = True,
     align_corners: bool = False,
     ar_preserving: bool = False,
@@ -210,10 +210,10 @@ def resample_pos_embed(
     _check_tensors(table=table)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
-    check_size(size)
-    how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
+    h, w = check_size(size)
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    return resample_pos_embeds(table, [(int(size[0]), int(size[1]))], **how).view(*map(int, size), -1)
+    spec = _spec("matmul", mode, antialias, align_corners, ar_preserving)
+    return dispatch.resample(table, [(h, w)], spec, "matmul").view(h, w, -1)
 
 
 def resize_matrix(
@@ -241,18 +241,17 @@ def resize_matrix(
             [0.0000, 0.0000, 0.5000, 0.5000]])
     """
     if mode != "linear":
-        check_mode(mode)
-    check_size((n, n0))
+        check_interpolation(mode)
+    n, n0 = check_size((n, n0))
     return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
-def _how(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
+def _spec(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
-    check_mode(mode)
-    if strategy == "grid_sample":
-        return ResizeSpec(mode, False, align_corners, ar_preserving, "grid_sample")
-    return ResizeSpec(mode, antialias, align_corners, ar_preserving)
+    check_interpolation(mode)
+    sampler = STRATEGIES[strategy].sampler
+    return ResizeSpec(mode, antialias and sampler == "interpolate", align_corners, ar_preserving, sampler)
 
 
 def _check_table(table: Tensor, name: str = "table", *axes: str) -> None:

@@ -87,4 +87,4 @@ def _patches() -> dict[str, Any]:
 
 
 def _tables() -> int:
-    return cache.usage()[0].get("finished tables", 0)
+    return cache.stats()[0].get("resized tables", 0)

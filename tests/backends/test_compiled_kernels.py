@@ -14,8 +14,10 @@ import torch
 from interpreter import HAS_TRITON, INTERPRETED
 from oracles import NEW_TIMM, relative, row_major
 
+from timm_naflex_fast.backends import eager
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.resampling.matrices import ResizeSpec
+from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -48,8 +50,8 @@ def case(table=(6, 8), channels=64, sizes=SIZES, length=18, spec=BICUBIC, dtype=
     if alter:
         alter(coord)
     want = x.clone()
-    matmul_triton._exact_add(want, table, coord, spec)
-    want_grad = matmul_triton._exact_gradient(g, table.shape, coord, spec)
+    eager.add(want, (table,), coord, spec, STRATEGIES["matmul"])
+    want_grad = eager.gradient(g, table.shape, coord, spec)
     facts = matmul_triton.read_batch(coord, x.device, table.shape, spec)
     out = torch.full_like(x, torch.nan) if copy else x.clone()
     matmul_triton.launch_forward(x if copy else out, out, table, facts, spec)

@@ -10,8 +10,7 @@ from oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import operator as operators
-from timm_naflex_fast.backends import portable as plain
+from timm_naflex_fast.backends import operator, portable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
@@ -79,11 +78,11 @@ def test_inductor_forward_and_backward(kind):
 @pytest.mark.slow
 def test_the_plain_operations_compile_with_their_backward():
     table = torch.randn(1, 6, 5, 8, requires_grad=True)
-    coord, how = row_major([(3, 4), (9, 2), (6, 5)]), ResizeSpec("bicubic")
+    coord, spec = row_major([(3, 4), (9, 2), (6, 5)]), ResizeSpec("bicubic")
 
     def add(table):
         x = torch.zeros(3, coord.shape[1], 8)
-        plain.add_learned(x, table, coord, how)
+        portable.add(x, (table,), coord, spec)
         return x
 
     want, got = add(table), torch.compile(add, fullgraph=True)(table)
@@ -104,22 +103,22 @@ def test_autocast_in_a_graph():
 
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])
 def test_operator_passes_opcheck(sampler):
-    how = ("bicubic", sampler == "interpolate", False, False, sampler)
+    spec = ("bicubic", sampler == "interpolate", False, False, sampler)
     x = torch.randn(2, 12, 4, requires_grad=True)
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])
-    torch.library.opcheck(operators.eager.add, (x, table, coord, *how))
-    torch.library.opcheck(operators.eager.grad, (x.detach(), table.detach(), coord, *how))
+    torch.library.opcheck(operator.on_host.add, (x, table, coord, *spec))
+    torch.library.opcheck(operator.on_host.grad, (x.detach().requires_grad_(), coord, 6, 5, *spec))
 
 
 def test_operator_gradients_and_untouched_padding():
     table = torch.randn(1, 6, 5, 4, dtype=torch.float64, requires_grad=True)
-    coord, how = row_major([(3, 4), (6, 5), (2, 2)]), ResizeSpec("bicubic")
+    coord, spec = row_major([(3, 4), (6, 5), (2, 2)]), ResizeSpec("bicubic")
     coord[0] = coord[0].flip(0).roll(12, 0)
     x = torch.full((3, 30, 4), -0.0, dtype=torch.float64)
     want, got = x.clone(), x.clone()
-    plain.add_learned(want, table, coord, how)
-    operators.add_learned(got, table, coord, how)
+    portable.add(want, (table,), coord, spec)
+    operator.add(got, (table,), coord, spec)
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert torch.signbit(got[2, 4:]).all()
     grads = [torch.autograd.grad(out.square().sum(), table)[0] for out in (got, want)]
@@ -237,8 +236,8 @@ def test_interpolate_cached_breaks_the_graph_and_stays_right():
     ("padding", "columns"),
     [("zeros", 3), ("first", 2), *(pytest.param(*p, marks=pytest.mark.slow) for p in (("zeros", 2), ("first", 3)))],
 )
-@pytest.mark.parametrize("how", ["compile", "export"])
-def test_padded_embeddings_from_sizes_in_one_graph(padding, how, columns):
+@pytest.mark.parametrize("spec", ["compile", "export"])
+def test_padded_embeddings_from_sizes_in_one_graph(padding, spec, columns):
     class Embed(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -251,7 +250,7 @@ def test_padded_embeddings_from_sizes_in_one_graph(padding, how, columns):
     model = Embed()
     sizes, other = torch.tensor([[2, 4, 4], [1, 6, 6], [3, 2, 2]]), torch.tensor([[1, 2, 2], [2, 2, 8], [1, 4, 10]])
     sizes, other = sizes[:, 3 - columns :], other[:, 3 - columns :]
-    if how == "compile":
+    if spec == "compile":
         graph = torch.compile(model, backend="aot_eager", fullgraph=True)
     else:
         graph = torch.export.export(model, (sizes,)).module()
@@ -275,9 +274,9 @@ def test_packed_embeddings_from_sizes_in_one_graph():
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["compile", "export"])
+@pytest.mark.parametrize("spec", ["compile", "export"])
 @pytest.mark.parametrize("wrong", [[(3, 4), (7, 3)], [(3, 4), (0, 5)], [(3, 4), (2, 3)]], ids=["long", "empty", "odd"])
-def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
+def test_sizes_that_do_not_fit_are_noticed_in_a_graph(spec, wrong):
     class Embed(torch.nn.Module):
         def __init__(self, merge):
             super().__init__()
@@ -287,7 +286,7 @@ def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
             return resample_pos_embeds(self.table, sizes, mode="bilinear", length=20, merge=self.merge)
 
     model, good, wrong = Embed(2 if wrong[1] == (2, 3) else 1), torch.tensor([(2, 4), (4, 4)]), torch.tensor(wrong)
-    if how == "compile":
+    if spec == "compile":
         graph = torch.compile(model, backend="aot_eager", fullgraph=True)
     else:
         graph = torch.export.export(model, (good,)).module()

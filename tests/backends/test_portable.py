@@ -14,9 +14,9 @@ from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 def ours(case, embeds, x, coord):
     if case.kind == "learned":
-        portable.add_learned(x, embeds.pos_embed, coord, ResizeSpec(**case.how))
+        portable.add(x, (embeds.pos_embed,), coord, case.spec)
     else:
-        portable.add_factorized(x, *tables(embeds), coord, ResizeSpec("linear", ar_preserving=case.ar_preserving))
+        portable.add(x, tuple(tables(embeds)), coord, ResizeSpec("linear", ar_preserving=case.ar_preserving))
     return x
 
 

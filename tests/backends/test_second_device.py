@@ -4,7 +4,6 @@ Each case runs once on the CPU and once with every tensor on the second device. 
 no operator mixes the two devices, and each place where the host waits for the device is known: ``WAITS``.
 """
 
-import sys
 from collections import Counter
 
 import pytest
@@ -13,7 +12,8 @@ from oracles import row_major
 from rotary import AUGMENTED, CLASSES, build
 from second_device import OnDevice, SecondDevice, waits
 
-from timm_naflex_fast.backends import dispatch, triton
+from timm_naflex_fast import tracing
+from timm_naflex_fast.backends import triton
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
     add_pos_embed_,
@@ -32,7 +32,7 @@ REORDERED[3] = REORDERED[3].roll(1, 0)
 @pytest.fixture(autouse=True)
 def plain_class(monkeypatch):
     """The package leaves subclasses of Tensor to PyTorch; here they stand for plain tensors."""
-    monkeypatch.setattr(sys.modules[dispatch.unusual.__module__], "Tensor", OnDevice)
+    monkeypatch.setattr(tracing, "Tensor", OnDevice)
     monkeypatch.setattr(triton, "HAS_TRITON", False)
 
 
@@ -157,24 +157,18 @@ CASES |= {
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = {
     "learned": READS_GRIDS,
-    "learned, second derivatives": READS_GRIDS | {"resampling/dense_resize.py": 8},
-    "learned, second derivatives, reordered": READS_GRIDS | {"resampling/dense_resize.py": 10},
-    "learned, grid_sample, second derivatives": READS_GRIDS | {"resampling/dense_resize.py": 8},
     "factorized, interpolate_cached": READS_GRIDS,
-    "factorized, grid_sample": READS_GRIDS | {"backends/dispatch.py": 1},
+    "factorized, grid_sample": READS_GRIDS | {"backends/eager.py": 1},
     "packed, sizes on the device": READS_GRIDS,
     "rope, mixed": {"rope/grids.py": 1},
 }
 WAITS |= {f"rope, {kind}, {name}": {"rope/grids.py": 1} for kind in AUGMENTED for name in CHANGES}
 
 
-MIXED = pytest.mark.xfail(reason="group_sizes makes the order of blocks on the CPU")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MIXED if "merge" in name else ()) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[dispatch.unusual.__module__], "Tensor", torch.Tensor)
+        patch.setattr(tracing, "Tensor", torch.Tensor)
         want = CASES[name](lambda t: t.clone())
     with SecondDevice(monkeypatch):
         got = CASES[name](lambda t: t.to("cuda"))

@@ -52,8 +52,12 @@ def trials(request, monkeypatch):
         monkeypatch.setattr(matmul_triton, "agrees", lambda *_: True)
 
 
+def add_learned(x, table, coord, spec):
+    matmul_triton.add(x, (table,), coord, spec)
+
+
 def ours(case, embeds, x, coord):
-    matmul_triton.add_learned(x, embeds.pos_embed, coord, ResizeSpec(**case.how))
+    add_learned(x, embeds.pos_embed, coord, case.spec)
 
 
 def check(case, coord=None):
@@ -90,9 +94,9 @@ def test_equals_timm_by_sizes_in_bilinear_mode(length, monkeypatch):
     how = dict(mode="bilinear", length=length, padding="first")
     want_table, got_table = (table.clone().to(device).requires_grad_() for device in ("cpu", DEVICE))
     want = resample_pos_embeds(want_table, sizes, **how)
-    ran, add = [], matmul_triton.add_learned
+    ran, add = [], matmul_triton.add
     monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
-    monkeypatch.setattr(matmul_triton, "add_learned", lambda *a: ran.append(1) or add(*a))
+    monkeypatch.setattr(matmul_triton, "add", lambda *a: ran.append(1) or add(*a))
     got = resample_pos_embeds(got_table, sizes, **how)
     assert ran and relative(got.cpu(), want) <= 2e-6
     weight = torch.randn_like(want)
@@ -256,7 +260,7 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
         grids.append(torch.einsum("hy, yxc, wx -> hwc", a_h, table, a_w))
     want = torch.stack([x[i] + grid[coord[i, :, 0], coord[i, :, 1]] for i, grid in enumerate(grids)])
     out = x * 1
-    matmul_triton.add_learned(out, table, coord, spec)
+    add_learned(out, table, coord, spec)
     torch.testing.assert_close(out, want, atol=2e-6, rtol=0)
     grads = [torch.autograd.grad(result, table, g)[0].cpu() for result in (out, want)]
     assert relative(*grads) <= 1e-5
@@ -303,11 +307,11 @@ def test_strided_tensors_and_other_coordinates(dtype):
 def test_empty(shape):
     x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
     coord = torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE)
-    matmul_triton.add_learned(x, table, coord, ResizeSpec())
+    add_learned(x, table, coord, ResizeSpec())
     assert x.shape == (*shape, 5)
     with torch.no_grad():
         assert matmul_triton.operator_sum(x, table, coord, ResizeSpec()).shape == x.shape
-        grad = matmul_triton.operator_gradient(x, table, coord, ResizeSpec())
+        grad = matmul_triton.operator_gradient(x, table.shape, coord, ResizeSpec())
     assert torch.equal(grad, torch.zeros_like(table))
 
 
@@ -344,7 +348,7 @@ def test_operators_pass_opcheck():
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]  # with dynamic shapes: ten seconds more
     checks += ["test_aot_dispatch_dynamic"] * (not INTERPRETED)
     torch.library.opcheck(operator.on_triton.add, (x, table, coord, *how), test_utils=checks)
-    torch.library.opcheck(operator.on_triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
+    torch.library.opcheck(operator.on_triton.grad, (x.detach(), coord, 2, 1, *how), test_utils=checks)
 
 
 KINDS = ["in place", "copy", "gradient"]
@@ -490,7 +494,7 @@ def test_whoever_saved_x_hears_that_it_changed():
         x = leaf * 1
         out = x.sin()  # saves x
         with torch.no_grad():
-            matmul_triton.add_learned(x, table, coord, ResizeSpec())
+            add_learned(x, table, coord, ResizeSpec())
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 
@@ -499,11 +503,11 @@ def test_whoever_saved_x_hears_that_it_changed():
 def test_lost_tokens_are_counted():
     before, coord, table = matmul_triton.lost_tokens(), BASE.coord(), torch.randn(3, 4, 5, device=DEVICE)
     x = torch.zeros(4, 13, 5, device=DEVICE)
-    matmul_triton.add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
     assert matmul_triton.lost_tokens() == before and not x.isnan().any()
     coord[1, 3] = torch.tensor([-1, 0])  # one token
     coord[2, 4, 0] = 2000  # all of a sample: longer than any matrix here
-    matmul_triton.add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
     assert matmul_triton.lost_tokens() - before == x.isnan().all(2).sum() == 1 + 13
 
 
@@ -514,7 +518,7 @@ def test_as_long_as_the_tokens_are_many_none_is_lost():
         coord, want = row_major(sizes), torch.zeros(1, 1100, 2)
         add_pos_embed_(want, table, coord)
         got = torch.zeros(1, 1100, 2, device=DEVICE)
-        matmul_triton.add_learned(got, table.to(DEVICE), coord.to(DEVICE), ResizeSpec())
+        add_learned(got, table.to(DEVICE), coord.to(DEVICE), ResizeSpec())
         torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=0)
 
 
@@ -540,7 +544,7 @@ def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
     room.copy_(BASE.x())
     table = embeds.pos_embed.detach().to(DEVICE)
     with torch.no_grad():
-        matmul_triton.add_learned(room, table, coord.to(DEVICE), ResizeSpec(**BASE.how))
+        add_learned(room, table, coord.to(DEVICE), BASE.spec)
     assert room.data_ptr() % 16 and set(seen) == {0}
     torch.testing.assert_close(room.cpu(), want, atol=5e-6, rtol=0)
 

@@ -26,7 +26,7 @@ def empty():
 
 
 def nbytes():
-    return cache.usage()[1]
+    return cache.stats()[1]
 
 
 def test_all_kinds_together_stay_below_the_limit(monkeypatch):
@@ -51,22 +51,22 @@ def test_oldest_use_out_first(monkeypatch):
     made = []
     table = torch.zeros(10)
 
-    def build(size):
+    def build(copies, size):
         made.append(size)
         return torch.zeros(1000)
 
     monkeypatch.setattr(cache, "_limit", 3 * 4400 + 1000)
     for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
-        list(cache.finished((table,), [size], "kind", build))
+        list(cache.cached_resized((table,), [size], "kind", build))
     assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    list(cache.finished((table,), [(1, 1)], "kind", build))  # used since (2, 2), so still here
-    list(cache.finished((table,), [(2, 2)], "kind", build))  # the oldest use, so dropped
+    list(cache.cached_resized((table,), [(1, 1)], "kind", build))  # used since (2, 2), so still here
+    list(cache.cached_resized((table,), [(2, 2)], "kind", build))  # the oldest use, so dropped
     assert made[4:] == [(2, 2)]
 
 
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
     monkeypatch.setattr(cache, "_limit", 100)
-    (table,) = cache.finished((torch.zeros(10),), [(1, 1)], "kind", lambda size: torch.ones(1000))
+    (table,) = cache.cached_resized((torch.zeros(10),), [(1, 1)], "kind", lambda copies, size: torch.ones(1000))
     assert len(table) == 1000 and nbytes() == 0
 
 
@@ -98,7 +98,7 @@ def test_disable_frees_everything_and_the_report_says_so():
     table = torch.randn(6, 5, 4)
     for _ in range(3):
         resample_pos_embeds(table, [(3, 4)], mode="bicubic")
-    assert nbytes() > 0 and "1 finished tables" in cache.report() and "of 512 MiB" in cache.report()
+    assert nbytes() > 0 and "1 resized tables" in cache.report() and "of 512 MiB" in cache.report()
     disable()
     assert nbytes() == 0 and not kept_tensors()
 
@@ -135,42 +135,42 @@ def test_every_dtype_and_layout_is_compared_bit_by_bit(dtype, shape, layout):
     views = {"contiguous": whole[:-1].clone(), "transposed": whole.transpose(0, 2), "offset": whole[1:]}
     source, made = views[layout], []
 
-    def build(size):
+    def build(copies, size):
         made.append(size)
         return torch.ones(2)
 
     for _ in range(3):
-        list(cache.finished((source,), [(1, 1)], "kind", build))
+        list(cache.cached_resized((source,), [(1, 1)], "kind", build))
     assert len(made) == 1
     source[-1, -1, -1] += 1
-    list(cache.finished((source,), [(1, 1)], "kind", build))
+    list(cache.cached_resized((source,), [(1, 1)], "kind", build))
     assert len(made) == 2
 
 
 def test_the_report_of_an_empty_cache():
-    assert cache.report() == "0.0 of 512 MiB kept"
+    assert cache.report() == "0.0 of 512 MiB cached"
 
 
 def test_a_source_that_got_another_shape_is_another_one():
     source, made = torch.randn(4, 6), []
     for shape in ((4, 6), (4, 6), (6, 4)):
         source.data = source.data.view(shape)
-        list(cache.finished((source,), [(1, 1)], "kind", lambda size: made.append(size) or torch.ones(2)))
+        list(cache.cached_resized((source,), [(1, 1)], "kind", lambda copies, size: made.append(size) or torch.ones(2)))
     assert len(made) == 2
 
 
 def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch):
     source, made = torch.zeros(1000), []
 
-    def build(size):
+    def build(copies, size):
         made.append(size)
         return torch.zeros(1000)
 
     monkeypatch.setattr(cache, "_limit", 4 * 4500)
-    list(cache.finished((source,), [(1, 1)], "kind", build))
+    list(cache.cached_resized((source,), [(1, 1)], "kind", build))
     for n in range(5):
-        list(cache.finished((source,), [(1, 1)], "kind", build))
-        cache.kept("others")(lambda n: torch.zeros(1000))(n)
+        list(cache.cached_resized((source,), [(1, 1)], "kind", build))
+        cache.cached("others")(lambda n: torch.zeros(1000))(n)
     assert made == [(1, 1)]
 
 
@@ -186,7 +186,7 @@ def test_a_lock_is_held_while_a_process_forks(monkeypatch):
 
 
 def test_what_is_kept_is_built_plainly():
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.no_modes():
         assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
 
@@ -194,20 +194,20 @@ def test_what_is_kept_is_built_plainly():
 def test_the_oldest_table_goes_before_the_contents_that_all_of_them_need(monkeypatch):
     source, made = torch.zeros(100), []
 
-    def build(size):
+    def build(copies, size):
         made.append(size)
         return torch.zeros(1000)
 
     sizes = [(1, 1), (2, 2), (3, 3)]
-    list(cache.finished((source,), sizes, "kind", build))
+    list(cache.cached_resized((source,), sizes, "kind", build))
     monkeypatch.setattr(cache, "_limit", nbytes())
-    cache.kept("others")(lambda n: torch.zeros(100))(1)
-    list(cache.finished((source,), sizes[1:], "kind", build))
+    cache.cached("others")(lambda n: torch.zeros(100))(1)
+    list(cache.cached_resized((source,), sizes[1:], "kind", build))
     assert made == sizes
 
 
 def test_what_is_forgotten_counts_as_never_met():
     table = torch.zeros(3)
-    assert [cache.unchanged((table,)) for _ in range(2)] == [False, True]
-    cache.forget(table)
-    assert [cache.unchanged((table,)) for _ in range(2)] == [False, True]
+    assert [cache.seen_before((table,)) for _ in range(2)] == [False, True]
+    cache.invalidate(table)
+    assert [cache.seen_before((table,)) for _ in range(2)] == [False, True]

@@ -14,14 +14,14 @@ HOW += [("bicubic", a, c) for a in (True, False) for c in (True, False)] + [("li
 
 
 @given(sizes, sizes, st.sampled_from(HOW))
-def test_rows_are_those_of_the_resize_matrix(n, n0, how):
-    mode, antialias, align_corners = how
+def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
+    mode, antialias, align_corners = spec
     if mode == "bilinear" and not antialias:
         n = min(
             n, 124
         )  # beyond, PyTorch resizes the matrix's one-channel basis by a kernel that timm's tables never meet
     want = resize_matrix(n, n0, mode, antialias, align_corners)
-    keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+    keep = dict(interpolation=mode, antialias=antialias, align_corners=align_corners)
     got = axis_weights(torch.arange(n), torch.tensor([n]), n0, **keep)
     exact = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
     # Torch 2.11's build rounds the position in 1-D once instead of twice; those of 2.4 and 2.15 do not.
@@ -35,16 +35,16 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, how):
 def test_taps_are_the_weights_without_antialias(n, n0, mode, align_corners):
     align_corners &= mode != "linear"
     position, length = torch.arange(n), torch.tensor([n])
-    index, values = tap_weights(position, length, n0, mode=mode, align_corners=align_corners)
+    index, values = tap_weights(position, length, n0, interpolation=mode, align_corners=align_corners)
     dense = torch.zeros(n, n0, dtype=torch.float64).scatter_add_(1, index, values)
-    want = axis_weights(position, length, n0, mode=mode, align_corners=align_corners)
+    want = axis_weights(position, length, n0, interpolation=mode, align_corners=align_corners)
     torch.testing.assert_close(dense, want, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_grid_of_the_tables_size_keeps_every_cell(how):
-    mode, antialias, align_corners = how
+@pytest.mark.parametrize("spec", HOW, ids=str)
+def test_a_grid_of_the_tables_size_keeps_every_cell(spec):
+    mode, antialias, align_corners = spec
     for n in (1, 2, 7, 47, 48, 128):
-        keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+        keep = dict(interpolation=mode, antialias=antialias, align_corners=align_corners)
         got = axis_weights(torch.arange(n), torch.tensor([n]), n, **keep)
         assert torch.equal(got, torch.eye(n, dtype=torch.float64))

@@ -17,11 +17,11 @@ EXACT = ["matmul", "interpolate_cached"]
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.float32, torch.float64, torch.float16]
 
 
-def wanted(table, coord, how, ar_preserving=False):
+def wanted(table, coord, spec, ar_preserving=False):
     """Each token's embedding (N, C), float64, from the cell it names in the sample's grid."""
     h, w = (coord.amax(0) + 1).tolist()
     lengths = (max(h, w),) * 2 if ar_preserving else (h, w)
-    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], **how) for a in (0, 1)]
+    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], **spec) for a in (0, 1)]
     return torch.einsum("ni,nj,ijc->nc", *sides, table.double())
 
 
@@ -47,12 +47,12 @@ def test_one_far_coordinate_within_the_limit(strategy, ar_preserving, mode):
     coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(2, 1, 1)
     coord[1, 7] = torch.tensor((70, 60))
     table = torch.randn(6, 7, 3, requires_grad=True)
-    how = dict(mode=mode, antialias=True, align_corners=False)
-    out = add_pos_embed_(torch.zeros(2, 20, 3), table, coord, strategy=strategy, ar_preserving=ar_preserving, **how)
+    options = dict(mode=mode, strategy=strategy, ar_preserving=ar_preserving)
+    out = add_pos_embed_(torch.zeros(2, 20, 3), table, coord, **options)
     weight = torch.randn_like(out)
     grad = torch.autograd.grad((out * weight).sum(), table)[0]
     same = table.detach().double().requires_grad_()
-    want = torch.stack([wanted(same, c, how, ar_preserving) for c in coord])
+    want = torch.stack([wanted(same, c, dict(interpolation=mode, antialias=True), ar_preserving) for c in coord])
     torch.testing.assert_close(out.double(), want, atol=2e-6, rtol=1e-6)
     assert relative(grad, torch.autograd.grad((want * weight).sum(), same)[0]) < 1e-5
 
@@ -164,13 +164,13 @@ def check_coordinates(seed):
         h, w = (cells.amax(0) + 1).tolist()
         n = min(case.length, h * w)
         assert cells[:n].min() >= 0
-        how = dict(mode=case.mode, antialias=case.antialias, align_corners=case.align_corners)
+        options = dict(interpolation=case.mode, antialias=case.antialias, align_corners=case.align_corners)
         if (h, w) == case.table_size:
             want = embeds.pos_embed[0].double()[cells[:n, 0], cells[:n, 1]]
         else:
             table = embeds.pos_embed[0]
             lengths = (max(h, w),) * 2 if case.ar_preserving else (h, w)
-            sides = [axis_weights(cells[:n, a], torch.tensor(lengths[a]), table.shape[a], **how) for a in (0, 1)]
+            sides = [axis_weights(cells[:n, a], torch.tensor(lengths[a]), table.shape[a], **options) for a in (0, 1)]
             want = torch.einsum("ni,nj,ijc->nc", *sides, table.double())
         torch.testing.assert_close(got[sample, :n].double(), x[sample, :n].double() + want, atol=5e-6, rtol=1e-6)
         assert torch.equal(got[sample, n:], x[sample, n:])
@@ -187,7 +187,7 @@ def test_scribbled_coordinates(seed):
 def test_a_long_image_that_has_all_its_tokens_is_no_error_with_ar_preserving(strategy):
     coord, table, new = row_major([(1, 400)]), torch.randn(6, 7, 2), dict(mode="bilinear")
     out = add_pos_embed_(torch.zeros(1, 400, 2), table, coord, strategy=strategy, ar_preserving=True, **new)
-    want = wanted(table, coord[0], dict(antialias=True, align_corners=False, **new), ar_preserving=True)
+    want = wanted(table, coord[0], dict(interpolation="bilinear", antialias=True), ar_preserving=True)
     torch.testing.assert_close(out[0].double(), want, atol=2e-6, rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""The matmul strategy on tables that are not trained: finished tables are kept, and never out of date."""
+"""The matmul strategy on tables that are not trained: resized tables are kept, and never out of date."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def empty_cache():
 
 def add(table, x=None, coord=None):
     coord = CASE.coord() if coord is None else coord
-    return add_pos_embed_(CASE.x() if x is None else x, table, coord, **CASE.how)
+    return add_pos_embed_(CASE.x() if x is None else x, table, coord, **CASE.options)
 
 
 def fresh(table):

@@ -1,10 +1,12 @@
 """Reading the grids of a batch from its coordinates."""
 
+import numpy as np
 import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.resampling.grids import LARGEST, Group, group_grids, sizes_on_host, whole_batch, whole_numbers
+from timm_naflex_fast.resampling.checks import LARGEST
+from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch, whole_numbers
 
 
 def x_for(coord):
@@ -14,31 +16,33 @@ def x_for(coord):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64])
 def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
     coord = row_major([(2, 3), (4, 1), (2, 3), (1, 1)], dtype=dtype)
-    assert group_grids(coord, x_for(coord)) == [
-        Group(2, 3, [0, 2], 6),
-        Group(4, 1, [1], 4),
-        Group(1, 1, [3], 1),
-    ]
+    groups, counts = group_grids(coord, x_for(coord))
+    assert groups == [GridGroup(2, 3, [0, 2], 6), GridGroup(4, 1, [1], 4), GridGroup(1, 1, [3], 1)]
+    assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
 
 
 def test_fewer_tokens_than_cells():
     coord = row_major([(2, 3)])[:, [0, 1, 2, 3, 4]]
     coord[0, 4] = torch.tensor([1, 2])
-    (group,) = group_grids(coord, x_for(coord))
-    assert (group.h, group.w, group.tokens) == (2, 3, 5) and group.cells.tolist() == [0, 1, 2, 3, 5]
+    (group,), _ = group_grids(coord, x_for(coord))
+    assert (group.h, group.w, group.tokens) == (2, 3, 5) and group.cell_of_token.tolist() == [0, 1, 2, 3, 5]
 
 
 def test_reordered_samples_stand_alone():
     coord = row_major([(2, 2), (2, 2)])
     coord[1] = coord[1].flip(0)
-    regular, reordered = group_grids(coord, x_for(coord))
-    assert regular == Group(2, 2, [0], 4)
-    assert reordered.samples == [1] and reordered.cells.tolist() == [3, 2, 1, 0]
+    (regular, reordered), counts = group_grids(coord, x_for(coord))
+    assert regular == GridGroup(2, 2, [0], 4)
+    assert reordered.samples == [1] and reordered.cell_of_token.tolist() == [3, 2, 1, 0]
+    assert counts == [(4, 0), (4, 0)]
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
 def test_empty_batches(shape):
-    assert group_grids(torch.zeros(*shape, 2, dtype=torch.long), torch.zeros(*shape, 3)) == []
+    assert group_grids(torch.zeros(*shape, 2, dtype=torch.long), torch.zeros(*shape, 3)) == (
+        [],
+        [(0, shape[1])] * shape[0],
+    )
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
@@ -52,7 +56,7 @@ def test_coordinates_that_name_no_cell(value):
 def test_negative_padding_past_the_grid_is_padding():
     coord = row_major([(2, 2)], length=6)
     coord[0, 4:] = -1
-    assert group_grids(coord, x_for(coord)) == [Group(2, 2, [0], 4)]
+    assert group_grids(coord, x_for(coord)) == ([GridGroup(2, 2, [0], 4)], [(4, 2)])
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(2, 4, 2, dtype=torch.bool), torch.zeros(2, 4, 2, dtype=torch.complex64)])
@@ -62,8 +66,8 @@ def test_dtypes_that_are_no_coordinates(bad):
 
 
 def test_whole_batch():
-    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == [Group(2, 3, [0, 1], 6)]
-    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == [Group(2, 3, [], 6)]
+    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1], 6)], [(6, 0)] * 2)
+    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [], 6)], [])
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))
 
@@ -77,9 +81,10 @@ def test_sizes_that_are_none(wrong):
 def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
     coord = row_major([(2, 3), (2, 3)], length=10)
     coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [-1, 1], [1, -2]])
-    regular, other = group_grids(coord, x_for(coord), pads=True)
-    assert regular == Group(2, 3, [0], 6, pads=True)
-    assert other.samples == [1] and other.cells.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 0]
+    (regular, other), counts = group_grids(coord, x_for(coord), embeds_padding=True)
+    assert regular == GridGroup(2, 3, [0], 6, embeds_padding=True)
+    assert other.samples == [1] and other.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 0]
+    assert counts == [(6, 4), (10, 0)]
 
 
 def only(y, x, tokens):
@@ -89,17 +94,26 @@ def only(y, x, tokens):
 
 
 def test_how_many_cells_a_grid_may_have():
-    assert len(group_grids(*only(64, 63, 1))) == 1  # 65 x 64 = 64 * 1 + 4096
+    assert len(group_grids(*only(64, 63, 1))[0]) == 1  # 65 x 64 = 64 * 1 + 4096
     with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
         group_grids(*only(18, 218, 1))
-    assert len(group_grids(*only(0, 499, 4))) == 1
+    assert len(group_grids(*only(0, 499, 4))[0]) == 1
     with pytest.raises(ValueError, match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"):
-        group_grids(*only(0, 499, 4), squares=True)
+        group_grids(*only(0, 499, 4), whole_square=True)
     coord = row_major([(1, 500)])
-    assert len(group_grids(coord, x_for(coord), squares=True)) == 1  # no token is missing
+    assert len(group_grids(coord, x_for(coord), whole_square=True)[0]) == 1  # no token is missing
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_floats_that_no_integer_can_hold(dtype):
     coord = torch.tensor([3.0, -1e30, float("-inf"), float("nan"), 1e30, float("inf")]).to(dtype)
     assert whole_numbers(coord).tolist() == [3, -1, -1, -1, LARGEST + 1, LARGEST + 1]
+
+
+def test_sizes_of_other_libraries():
+    for sizes in (np.array([(3, 4), (4, 5)]), [(np.int64(3), np.int32(4)), (4, 5)], np.array([(1, 3, 4), (1, 4, 5)])):
+        found = sizes_on_host(sizes, batch=2)
+        assert found == [(1, 3, 4), (1, 4, 5)] and all(type(n) is int for size in found for n in size)
+    for wrong in (np.array([(3.0, 4.0)]), np.array([(True, True)]), np.array(4), "34", 34, [3, 4], None):
+        with pytest.raises(ValueError, match="grid_sizes must hold"):
+            sizes_on_host(wrong)

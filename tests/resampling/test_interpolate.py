@@ -12,7 +12,7 @@ from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed
 
 def ours(case, embeds, x, coord):
     if case.kind == "learned":
-        return add_pos_embed_(x, embeds.pos_embed, coord, strategy="interpolate_cached", **case.how)
+        return add_pos_embed_(x, embeds.pos_embed, coord, strategy="interpolate_cached", **case.options)
     add = add_factorized_pos_embed_
     return add(x, *tables(embeds), coord, strategy="interpolate_cached", ar_preserving=case.ar_preserving)
 

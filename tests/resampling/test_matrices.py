@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import cell_weights
+from oracles import cell_weights, reference
 
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
 from timm_naflex_fast.resampling.matrices import (
@@ -13,7 +13,6 @@ from timm_naflex_fast.resampling.matrices import (
     affine_positions,
     axis_matrix,
     cell_positions,
-    reference,
     taps,
 )
 
@@ -72,10 +71,10 @@ def test_unknown_mode_names_the_valid_ones():
 @given(sizes, sizes, st.integers(1, 20), st.integers(1, 20), modes, st.booleans(), st.booleans())
 def test_resample_pos_embed_is_interpolate(h, w, rows, cols, mode, antialias, align_corners):
     table = torch.randn(rows, cols, 3, dtype=torch.float64)
-    how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+    spec = dict(mode=mode, antialias=antialias, align_corners=align_corners)
     # In timm's layout: a contiguous (1, C, H, 1) image passes for channels-last and comes back wrong (torch 2.15).
-    want = F.interpolate(table[None].permute(0, 3, 1, 2), size=(h, w), **how)[0].permute(1, 2, 0)
-    torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want, atol=1e-12, rtol=0)
+    want = F.interpolate(table[None].permute(0, 3, 1, 2), size=(h, w), **spec)[0].permute(1, 2, 0)
+    torch.testing.assert_close(resample_pos_embed(table, (h, w), **spec), want, atol=1e-12, rtol=0)
 
 
 @given(sizes, sizes)
@@ -88,12 +87,12 @@ def test_older_and_newer_timm_sample_at_the_same_positions(n, more):
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
 def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
-    how = ResizeSpec(mode, False, False, False, sampler, (9, 9))
-    want = axis_matrix(0, 5, 7, 6, how)
+    spec = ResizeSpec(mode, False, False, False, sampler, (9, 9))
+    want = axis_matrix(0, 5, 7, 6, spec)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
-            got = axis_matrix(0, 5, 7, 6, how)
+            got = axis_matrix(0, 5, 7, 6, spec)
     finally:
         torch.set_default_dtype(torch.float32)
     assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)
@@ -102,33 +101,36 @@ def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode
 # ---- the same weighted sum, four ways ----
 
 
-def as_loop(table, sizes, how):
+def as_loop(table, sizes, spec):
     out = []
     for h, w in sizes:
-        weights = cell_weights(h, w, table.shape[:2], how)
+        weights = cell_weights(h, w, table.shape[:2], spec)
         cells = table.flatten(0, 1)
         out.append(torch.stack([sum(k * cells[i] for i, k in enumerate(row) if k != 0) for row in weights]))
     return out
 
 
-def as_grouped_conv1d(table, sizes, how):
+def as_grouped_conv1d(table, sizes, spec):
     """One conv1d whose groups are samples; a group's kernels are its grid cells, as long as the table has cells."""
     cells = table.flatten(0, 1).t()  # (C, H0*W0): channels are the batch, table cells the signal
     longest = max(h * w for h, w in sizes)
-    kernels = [F.pad(k, (0, 0, 0, longest - len(k))) for k in (cell_weights(*s, table.shape[:2], how) for s in sizes)]
+    kernels = [F.pad(k, (0, 0, 0, longest - len(k))) for k in (cell_weights(*s, table.shape[:2], spec) for s in sizes)]
     signal = cells[:, None].expand(-1, len(sizes), -1)
     out = F.conv1d(signal, torch.cat(kernels)[:, None], groups=len(sizes))  # (C, S*longest, 1)
     return [o.t()[: h * w] for o, (h, w) in zip(out[..., 0].split(longest, 1), sizes)]
 
 
-def as_frozen_1x1(table, sizes, how):
+def as_frozen_1x1(table, sizes, spec):
     """Table cells as input channels of a 1x1 convolution over the embedding's channels."""
     signal = table.flatten(0, 1)[None, :, :, None]  # (1, H0*W0, C, 1)
-    return [F.conv2d(signal, cell_weights(*s, table.shape[:2], how)[:, :, None, None])[0, :, :, 0] for s in sizes]
+    return [F.conv2d(signal, cell_weights(*s, table.shape[:2], spec)[:, :, None, None])[0, :, :, 0] for s in sizes]
 
 
-def as_matmul(table, sizes, how):
-    return [resample_pos_embed(table, size, mode=how.mode, antialias=how.antialias).flatten(0, 1) for size in sizes]
+def as_matmul(table, sizes, spec):
+    return [
+        resample_pos_embed(table, size, mode=spec.interpolation, antialias=spec.antialias).flatten(0, 1)
+        for size in sizes
+    ]
 
 
 @given(
@@ -139,17 +141,17 @@ def as_matmul(table, sizes, how):
     st.booleans(),
 )
 def test_four_forms_agree(rows, cols, grids, mode, antialias):
-    table, how = torch.randn(rows, cols, 3), ResizeSpec(mode, antialias)
-    want = as_loop(table, grids, how)
+    table, spec = torch.randn(rows, cols, 3), ResizeSpec(mode, antialias)
+    want = as_loop(table, grids, spec)
     for form in (as_grouped_conv1d, as_frozen_1x1, as_matmul):
-        for got, expected in zip(form(table, grids, how), want):
+        for got, expected in zip(form(table, grids, spec), want):
             torch.testing.assert_close(got, expected, atol=1e-6 * max(1.0, table.abs().max().item()), rtol=0)
 
 
 @pytest.mark.parametrize("ar_preserving", [True, False])
 def test_the_reference_is_the_definition(ar_preserving):
-    table, how = torch.randn(7, 5, 3, dtype=torch.float64), ResizeSpec("bicubic", ar_preserving=ar_preserving)
-    want = cell_weights(4, 9, (7, 5), how).double() @ table.flatten(0, 1)
-    torch.testing.assert_close(reference(table, (4, 9), how).flatten(0, 1), want, atol=5e-6, rtol=0)
+    table, spec = torch.randn(7, 5, 3, dtype=torch.float64), ResizeSpec("bicubic", ar_preserving=ar_preserving)
+    want = cell_weights(4, 9, (7, 5), spec).double() @ table.flatten(0, 1)
+    torch.testing.assert_close(reference(table, (4, 9), spec).flatten(0, 1), want, atol=5e-6, rtol=0)
     got = resample_pos_embed(table, (4, 9), ar_preserving=ar_preserving)
-    torch.testing.assert_close(got, reference(table, (4, 9), how), atol=1e-12, rtol=0)
+    torch.testing.assert_close(got, reference(table, (4, 9), spec), atol=1e-12, rtol=0)

@@ -4,17 +4,18 @@ import pytest
 import torch
 from checks import HALF, as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given
-from oracles import BASE, NEW_TIMM, Case, cases, relative, row_major, stock, tables
+from oracles import BASE, NEW_TIMM, Case, cases, reference, relative, row_major, stock, tables
 
-from timm_naflex_fast.backends import dispatch
+from timm_naflex_fast.backends import eager
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.resampling.grids import group_grids, token_counts
-from timm_naflex_fast.resampling.matrices import ResizeSpec, reference
+from timm_naflex_fast.resampling.grids import group_grids
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+from timm_naflex_fast.strategies import STRATEGIES
 
 
 def ours(case, embeds, x, coord):
     if case.kind == "learned":
-        return add_pos_embed_(x, embeds.pos_embed, coord, **case.how)
+        return add_pos_embed_(x, embeds.pos_embed, coord, **case.options)
     return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
 
 
@@ -57,16 +58,16 @@ def test_factorized_equals_timm_forward_and_gradients(case):
     assert torch.equal(got_gx, want_gx)
 
 
-def add_in_float64(x, tables, coord, how):
-    groups = group_grids(coord, x, pads=how.sampler != "interpolate")
-    dispatch.add_groups(x, tuple(tables), groups, token_counts(groups, x), how, "matmul", torch.float64)
+def add_in_float64(x, tables, coord, spec):
+    groups, counts = group_grids(coord, x, embeds_padding=spec.embeds_padding)
+    eager.add_groups(x, tuple(tables), groups, counts, spec, STRATEGIES["matmul"], torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("table", [(6, 5), (40, 33)], ids=["dense", "taps"])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_gradcheck_learned(mode, table, antialias):
-    how = ResizeSpec(mode, antialias, False, table == (6, 5))
+    spec = ResizeSpec(mode, antialias, False, table == (6, 5))
     coord = row_major([(3, 4), (7, 2), (3, 4)])
     coord[1] = coord[1].flip(0)  # and one sample whose tokens are reordered
     values = torch.randn(1, *table, 2, dtype=torch.float64, requires_grad=True)
@@ -74,7 +75,7 @@ def test_gradcheck_learned(mode, table, antialias):
 
     def f(x, values):
         out = x * 1
-        add_in_float64(out, (values,), coord, how)
+        add_in_float64(out, (values,), coord, spec)
         return out
 
     assert torch.autograd.gradcheck(f, (x, values), fast_mode=table != (6, 5))

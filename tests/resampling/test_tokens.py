@@ -4,8 +4,9 @@ import pytest
 import torch
 from oracles import row_major
 
-from timm_naflex_fast.resampling.grids import group_grids, token_counts
-from timm_naflex_fast.resampling.tokens import Tokens, check_writable, unusual
+from timm_naflex_fast.resampling.checks import check_writable
+from timm_naflex_fast.resampling.grids import group_grids
+from timm_naflex_fast.resampling.tokens import BLOCK, PairwiseSum, Tokens
 
 
 def by_loop(x, coord, group):
@@ -16,7 +17,7 @@ def by_loop(x, coord, group):
             y, col = coord[sample, token].tolist()
             if token < group.tokens:
                 total[y * group.w + col] += x[sample, token].double()
-            elif group.pads:
+            elif group.embeds_padding:
                 total[0] += x[sample, token].double()
     return total
 
@@ -32,11 +33,11 @@ def test_sums_are_those_of_a_loop(pads, order, length):
             n = min(h * w, coord.shape[1])
             coord[sample, : n - 1] = coord[sample, : n - 1].flip(0)  # the last stays: it tells the size of a whole grid
     x = torch.randn(len(sizes), coord.shape[1], 3)
-    groups = group_grids(coord, x, pads=pads)
-    tokens = Tokens.of(x, token_counts(groups, x))
+    groups, counts = group_grids(coord, x, embeds_padding=pads)
+    tokens = Tokens.split(x, counts)
     assert sum(len(group.samples) for group in groups) == len(sizes)
     for group in groups:
-        assert (group.cells is not None) == (order == "reordered")
+        assert (group.cell_of_token is not None) == (order == "reordered")
         want = by_loop(x, coord, group)
         torch.testing.assert_close(tokens.sum(group, torch.float32).double(), want, atol=1e-5, rtol=0)
 
@@ -54,14 +55,27 @@ def test_what_may_be_written_to():
         check_writable(x)
 
 
-def test_forward_mode_differentiation_is_unusual():
-    assert unusual(torch.zeros(2)) is None
-    with torch.autograd.forward_ad.dual_level():
-        assert unusual(torch.zeros(2)) == unusual() == "forward-mode differentiation"
-
-
 def test_padding_in_half_precision_is_summed_in_float32():
     coord, x = row_major([(1, 1)], length=1002), torch.ones(1, 1002, 2, dtype=torch.bfloat16)
-    (group,) = group_grids(coord, x, pads=True)
-    total = Tokens.of(x, token_counts([group], x)).sum(group, torch.float32)
+    (group,), counts = group_grids(coord, x, embeds_padding=True)
+    total = Tokens.split(x, counts).sum(group, torch.float32)
     assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16
+
+
+@pytest.mark.parametrize("samples", [1, BLOCK, BLOCK + 1, 5000])
+def test_a_long_sum_does_not_drift(samples):
+    x = torch.full((samples, 1, 1), 0.1)
+    (group,), counts = group_grids(row_major([(1, 1)] * samples), x)
+    for copy in (False, True):
+        total = Tokens.split(x, counts).sum(group, torch.float32, copy)
+        assert abs(total.item() / (samples * x[0].double().item()) - 1) <= 1e-6
+        assert copy <= (total.data_ptr() != x.data_ptr())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 5000])
+def test_a_pairwise_sum_does_not_drift(parts):
+    total = PairwiseSum()
+    for _ in range(parts):
+        total.add(torch.full((1,), 0.1))
+        assert len(total._sums) <= 13
+    assert abs(total.total().item() / (parts * torch.tensor(0.1).double().item()) - 1) <= 1e-6

@@ -5,13 +5,13 @@ import torch
 from checks import run
 from oracles import Case, relative, row_major, stock, tables
 
-from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
     add_pos_embed_,
     resample_pos_embed,
     resample_pos_embeds,
 )
+from timm_naflex_fast.strategies import STRATEGIES
 
 EXACT = ["matmul", "interpolate_cached"]
 KINDS = ["learned", "factorized"]
@@ -173,13 +173,10 @@ def test_what_is_padding_is_not_looked_at(strategy, kind, padding):
     assert relative(got, want) <= 2e-6
 
 
-def test_no_form_but_the_chosen_one_runs(monkeypatch):
-    case = case_of("learned")
-    ran = []
-    table = {
-        key: lambda *a, key=key, make=make, **k: ran.append(key) or make(*a, **k)
-        for key, make in dispatch._RESAMPLE.items()
-    }
-    monkeypatch.setattr(dispatch, "_RESAMPLE", table)
+def test_no_strategy_but_the_chosen_one_runs(monkeypatch):
+    case, ran = case_of("learned"), []
+    for name, strategy in STRATEGIES.items():
+        resample = lambda *a, name=name, resample=strategy.resample: ran.append(name) or resample(*a)
+        monkeypatch.setattr(strategy, "resample", resample, raising=False)
     add(case, case.embeds(), case.x() * 1, case.coord(), "matmul")
-    assert ran == [("matmul", 1)]
+    assert ran == ["matmul"]

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import einx
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.backends import dispatch
+from timm_naflex_fast.patching import library
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
@@ -84,7 +85,12 @@ class Case:
         return row_major(self.sizes, self.length, dtype)
 
     @property
-    def how(self) -> dict[str, Any]:
+    def spec(self) -> ResizeSpec:
+        kind = dict(antialias=self.antialias, align_corners=self.align_corners, ar_preserving=self.ar_preserving)
+        return ResizeSpec(self.mode, **kind)
+
+    @property
+    def options(self) -> dict[str, Any]:
         return dict(
             mode=self.mode,
             antialias=self.antialias,
@@ -151,11 +157,17 @@ def truth(case: Case, embeds: Any) -> Tensor:
     return out
 
 
-def cell_weights(h: int, w: int, table_size: tuple[int, int], how: ResizeSpec) -> Tensor:
+def reference(table: Tensor, size: tuple[int, int], spec: ResizeSpec) -> Tensor:
+    """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
+    matrices = (axis_matrix(axis, *size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
+    return einx.dot("h h0, w w0, h0 w0 c -> h w c", *matrices, table)
+
+
+def cell_weights(h: int, w: int, table_size: tuple[int, int], spec: ResizeSpec) -> Tensor:
     """(h*w, H0*W0): the weight of every table cell in every grid cell."""
-    if (h, w) == tuple(table_size) and how.sampler == "interpolate":
+    if (h, w) == tuple(table_size) and spec.copies_own_size:
         return torch.eye(h * w)
-    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], how) for axis in (0, 1))
+    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], spec) for axis in (0, 1))
     return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
@@ -198,9 +210,9 @@ def embed(model, batch=BATCH):
 
 def uses(model) -> str:
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
-    before = dispatch.calls.copy()
+    before = library.calls.copy()
     got = embed(model)
-    ran = {who for (step, who), count in dispatch.calls.items() if step == "pos_embed" and count > before[step, who]}
+    ran = {who for (step, who), count in library.calls.items() if step == "pos_embed" and count > before[step, who]}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():
@@ -211,8 +223,8 @@ def uses(model) -> str:
 
 
 def finished_tables() -> int:
-    """How many finished tables are kept."""
-    return cache.usage()[0].get("finished tables", 0)
+    """How many resized tables are kept."""
+    return cache.stats()[0].get("resized tables", 0)
 
 
 def kept_tensors() -> list[Tensor]:
@@ -221,7 +233,9 @@ def kept_tensors() -> list[Tensor]:
     def tensors(value: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             return [value]
-        parts = value if isinstance(value, tuple) else getattr(value, "contents", ())
+        parts = (
+            value if isinstance(value, tuple) else (*value.bits, *value.made.values()) if hasattr(value, "made") else ()
+        )
         return [tensor for part in parts for tensor in tensors(part)]
 
     return tensors(tuple(cache._entries.values()))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from version_matrix import made
 
-from timm_naflex_fast.backends import dispatch
+from timm_naflex_fast.patching import library
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
@@ -29,7 +29,7 @@ FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child 
 
 
 class Calls(Counter):
-    """``dispatch.calls``, which also counts into ``seen``."""
+    """``library.calls``, which also counts into ``seen``."""
 
     def __setitem__(self, key, value):
         if value > self.get(key, 0):
@@ -67,7 +67,7 @@ def write_outcome(red: list[str], green: list[str]) -> None:
 
 def watch() -> None:
     """Count into ``seen`` from now on."""
-    dispatch.calls = Calls(dispatch.calls)
+    library.calls = Calls(library.calls)
 
 
 @contextmanager
@@ -109,9 +109,6 @@ def watch_a_child() -> None:
 
 def force_stock() -> None:
     """Let the dispatcher hand every call to the library's own code, as a plugin that does nothing would."""
-    # Imported here: where this module is imported in a child, that import calls ``watch_a_child``.
-    from timm_naflex_fast.patching import library
-
     decide = library.decide
 
     def stock(*arguments: Any, **named: Any) -> tuple[str, str | None]:

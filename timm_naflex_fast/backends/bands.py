@@ -83,12 +83,12 @@ def _entries(axis: int, n0: int, spec: ResizeSpec, longest: int) -> Entries:
 def _resize(combs: Tensor, n: int, spec: ResizeSpec) -> Tensor:
     """Signals (K, n0) resized to (n, K), as ``axis_matrix`` resizes unit vectors."""
     if spec.sampler == "interpolate":
-        options = dict(mode=spec.mode, antialias=spec.antialias, align_corners=spec.align_corners)
+        options = dict(mode=spec.interpolation, antialias=spec.antialias, align_corners=spec.align_corners)
         return F.interpolate(combs[None, None], size=(len(combs), n), **options)[0, 0].t()  # type: ignore[arg-type]
     y = cell_positions(n, spec.align_corners)
     where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
     sampled = F.grid_sample(
-        combs[None, :, :, None], where, mode=spec.mode, padding_mode="border", align_corners=spec.align_corners
+        combs[None, :, :, None], where, mode=spec.interpolation, padding_mode="border", align_corners=spec.align_corners
     )
     return sampled[0, :, :, 0].t()
 

@@ -1,4 +1,7 @@
-"""The matmul strategy in plain tensor operations that read nothing back to the host: one graph for every grid.
+"""The backend of plain tensor operations, which reads nothing back to the host: one graph for every grid.
+
+``torch.export`` and ``torch.jit.trace`` record these operations, so that a program runs without this package; and
+``torch.func`` transforms them.
 
 Each token needs ``sum_ij a[i] b[j] P[i, j]``. To share the first contraction, a sample's tokens are sorted along the
 shorter axis of its grid ("lines") and cut into blocks of at most ``BLOCK`` tokens of one line, which fit a layout whose
@@ -14,29 +17,36 @@ cannot know under which autocast and TF32 flags it will run, and those leave flo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..resampling.closed_form import axis_weights, tap_weights
+from ..resampling.grids import whole_numbers
 from ..resampling.matrices import ResizeSpec
 
 BLOCK = 16
 
 
 class Grids(NamedTuple):
-    """The batch's grids on the device: per sample (B, 1), per token (B, N)."""
+    """The batch's grids on the device: per sample (B, 1), per token (B, N).
+
+    ``y`` and ``x`` name each token's cell. ``embedded`` tokens get an embedding; those that are ``wrong`` get NaN,
+    where the host would have raised an error.
+    """
 
     h: Tensor
     w: Tensor
     y: Tensor
     x: Tensor
-    in_grid: Tensor
+    embedded: Tensor
+    wrong: Tensor
 
 
-class Plan(NamedTuple):
+class SlotLayout(NamedTuple):
     """The slots of the tokens: Q blocks per sample, BLOCK slots per block; empty slots name token 0.
 
     ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
@@ -48,77 +58,116 @@ class Plan(NamedTuple):
     by_column: Tensor
 
 
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
+def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
+    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``.
 
     Tokens may come in any order, and up to three quarters of a grid's tokens may be missing. If more are missing, the
-    layout has no room for some tokens, which get NaN, never a wrong number.
+    layout has no room for some tokens, which get NaN, never a wrong number. So do tokens with a negative or non-finite
+    coordinate, and those of a grid with far more cells than there are tokens.
     """
     if x.shape[1] == 0:
         return
-    table, grids = table.reshape(table.shape[-3:]), read_grids(patch_coord, how)
-    if how.sampler != "interpolate":  # the same positions and weights as F.interpolate's, without antialiasing
-        how = ResizeSpec(how.mode, False, how.align_corners, how.ar_preserving, how.sampler)
-    cells = (_by_taps if few_taps(table, how) else _by_blocks)(table, grids, how)
-    add_in_grid(x, cells.to(x.dtype), grids)
+    grids = grids_on_device(patch_coord, spec)
+    resample = _learned if len(tables) == 1 else _factorized
+    embeddings = resample(tables, grids, spec, x.dtype)
+    embeddings = embeddings.masked_fill(grids.wrong[..., None], torch.nan)
+    # Adding -0.0 changes no token.
+    x.add_(torch.where(grids.embedded[..., None], embeddings, torch.full_like(embeddings, -0.0)))
 
 
-def add_factorized(x: Tensor, table_y: Tensor, table_x: Tensor, patch_coord: Tensor, how: ResizeSpec) -> None:
-    """Add ``y + x`` of the tables ([1,] H0, C) and ([1,] W0, C), resized by 1-D ``linear``, into ``x`` in place."""
-    if x.shape[1] == 0:
-        return
-    grids = read_grids(patch_coord, how)
-    rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if how.ar_preserving else (grids.h, grids.w)
-    y, x_ = (
-        (axis_weights(position, length, table.shape[-2], mode="linear") @ table.reshape(table.shape[-2:]).double())
-        for table, position, length in ((table_y, grids.y, rows), (table_x, grids.x, cols))
-    )
-    add_in_grid(x, y.to(x.dtype) + x_.to(x.dtype), grids)  # timm casts both before it adds them
+def embeddings(table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """The embedding (B, N, C) of each token in a new tensor, in the table's dtype; that of padding means nothing."""
+    return _learned((table,), grids_on_device(patch_coord, spec), spec, table.dtype)
 
 
-def read_grids(patch_coord: Tensor, how: ResizeSpec) -> Grids:
+def repeat_frames(embeddings: Tensor, sizes: Tensor, first_cell_in_padding: bool) -> Tensor:
+    """Embeddings (B, N, C) of the first frames of images of ``sizes`` (B, 2) or (B, 3), for all frames and padding."""
+    token = torch.arange(embeddings.shape[1], device=embeddings.device)
+    if sizes.shape[1] == 3:
+        cell = token % sizes[:, 1:].prod(1, keepdim=True)
+        embeddings = embeddings.gather(1, cell[..., None].expand(-1, -1, embeddings.shape[-1]))
+    padding = embeddings[:, :1] if first_cell_in_padding else torch.zeros_like(embeddings[:, :1])
+    return torch.where((token < sizes.prod(1, keepdim=True))[..., None], embeddings, padding)
+
+
+def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens behind the first frame carry (0, 0)."""
+    h, w = sizes[:, -2:, None].unbind(1)
+    cell = torch.arange(length, device=sizes.device)[None]
+    block, inner = cell // (merge * merge), cell % (merge * merge)
+    y = block // (w // merge) * merge + inner // merge
+    x = block % (w // merge) * merge + inner % merge
+    return torch.stack((y, x), -1) * (cell < h * w)[..., None]
+
+
+def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> Grids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
-    coord = patch_coord.detach().to(torch.int64)
-    h, w = (coord.amax(1, keepdim=True) + 1).unbind(-1)
-    in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w
-    if how.sampler != "interpolate":  # padding tokens get the cell that their coordinate names
-        in_grid = torch.ones_like(in_grid)
-    y, x = (coord * in_grid[..., None]).unbind(-1)  # padding counts as (0, 0)
-    return Grids(h, w, y, x, in_grid)
+    coord = whole_numbers(patch_coord)
+    length = coord.shape[1]
+    size = coord.amax(1, keepdim=True) + 1
+    h, w = size.unbind(-1)
+    in_grid = torch.arange(length, device=coord.device) < h * w
+    negative = (coord < 0).any(-1)
+    wrong = (in_grid & negative) | (h < 1) | (w < 1) | (h * w > 64 * length + 4096)
+    takes_cell = in_grid & ~wrong
+    if spec.embeds_padding:  # padding tokens get the cell that their coordinate names, or (0, 0) where it names none
+        takes_cell = (takes_cell | (~negative & (coord < size).all(-1))) & ~wrong
+    y, x = (coord * takes_cell[..., None]).unbind(-1)
+    embedded = torch.ones_like(in_grid) if spec.embeds_padding else in_grid | wrong
+    return Grids(h.clamp(min=1), w.clamp(min=1), y, x, embedded, wrong)
 
 
-def lengths(grids: Grids, table_size: tuple[int, ...], how: ResizeSpec) -> tuple[Tensor, Tensor]:
+def _learned(tables: tuple[Tensor, ...], grids: Grids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
+    table = tables[0].reshape(tables[0].shape[-3:])
+    if not spec.copies_own_size:  # the same positions and weights as F.interpolate's, without antialiasing
+        spec = replace(spec, antialias=False)
+    return (_by_taps if few_taps(table, spec) else _by_blocks)(table, grids, spec).to(token_dtype)
+
+
+def _factorized(tables: tuple[Tensor, ...], grids: Grids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
+    rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if spec.ar_preserving else (grids.h, grids.w)
+    y, x = (
+        axis_weights(position, length, table.shape[-2], interpolation="linear")
+        @ table.reshape(table.shape[-2:]).double()
+        for table, position, length in zip(tables, (grids.y, grids.x), (rows, cols))
+    )
+    return y.to(token_dtype) + x.to(token_dtype)  # timm casts both before it adds them
+
+
+def lengths(grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec) -> tuple[Tensor, Tensor]:
     """The length to which each axis of the table is resized, both (B, 1), before the crop; timm does not resize a table
     of the grid's own size."""
-    if not how.ar_preserving:
+    if not spec.ar_preserving:
         return grids.h, grids.w
     longest = torch.maximum(grids.h, grids.w)
-    same = (grids.h == table_size[0]) & (grids.w == table_size[1]) & (how.sampler == "interpolate")
+    same = (grids.h == table_size[0]) & (grids.w == table_size[1]) & spec.copies_own_size
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
-def make_plan(grids: Grids) -> Plan:
-    """Sort each sample's tokens by line and deal them into blocks."""
+def slot_layout(grids: Grids) -> SlotLayout:
+    """Sort each sample's tokens by line, and begin a new block wherever a line begins or a block is full.
+
+    With BLOCK = 2 and the lines 0 0 0 1 1 (sorted), the slots are 0 1 2 4 5, and slot 3 stays empty.
+    """
     batch, length = grids.y.shape
     blocks = block_count(length)
     by_column = grids.h > grids.w
     line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
-    place = torch.arange(length, device=line.device).expand(batch, length)
-    before = line.gather(1, (place - 1).clamp(min=0))
-    first = ((line != before) | (place == 0)).to(line.dtype)
-    which = first.cumsum(1) - 1  # the line's rank among the lines present
-    # A line starts at the place of its first token; the others write to a spare column, which nothing reads. (cummax
-    # would be shorter, but ONNX has none.)
-    spare = torch.full_like(which, length)
-    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(first > 0, which, spare), place)
-    within = place - start.gather(1, which)
-    block = (within % BLOCK == 0).to(line.dtype).cumsum(1) - 1
-    slot = (block * BLOCK + within % BLOCK).clamp(max=blocks * BLOCK)  # without room: the last, which nothing reads
+    place = torch.arange(length, device=line.device).expand(batch, length)  # 0 1 2 3 4
+    begins = (line != line.gather(1, (place - 1).clamp(min=0))) | (place == 0)  # 1 0 0 1 0
+    rank = begins.to(line.dtype).cumsum(1) - 1  # of the line among those present: 0 0 0 1 1
+    # Where each line begins, by its rank: 0 3. Its first token writes that; the others write to a spare column, which
+    # nothing reads. (cummax would be shorter, but ONNX has none.)
+    spare = torch.full_like(rank, length)
+    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(begins, rank, spare), place)
+    place_in_line = place - start.gather(1, rank)  # 0 1 2 0 1
+    block = (place_in_line % BLOCK == 0).to(line.dtype).cumsum(1) - 1  # 0 0 1 2 2
+    slot = (block * BLOCK + place_in_line % BLOCK).clamp(max=blocks * BLOCK)  # no room: the last, which nothing reads
     empty = slot.new_zeros(batch, blocks * BLOCK + 1)
     # Read out by index: a view that splits a dimension would make tracers check divisibility.
     slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
     token_of_slot = empty.scatter(1, slot, order)[:, slots]
-    return Plan(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, by_column)
+    return SlotLayout(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, by_column)
 
 
 def block_count(length: int) -> int:
@@ -131,7 +180,9 @@ def block_count(length: int) -> int:
     return length // BLOCK + length // 24 + 28
 
 
-def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: ResizeSpec) -> tuple[Tensor, Tensor]:
+def block_weights(
+    layout: SlotLayout, grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec
+) -> tuple[Tensor, Tensor]:
     """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
 
     A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
@@ -139,21 +190,21 @@ def block_weights(plan: Plan, grids: Grids, table_size: tuple[int, ...], how: Re
     rows, cols = table_size
 
     def weights(position: Tensor, length: Tensor, n0: int) -> Tensor:
-        a, c = how.antialias, how.align_corners
-        return axis_weights(position, length, n0, mode=how.mode, antialias=a, align_corners=c)
+        a, c = spec.antialias, spec.align_corners
+        return axis_weights(position, length, n0, interpolation=spec.interpolation, antialias=a, align_corners=c)
 
-    to_h, to_w = lengths(grids, table_size, how)
-    head = plan.token_of_slot[..., 0]
-    row = weights(grids.y.gather(1, head), to_h, rows) * ~plan.by_column[..., None]
-    col = weights(grids.x.gather(1, head), to_w, cols) * plan.by_column[..., None]
+    to_h, to_w = lengths(grids, table_size, spec)
+    head = layout.token_of_slot[..., 0]
+    row = weights(grids.y.gather(1, head), to_h, rows) * ~layout.by_column[..., None]
+    col = weights(grids.x.gather(1, head), to_w, cols) * layout.by_column[..., None]
     side = max(rows, cols)
     along = torch.where(
-        plan.by_column[..., None],
+        layout.by_column[..., None],
         F.pad(weights(grids.y, to_h, rows), (0, side - rows)),
         F.pad(weights(grids.x, to_w, cols), (0, side - cols)),
     )
     sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
-    along = along[sample, plan.token_of_slot]
+    along = along[sample, layout.token_of_slot]
     return torch.cat((row, col), -1), along
 
 
@@ -165,39 +216,36 @@ def lines_of(table: Tensor) -> Tensor:
     return torch.cat((F.pad(table, (0, 0, 0, side - cols)), F.pad(turned, (0, 0, 0, side - rows))))
 
 
-def add_in_grid(x: Tensor, cells: Tensor, grids: Grids) -> None:
-    """``x += cells`` on the tokens of the grids; adding -0.0 changes no other token."""
-    x.add_(torch.where(grids.in_grid[..., None], cells, torch.full_like(cells, -0.0)))
-
-
-def few_taps(table: Tensor, how: ResizeSpec) -> bool:
+def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     """Whether gathered taps cost less than products: a gathered one costs about eight multiply-adds (measured)."""
-    reads = 16 if how.mode == "bicubic" else 4
-    return not how.antialias and 8 * reads <= table.shape[0]
+    taps = 16 if spec.interpolation == "bicubic" else 4
+    return not spec.antialias and 8 * taps <= table.shape[0]
 
 
-def _by_blocks(table: Tensor, grids: Grids, how: ResizeSpec) -> Tensor:
+def _by_blocks(table: Tensor, grids: Grids, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C), float32 at least, by two products per block."""
-    plan = make_plan(grids)
-    across, along = block_weights(plan, grids, table.shape[:2], how)
+    layout = slot_layout(grids)
+    across, along = block_weights(layout, grids, table.shape[:2], spec)
     wide = lines_of(table.double())
     lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
-    cells = torch.matmul(along, lines).to(torch.promote_types(table.dtype, torch.float32)).flatten(1, 2)
-    slots, room = plan.slot_of_token, cells.shape[1]  # (B, Q*BLOCK, C)
-    first = torch.arange(cells.shape[0], device=cells.device)[:, None] * room
+    of_slots = torch.matmul(along, lines).to(torch.promote_types(table.dtype, torch.float32)).flatten(1, 2)
+    slots, room = layout.slot_of_token, of_slots.shape[1]  # of_slots: (B, Q*BLOCK, C)
+    first = torch.arange(of_slots.shape[0], device=of_slots.device)[:, None] * room
     # An embedding, because its backward adds up without atomics.
-    cells_of_tokens = F.embedding(first + slots.clamp(max=room - 1), cells.flatten(0, 1))
-    return torch.where((slots < room)[..., None], cells_of_tokens, torch.full_like(cells_of_tokens, torch.nan))
+    embeddings = F.embedding(first + slots.clamp(max=room - 1), of_slots.flatten(0, 1))
+    return torch.where((slots < room)[..., None], embeddings, torch.full_like(embeddings, torch.nan))
 
 
-def _by_taps(table: Tensor, grids: Grids, how: ResizeSpec) -> Tensor:
-    to_h, to_w = lengths(grids, table.shape[:2], how)
-    rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], mode=how.mode, align_corners=how.align_corners)
-    cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], mode=how.mode, align_corners=how.align_corners)
+def _by_taps(table: Tensor, grids: Grids, spec: ResizeSpec) -> Tensor:
+    """The same by one gathered row of the table for each pair of taps."""
+    options: dict[str, Any] = dict(interpolation=spec.interpolation, align_corners=spec.align_corners)
+    to_h, to_w = lengths(grids, table.shape[:2], spec)
+    rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], **options)
+    cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], **options)
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)
-    cells = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
         for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
             weight = (row_weight * col_weight).to(flat.dtype)[..., None]
-            cells = cells + F.embedding(row * table.shape[1] + col, flat) * weight
-    return cells
+            embeddings = embeddings + F.embedding(row * table.shape[1] + col, flat) * weight
+    return embeddings

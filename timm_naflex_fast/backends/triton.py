@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,8 +31,12 @@ import torch
 from torch import Tensor
 
 from ..resampling import cache
+from ..resampling.checks import check_writable
 from ..resampling.matrices import ResizeSpec
-from ..resampling.tokens import AddedInPlace, check_writable, unusual
+from ..resampling.tokens import AddedInPlace
+from ..strategies import STRATEGIES
+from ..tracing import why_unsupported
+from . import eager
 from .bands import Bands, make_bands
 
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -67,7 +71,7 @@ def serves(x: Tensor, table: Tensor, spec: ResizeSpec) -> bool:
     return not too_large and spec.sampler != "affine_grid"
 
 
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None:
+def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     Tokens may be in any order, and any of them dropped. Where the host could have raised an error, tokens become NaN,
@@ -78,10 +82,11 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec)
         RuntimeError: the first call with such a table, where a CUDA graph is being captured.
     """
     check_writable(x)
+    (table,) = tables
     if x.numel() == 0:
         return
     if not agrees(x, table.shape, spec, "in place"):
-        return _exact_add(x, table, patch_coord, spec)
+        return eager.add(x, tables, patch_coord, spec, STRATEGIES["matmul"])
     facts = read_batch(patch_coord, x.device, table.shape, spec)
     tokens = _aligned(x.detach())
     launch_forward(tokens, tokens, table, facts, spec)
@@ -91,9 +96,9 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec)
         torch.autograd.graph.increment_version(x)  # written to unseen: whoever saved x must hear of it
 
     def gradients(g: Tensor) -> list[Tensor]:
-        differentiable = unusual(g) or (torch.is_grad_enabled() and g.requires_grad)
+        differentiable = why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad)
         if differentiable or not agrees(g, table.shape, spec, "gradient"):
-            return [_exact_gradient(g, table.shape[-3:], patch_coord, spec)]
+            return [eager.gradient(g, table.shape[-3:], patch_coord, spec)]
         with torch.no_grad():
             return [table_grad(g, table.shape, facts, spec)]
 
@@ -107,7 +112,7 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec
         return x.clone(memory_format=torch.contiguous_format)
     if not agrees(x, table.shape, spec, "copy"):
         out = x.clone(memory_format=torch.contiguous_format)
-        _exact_add(out, table, patch_coord, spec)
+        eager.add(out, (table,), patch_coord, spec, STRATEGIES["matmul"])
         return out
     x = _aligned(x)
     out = torch.empty_like(x)
@@ -115,14 +120,14 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec
     return out
 
 
-def operator_gradient(g: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
-    """The gradient of the table, whose values are not looked at, in its dtype."""
+def operator_gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """The gradient of a table (H0, W0, C), float32."""
+    shape = torch.Size(table_shape)
     if g.numel() == 0:
-        return torch.zeros_like(table, memory_format=torch.contiguous_format)
-    if not agrees(g, table.shape, spec, "gradient"):
-        return _exact_gradient(g, table.shape, patch_coord, spec).to(table.dtype)
-    facts = read_batch(patch_coord, g.device, table.shape, spec)
-    return table_grad(g, table.shape, facts, spec).to(table.dtype)
+        return g.new_zeros(shape, dtype=torch.float32)
+    if not agrees(g, shape, spec, "gradient"):
+        return eager.gradient(g, shape, patch_coord, spec)
+    return table_grad(g, shape, read_batch(patch_coord, g.device, shape, spec), spec)
 
 
 def read_batch(patch_coord: Tensor, device: torch.device, table_shape: torch.Size, spec: ResizeSpec) -> BatchFacts:
@@ -137,12 +142,18 @@ def read_batch(patch_coord: Tensor, device: torch.device, table_shape: torch.Siz
     packed_yx = torch.empty(batch, n_tokens, dtype=torch.int32, device=device)
     samples = torch.empty(batch, kernels.FACTS.value, dtype=torch.int32, device=device)
     heights = torch.zeros(2, kernels.STRIPS.value, dtype=torch.int32, device=device)
-    pads = spec.sampler != "interpolate"
-    own_size = (0, 0) if pads else table_shape[-3:-1]  # a sampler resizes to the table's own size too
+    own_size = table_shape[-3:-1] if spec.copies_own_size else (0, 0)
     facts = BatchFacts(packed_yx, samples, heights)
     with torch.cuda.device_of(coord):
         kernels.plan_kernel[batch,](
-            coord, *facts, _lost(device), n_tokens, *own_size, _longest(n_tokens), spec.ar_preserving, pads
+            coord,
+            *facts,
+            _lost(device),
+            n_tokens,
+            *own_size,
+            _longest(n_tokens),
+            spec.ar_preserving,
+            spec.embeds_padding,
         )
     return facts
 
@@ -186,7 +197,7 @@ def table_grad(g: Tensor, table_shape: torch.Size, facts: BatchFacts, spec: Resi
     with torch.cuda.device_of(g):
         kernels.strips_grad_kernel[min(len(strips), 512), c_blocks](
             g, strips, facts.samples, facts.heights, bands.seen_x, bands.weights, n_tokens, room, cols, channels,
-            spec.sampler != "interpolate", **FUSE,
+            spec.embeds_padding, **FUSE,
         )  # fmt: skip
         kernels.table_grad_kernel[rows, _blocks(cols, kernels.BLOCK_COLUMNS), c_blocks](
             g, strips, grad, *facts, bands.seen_y, bands.y, bands.x, bands.weights, batch, n_tokens, room, cols,
@@ -237,7 +248,7 @@ def _bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longes
     return bands
 
 
-@cache.kept("bands")
+@cache.cached("bands")
 def _kept_bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longest: int) -> Bands:
     return _outside_pools(device, lambda: make_bands(size, spec, longest).to(device))
 
@@ -320,12 +331,12 @@ def _try(device: torch.device, dtype: torch.dtype, shape: torch.Size, spec: Resi
     try:
         facts = read_batch(coord, device, shape, spec)
         if kind == "gradient":
-            want = _exact_gradient(x, shape, coord, spec)
+            want = eager.gradient(x, shape, coord, spec)
             got = table_grad(x.to(device), shape, facts, spec).cpu()
             near = bool((got - want).abs().max() <= 1e-5 * want.abs().max())
         else:
             want, given = x.clone(), x.to(device)
-            _exact_add(want, table, coord, spec)
+            eager.add(want, (table,), coord, spec, STRATEGIES["matmul"])
             out = given if kind == "in place" else torch.full_like(given, torch.nan)
             launch_forward(given, out, table.to(device), facts, spec)
             apart = (out.cpu().float() - want.float()).abs()
@@ -344,17 +355,3 @@ def _try(device: torch.device, dtype: torch.dtype, shape: torch.Size, spec: Resi
         )
         return False
     return True
-
-
-def _exact_add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> None:
-    """The form that reads the grids on the host, in place."""
-    from . import dispatch
-
-    dispatch.add_groups(x, (table,), *dispatch._read_groups(x, patch_coord, spec), "matmul")
-
-
-def _exact_gradient(g: Tensor, table_shape: torch.Size, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
-    """Its gradient (H0, W0, C), which PyTorch can differentiate and batch."""
-    from . import dispatch
-
-    return dispatch.gradient_eagerly(g, torch.Size(table_shape), patch_coord, spec)

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.cache import finished, kept
-from ..resampling.grids import check_mode, check_size
+from ..resampling.cache import cached, cached_resized
+from ..resampling.checks import check_interpolation, check_size
 from ..resampling.matrices import resize_matrix
-from ..resampling.tokens import unusual
+from ..tracing import tracer, why_unsupported
 
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
@@ -65,7 +65,7 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
     return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
 
 
-kept_inverse = kept("pseudo-inverses")(axis_inverse)
+cached_inverse = cached("pseudo-inverses")(axis_inverse)
 
 
 def make_factors(
@@ -77,7 +77,7 @@ def make_factors(
     even: bool,
     dtype: torch.dtype,
     device: torch.device,
-    inverse: Callable[[int, int, str, bool], Tensor] = kept_inverse,
+    inverse: Callable[[int, int, str, bool], Tensor] = cached_inverse,
 ) -> Factors:
     """pinv(A_h)^T (h, H0) and pinv(A_w) (W0, w), the latter (x) I where ``inner`` values lie at every pixel.
 
@@ -94,7 +94,7 @@ def make_factors(
     return left, right
 
 
-factors = kept("kernel factors")(make_factors)
+factors = cached("kernel factors")(make_factors)
 
 
 def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
@@ -153,22 +153,22 @@ def _separable(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
 _constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
 
 
-def is_traced() -> bool:
+def is_traced(weight: Tensor) -> bool:
     """Whether a tracer, a function transform or forward-mode AD needs PyTorch's own operations."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or unusual() is not None
+    return tracer() is not None or why_unsupported(weight) is not None
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner: int) -> Tensor:
     """x (N, H0, W0 * inner) to (N, h, w * inner): in float32 (or its own dtype, if wider) and back."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    how = (old, new, mode, antialias, inner)
+    key = (old, new, mode, antialias, inner)
     if torch.compiler.is_dynamo_compiling():
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
         wide, inverse = _constant_product_dtype(dtype), partial(axis_inverse, device=x.device)
-        return _multiply(x.to(wide), *make_factors(*how, False, wide, x.device, inverse)).to(x.dtype)
-    product, wide = (_multiply, product_dtype(dtype)) if is_traced() else (_separable, dtype)
-    return product(x.to(wide), *factors(*how, len(x) % 2 == 0, wide, x.device)).to(x.dtype)
+        return _multiply(x.to(wide), *make_factors(*key, False, wide, x.device, inverse)).to(x.dtype)
+    product, wide = (_multiply, product_dtype(dtype)) if is_traced(x) else (_separable, dtype)
+    return product(x.to(wide), *factors(*key, len(x) % 2 == 0, wide, x.device)).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -190,9 +190,9 @@ def resample_patch_kernel(
     """
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
-    check_size(size)
-    check_mode(mode)
-    old, new = (weight.shape[2], weight.shape[3]), (int(size[0]), int(size[1]))
+    new = check_size(size)
+    check_interpolation(mode)
+    old = (weight.shape[2], weight.shape[3])
     if old == new:
         return weight
     kernels = weight.reshape(weight.shape[0] * weight.shape[1], *old)
@@ -218,7 +218,7 @@ def resample_linear_kernel(
         kernels = weight.reshape(len(weight), *old, in_chans).permute(0, 3, 1, 2)
         kernels = resample_patch_kernel(kernels, new, mode=mode, antialias=antialias)
         return kernels.permute(0, 2, 3, 1).flatten(1)
-    check_mode(mode)
+    check_interpolation(mode)
     if old == new:
         return weight
     x = weight.reshape(len(weight), old[0], old[1] * in_chans)
@@ -230,13 +230,16 @@ def is_frozen(weight: Tensor) -> bool:
 
     On an accelerator the host would wait for the comparison of the bits, and resampling again costs no more.
     """
-    return weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced()
+    return (
+        weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced(weight)
+    )
 
 
-def frozen_kernel(weight: Tensor, size: Size, how: Hashable, resample: Callable[[Tensor, Size], Tensor]) -> Tensor:
+def frozen_kernel(weight: Tensor, size: Size, key: Hashable, resample: Callable[[Tensor, Size], Tensor]) -> Tensor:
     """``resample(weight, size)``, from an earlier call if ``weight`` has the same bits as then; do not write to it.
 
-    ``how`` names whatever else the result depends on.
+    ``key`` names whatever else the result depends on.
     """
-    (kernel,) = finished((weight,), [size], ("patch kernel", how), lambda size: resample(weight, size))
+    build = lambda copies, size: resample(copies[0], size)  # noqa: E731
+    (kernel,) = cached_resized((weight,), [size], ("patch kernel", key), build)
     return kernel

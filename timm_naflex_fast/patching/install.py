@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..backends import dispatch
 from ..resampling import cache
+from . import library as lib
 from .compat import Found, check, unsupported, version_of
 from .library import Library, functions, kept_by, original, originals
 from .settings import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
@@ -169,7 +169,7 @@ def _switch(
     for library, flags in everywhere.items():
         library.flags = flags
     choose_for(models)
-    counters: tuple[Counter[Any], ...] = (dispatch.calls, dispatch.fallbacks)
+    counters: tuple[Counter[Any], ...] = (lib.calls, lib.fallbacks)
     for counter, before in zip(counters, counts):
         counter.clear()
         counter.update(before)
@@ -187,7 +187,7 @@ class Handle:
         self._libraries = libraries
         self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
         self._everywhere = {} if modules else {library: library.flags for library in libraries}
-        self._counts = dict(dispatch.calls), dict(dispatch.fallbacks)
+        self._counts = dict(lib.calls), dict(lib.fallbacks)
         self._done = False
 
     def restore(self) -> None:
@@ -347,6 +347,6 @@ def status() -> Status:
             replaced,
             timms,
             torch.__version__,
-            dict(dispatch.calls),
-            dict(dispatch.fallbacks),
+            dict(lib.calls),
+            dict(lib.fallbacks),
         )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..backends import dispatch
+from ..tracing import why_unsupported
 from .settings import STOCK, Flags, chosen
 
 
@@ -51,6 +52,8 @@ functions: dict[tuple[Any, str], Callable[..., Any]] = {}
 """The same by (module, name). Apart, because torch 2.11's compiler reads ``originals`` and cannot hash modules."""
 
 warned: set[str] = set()
+calls: Counter[tuple[str, str]] = Counter()
+fallbacks: Counter[str] = Counter()
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
@@ -88,7 +91,7 @@ def runs(library: Library, module: nn.Module | None, key: tuple[str, str], *tens
 
 def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tuple[str, str | None]:
     """Who computes a step, and the reason if it is not ``wanted``. Without tensors, none is looked at."""
-    reason = None if wanted == "stock" else unless or (dispatch.unusual(*tensors) if tensors else None)
+    reason = None if wanted == "stock" else unless or (why_unsupported(*tensors) if tensors else None)
     return (wanted, None) if reason is None else ("stock", reason)
 
 
@@ -96,9 +99,9 @@ def decide(wanted: str, tensors: tuple[Tensor, ...], unless: str | None) -> tupl
 @torch.compiler.assume_constant_result
 def count(library: str, step: str, who: str, reason: str | None = None) -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
-    dispatch.calls[step, who] += 1
+    calls[step, who] += 1
     if reason is not None:
-        dispatch.fallbacks[reason] += 1
+        fallbacks[reason] += 1
         if reason not in warned:
             warned.add(reason)
             warnings.warn(f"timm_naflex_fast: {reason} stays with {library}'s own code", stacklevel=5)

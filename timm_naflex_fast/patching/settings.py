@@ -111,7 +111,7 @@ def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
     """
     import torch
 
-    if module is None or not torch.compiler.is_compiling():
+    if module is None or not torch.compiler.is_dynamo_compiling():
         return getattr((None if module is None else own_flags(module)) or everywhere, step)
     own: Any = getattr(module, ATTRIBUTE) if hasattr(module, ATTRIBUTE) else None
     if isinstance(own, dict):  # unpickled, and compiled before it ran

@@ -10,7 +10,6 @@ import threading
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from timm.layers import patch_embed as patch_embed_module
 from timm.models import naflexvit
@@ -18,10 +17,11 @@ from torch import Tensor
 
 from ..backends import dispatch
 from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
-from ..resampling.grids import check_coord
-from ..resampling.matrices import SEPARABLE_MODES, ResizeSpec
+from ..resampling.checks import check_coord
+from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
+from ..tracing import tracer, why_unsupported
 from .library import Library, Replacement, original, runs
 from .settings import MODES, chosen
 
@@ -75,9 +75,9 @@ def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[ResizeSpec, st
     """How, and by which strategy, ours adds the position embeddings; None if timm's own method had to, and has."""
     learned, mode = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
     tables = (embeds.pos_embed,) if learned else (embeds.pos_embed_y, embeds.pos_embed_x)
-    unknown, unless = learned and mode not in SEPARABLE_MODES, None
+    unknown, unless = learned and mode not in INTERPOLATIONS, None
     if unknown:
-        unless = f"a position table (replaced are {', '.join(SEPARABLE_MODES)}) with interpolation mode {mode!r}"
+        unless = f"a position table (replaced are {', '.join(INTERPOLATIONS)}) with interpolation mode {mode!r}"
     elif not isinstance(where, Tensor) and _capturing():  # timm's own code can be captured: the grid is one constant
         unless = "a batch of plain images in a captured graph"
     who = runs(LIBRARY, embeds, (EMBEDS, name), x, *tables, unless=unless)
@@ -97,12 +97,12 @@ def _ours(embeds: Any, name: str, x: Tensor, where: Any) -> tuple[ResizeSpec, st
 
 
 def _capturing() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return tracer() is not None
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: tables for the whole batch at once; a token gets the cell its own coordinate names."""
-    in_graph = _capturing() or dispatch.unusual(x, patch_coord) is not None
+    in_graph = _capturing() or why_unsupported(x, patch_coord) is not None
     rope = read_rope(self.rope)
     unless = rope if isinstance(rope, str) else None
     if not isinstance(rope, str) and rope.augment is not None and in_graph:
@@ -164,7 +164,7 @@ def resample_patch_embed(
 
 
 def _who(module: Any, key: tuple[str, str], weight: Tensor, mode: str) -> str:
-    unless = None if mode in SEPARABLE_MODES else f"a patch kernel with interpolation mode {mode!r}"
+    unless = None if mode in INTERPOLATIONS else f"a patch kernel with interpolation mode {mode!r}"
     return runs(LIBRARY, module, key, weight, unless=unless)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import dispatch
 from ..functional import resample_pos_embeds
+from ..tracing import tracer
 from .library import Library, Replacement, original, runs
 
 _MODELS = "transformers.models"
@@ -83,7 +83,7 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
 
 
 def _in_exported_graph() -> str | None:
-    return "a packed batch in an exported graph" if dispatch.traced_plainly() else None
+    return "a packed batch in an exported graph" if tracer() == "export" else None
 
 
 @torch.compiler.disable  # the sizes are read on the host, as transformers does

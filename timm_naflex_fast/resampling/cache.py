@@ -1,7 +1,8 @@
-"""What is kept between calls: plans, matrices, finished tables. One memory bound for all of it, oldest use out first.
+"""What is cached between calls: resize steps, matrices, resized tables. One memory bound for all of it.
 
-``kept`` wraps a function whose result depends on its arguments alone. ``finished`` keeps tables that were made from a
-library's parameters, for as long as the parameters hold the same bits.
+``cached`` wraps a function whose result depends on its arguments alone. ``cached_resized`` keeps tables that were
+resized from a library's parameters, for as long as the parameters hold the same bits. Over the bound, what was not used
+for the longest time goes first.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``.
 """
@@ -10,11 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import wraps
-from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +23,34 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 Result = TypeVar("Result")
+VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
 
-_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB", 512)) * 2**20
+
+def read_limit(text: str | None) -> int:
+    """The bound in bytes, from what ``TIMM_NAFLEX_FAST_CACHE_MIB`` holds; unset or empty is 512 MiB.
+
+    Raises:
+        ValueError: anything but a whole number of MiB, 0 or more.
+    """
+    text = (text or "").strip()
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{VARIABLE}={text!r} is not valid; valid: a whole number of MiB, 0 or more, or nothing (512)")
+    return int(text or 512) * 2**20
+
+
+@dataclass
+class _Frozen:
+    """What was made from some parameters, as long as they hold these bits."""
+
+    versions: tuple[int, ...]
+    bits: tuple[Tensor, ...] = ()  # copies, taken when the parameters are asked for the second time
+    made: OrderedDict[Hashable, Tensor] = field(default_factory=OrderedDict)  # oldest use first
+
+
+_limit = read_limit(os.environ.get(VARIABLE))
 _lock = threading.RLock()
-_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to what is kept, oldest use first
+_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to a result or a _Frozen, oldest use first
 _nbytes = 0
-_generations = count()
 
 
 def hold_over_fork(lock: Any) -> None:
@@ -39,18 +62,20 @@ def hold_over_fork(lock: Any) -> None:
 hold_over_fork(_lock)
 
 
-def kept(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments. Do not write to them."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
         def call(*args: Hashable) -> Result:
             key = (kind, *args)
-            found = _look_up(key)
+            found = _entries.get(key)
             if found is None:
-                with plainly():
+                with no_modes():
                     found = (function(*args),)  # a tuple, so that None can be kept
                 _keep(key, found)
+            else:
+                _used(_entries, key)
             return found[0]
 
         return call
@@ -58,57 +83,73 @@ def kept(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     return decorate
 
 
-def finished(
+def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
+    """``build()``, or what it returned last time if ``source`` held the same bits then; the last for each shape."""
+    full_key = (kind, source.shape, source.dtype, key)
+    found = _entries.get(full_key)
+    if found is not None and _same_bits(found[0], source):
+        _used(_entries, full_key)
+        return found[1]
+    with no_modes():
+        bits = source.detach().clone()
+    with torch.inference_mode(False):
+        result = build()
+    _keep(full_key, (bits, result))
+    return result
+
+
+def seen_before(sources: tuple[Tensor, ...]) -> bool:
+    """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
+
+    Ask it before :func:`cached_resized`: a table that nobody uses again would only cost memory.
+    """
+    versions = tuple(0 if source.is_inference() else source._version for source in sources)
+    key = ("parameters", *map(id, sources))
+    entry = _entries.get(key)
+    if entry is not None and entry.versions == versions:
+        return True
+    _keep(key, _Frozen(versions))
+    return False
+
+
+def cached_resized(
     sources: tuple[Tensor, ...],
     sizes: list[tuple[int, int]],
-    how: Hashable,
-    build: Callable[[tuple[int, int]], Tensor],
+    key: Hashable,
+    build: Callable[[tuple[Tensor, ...], tuple[int, int]], Tensor],
 ) -> Iterator[Tensor]:
-    """The table for each size in turn: a kept one, or ``build(size)`` where ``sources`` hold other bits than before.
+    """The table for each size in turn: a cached one, or ``build(copies of the sources, size)`` if the bits differ.
 
     The contents of the sources are compared bit by bit on each call. Their version counters and addresses do not
-    change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it.
+    change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it. What
+    is built comes from the copies that are compared: another thread may write to the sources meanwhile.
     """
-    source = ("sources", *map(id, sources))
-    with _lock:
-        generation, contents, keys = _look_up(source) or (0, (), dict[tuple[Any, ...], None]())
-        if not contents or not all(map(_same_bits, contents, sources)):
-            _drop(source)
-            with plainly():
-                contents = tuple(tensor.detach().clone() for tensor in sources)
-            generation, keys = next(_generations), {}
-            _keep(source, (generation, contents, keys))
+    parameters = ("parameters", *map(id, sources))
+    entry = _entries.get(parameters)
+    if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
+        with no_modes():
+            bits = tuple(source.detach().clone() for source in sources)
+        entry = _Frozen(() if entry is None else entry.versions, bits)
+        _keep(parameters, entry)
     for size in sizes:
-        key = ("finished tables", generation, size, how)
-        table = _look_up(key)
+        table = entry.made.get((size, key))
         if table is None:
-            with plainly():
-                table = build(size).contiguous()
-            keys[key] = None  # dropped together with the contents
-            _keep(key, table)
-        _look_up(source)  # used as recently as its table
+            with no_modes():
+                table = build(entry.bits, size).contiguous()
+                if any(table.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in entry.bits):
+                    table = table.clone()
+            _add(parameters, entry, (size, key), table)
+        else:
+            _used(entry.made, (size, key))
+        _used(_entries, parameters)
         yield table
 
 
-def unchanged(sources: tuple[Tensor, ...]) -> bool:
-    """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
-
-    Ask it before :func:`finished`: a finished table that nobody uses again would only cost memory.
-    """
-    key = ("versions", *map(id, sources))
-    versions = tuple(0 if source.is_inference() else source._version for source in sources)
-    before = _look_up(key)
-    if before != versions:
-        _keep(key, versions)
-        if before is not None:
-            _drop(("sources", *map(id, sources)))
-    return before == versions
-
-
-def forget(*sources: Tensor) -> None:
-    """Drop what is kept of these sources: they are about to change."""
-    for kind in ("versions", "sources"):
-        _drop((kind, *map(id, sources)))
+def invalidate(*sources: Tensor) -> None:
+    """Drop what is cached of these sources: they are about to change."""
+    global _nbytes
+    with _lock:
+        _nbytes -= _bytes_of(_entries.pop(("parameters", *map(id, sources)), None))
 
 
 def clear_all() -> None:
@@ -119,26 +160,28 @@ def clear_all() -> None:
         _nbytes = 0
 
 
-def usage() -> tuple[dict[str, int], int, int]:
-    """How many entries of each kind are kept, the bytes of all together, and the bound in bytes."""
+def stats() -> tuple[dict[str, int], int, int]:
+    """How many entries of each kind are cached, the bytes of all together, and the bound in bytes."""
     with _lock:
-        counts: dict[str, int] = {}
-        for kind, *_ in _entries:
-            counts[kind] = counts.get(kind, 0) + 1
-        return counts, _nbytes, _limit
+        counts: Counter[str] = Counter()
+        for (kind, *_), value in _entries.items():
+            if isinstance(value, _Frozen):
+                kind = "resized tables"
+            counts[kind] += len(value.made) if isinstance(value, _Frozen) else 1
+        return dict(+counts), _nbytes, _limit
 
 
 def report() -> str:
-    """One line: what is kept at present, and the bound."""
-    counts, nbytes, limit = usage()
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()) if kind not in ("versions", "sources"))
-    return f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB kept" + (f": {kinds}" if kinds else "")
+    """One line: what is cached at present, and the bound."""
+    counts, nbytes, limit = stats()
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
+    return f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB cached" + (f": {kinds}" if kinds else "")
 
 
-def plainly() -> ExitStack:
-    """Build what is kept in this context: no inference mode, gradient, autocast or dispatch mode.
+def no_modes() -> ExitStack:
+    """Build what is cached in this context: no inference mode, gradient, autocast or dispatch mode.
 
-    A kept inference tensor could not be used in training later, and a fake one, of a tracer, never. The caller's
+    A cached inference tensor could not be used in training later, and a fake one, of a tracer, never. The caller's
     default device stays: name a device wherever you make a tensor. (``torch.device`` as a context costs 3 us a call.)
     """
     stack = ExitStack()
@@ -151,52 +194,55 @@ def plainly() -> ExitStack:
     return stack
 
 
-def _look_up(key: tuple[Any, ...]) -> Any:
-    value = _entries.get(key)
-    if value is not None:
-        try:
-            _entries.move_to_end(key)
-        except KeyError:  # without the lock, which would cost more than all the rest: another thread has dropped it
-            pass
-    return value
+def _used(entries: OrderedDict[Any, Any], key: Any) -> None:
+    try:
+        entries.move_to_end(key)
+    except KeyError:  # without the lock, which would cost more than all the rest: another thread has dropped it
+        pass
 
 
 def _keep(key: tuple[Any, ...], value: Any) -> None:
     global _nbytes
     with _lock:
-        _drop(key)
+        _nbytes += _bytes_of(value) - _bytes_of(_entries.pop(key, None))
         _entries[key] = value
-        _nbytes += _bytes_of(value)
         _shrink()
 
 
-def _drop(key: tuple[Any, ...]) -> None:
+def _add(parameters: tuple[Any, ...], entry: _Frozen, key: Hashable, table: Tensor) -> None:
     global _nbytes
     with _lock:
-        value = _entries.pop(key, None)
-        _nbytes -= _bytes_of(value)
-        if key[0] == "sources" and value is not None:
-            for table in list(value[2]):
-                _drop(table)
+        if _entries.get(parameters) is entry:  # else another thread has replaced it
+            _nbytes += _bytes_of(table) - _bytes_of(entry.made.get(key))
+            entry.made[key] = table
+            _entries.move_to_end(parameters)
+            _shrink()
 
 
 def _shrink() -> None:
+    global _nbytes
     while _nbytes > _limit and _entries:
-        _drop(next(iter(_entries)))
+        key, value = next(iter(_entries.items()))
+        if isinstance(value, _Frozen) and value.made:
+            _nbytes -= _bytes_of(value.made.popitem(last=False)[1])
+        else:
+            _nbytes -= _bytes_of(_entries.pop(key))
 
 
 def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256
+    if isinstance(value, _Frozen):
+        return _bytes_of((*value.bits, *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 64 if value is not None else 0
 
 
-def _same_bits(kept_: Tensor, now: Tensor) -> bool:
-    if kept_.shape != now.shape or kept_.dtype != now.dtype or kept_.device != now.device:
+def _same_bits(before: Tensor, now: Tensor) -> bool:
+    if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
         return False
-    return torch.equal(*_as_integers(kept_, now.detach()))
+    return torch.equal(*_as_integers(before, now.detach()))
 
 
 def _as_integers(*tensors: Tensor) -> list[Tensor]:

@@ -4,62 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .matrices import SEPARABLE_MODES
+from .checks import LARGEST, bad_coordinate, check_coord, whole
 
-LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
+FrameSizes = list[tuple[int, int, int]]
+"""The sizes (t, h, w) of images on the host: t frames of h x w cells."""
+Counts = list[tuple[int, int]]
+"""For each sample, how many of its tokens get an embedding, and how many lie behind them."""
 
 
 @dataclass(frozen=True)
-class Group:
+class GridGroup:
     """Samples of one batch that share a grid of ``h`` x ``w`` cells.
 
-    ``tokens`` of each sample get an embedding. Token n takes cell n of the grid in row-major order or, where ``cells``
-    is given, cell ``cells[n]``. With ``pads`` the tokens behind them get cell 0, the cell of the coordinate (0, 0).
+    ``tokens`` of each sample get an embedding. Token n takes cell n of the grid in row-major order or, where
+    ``cell_of_token`` is given, that cell. With ``embeds_padding`` the tokens behind them get cell 0, that of the
+    coordinate (0, 0).
     """
 
     h: int
     w: int
     samples: list[int]
     tokens: int
-    cells: Tensor | None = None
-    pads: bool = False
-
-
-def check_size(size: tuple[int, int]) -> None:
-    """Raise ValueError unless ``size`` is (h, w), two integers of at least 1."""
-    if isinstance(size, int) or len(size) != 2 or any(isinstance(n, (float, str)) for n in size) or min(size) < 1:
-        got = size if isinstance(size, (int, str)) else tuple(size)
-        raise ValueError(f"size must be (h, w), both integers of at least 1; got {got!r}")
-
-
-def check_mode(mode: str) -> None:
-    """Raise ValueError for a mode that is not separable."""
-    if mode not in SEPARABLE_MODES:
-        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, SEPARABLE_MODES))}")
-
-
-def check_tokens(x: Tensor, channels: int) -> None:
-    """Raise ValueError unless ``x`` is a floating (B, N, channels) tensor."""
-    if x.ndim != 3 or x.shape[-1] != channels:
-        raise ValueError(f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise ValueError(f"x must be floating point; got {x.dtype}")
-
-
-def check_coord(patch_coord: Tensor, x: Tensor) -> None:
-    """Raise ValueError unless ``patch_coord`` is a (B, N, 2) tensor of numbers that fits ``x`` (B, N, C)."""
-    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (*x.shape[:2], 2):
-        got = tuple(patch_coord.shape) if isinstance(patch_coord, Tensor) else type(patch_coord).__name__
-        raise ValueError(
-            f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "
-            f"{tuple(x.shape)}; got {got}"
-        )
-    if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
-        raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
+    cell_of_token: Tensor | None = None
+    embeds_padding: bool = False
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
@@ -71,28 +43,22 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
     return coord.to(torch.int64)
 
 
-def bad_coordinate(sample: int) -> ValueError:
-    """The error for a coordinate that names no cell."""
-    return ValueError(
-        f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
-        "coordinates count from 0, and padding tokens carry (0, 0)"
-    )
-
-
-def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False, squares: bool = False) -> list[Group]:
+def group_grids(
+    patch_coord: Tensor, x: Tensor, *, embeds_padding: bool = False, whole_square: bool = False
+) -> tuple[list[GridGroup], Counts]:
     """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
 
     Args:
         patch_coord: (B, N, 2) coordinates (y, x), integers in any dtype.
         x: (B, N, C) tokens; only the shape is used.
-        pads: padding tokens get an embedding too, that of their coordinate.
-        squares: the table is resized to (L, L), L = max(h, w), of which (h, w) is kept.
+        embeds_padding: padding tokens get an embedding too, that of their coordinate.
+        whole_square: the table is resized to (L, L), L = max(h, w), all of it, although only (h, w) is kept.
 
     Returns:
         One group for each distinct grid of row-major samples, in order of first appearance, then one group for each
-        sample whose tokens were reordered or dropped. Empty when the batch holds no token. Padding tokens, those from
-        the h*w-th on, are not looked at; with ``pads`` they are, and where they name no cell of the grid they count
-        as (0, 0).
+        sample whose tokens were reordered or dropped; and the counts. No group when the batch holds no token. Padding
+        tokens, those from the h*w-th on, are not looked at; with ``embeds_padding`` they are, and where they name no
+        cell of the grid they count as (0, 0).
 
     Raises:
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
@@ -101,87 +67,105 @@ def group_grids(patch_coord: Tensor, x: Tensor, *, pads: bool = False, squares: 
     check_coord(patch_coord, x)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
-        return []
+        return [], [(0, length)] * batch
     coord = whole_numbers(patch_coord)
-    lowest, highest = torch.aminmax(coord, dim=1)
-    h, w = (highest + 1).unbind(1)
-    order = torch.arange(length, device=coord.device)
-    y, x_ = coord.unbind(2)
-    cell = torch.addcmul(x_, y, w[:, None])
-    in_grid = order < (h * w)[:, None]
-    misplaced = ((cell != order) & in_grid).sum(1)
-    if pads:
-        in_cell = ((coord >= 0) & (coord < (highest + 1)[:, None])).all(2)
-        cell = torch.where(in_grid | in_cell, cell, 0)
-        misplaced += ((cell != 0) & ~in_grid).sum(1)
-    facts = torch.stack((h, w, misplaced, *lowest.unbind(1)), 1).tolist()  # the device-to-host copy
+    cell, facts = _facts(coord, embeds_padding)
 
     row_major: dict[tuple[int, int], list[int]] = {}
-    reordered = []
-    for sample, (rows, cols, wrong, *low) in enumerate(facts):
-        no_grid = not (0 < rows <= LARGEST and 0 < cols <= LARGEST)
-        if no_grid or (min(low) < 0 and int(coord[sample, : rows * cols].min()) < 0):
+    reordered, counts = [], []
+    for sample, (h, w, misplaced, *lowest) in enumerate(facts):
+        no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
+        if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):
             raise bad_coordinate(sample)
         # An image that has all its tokens may be as long as it is: timm computes its square too.
-        square = squares and rows * cols > length
-        height, width = (max(rows, cols),) * 2 if square else (rows, cols)
-        if height * width > 64 * length + 4096:
-            resized = f", resized as {height} x {width} (ar_preserving)" if square else ""
-            raise ValueError(
-                f"patch_coord of sample {sample} spans a grid of {rows} x {cols} cells{resized}, "
-                f"too many for {length} tokens; "
-                f"valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
-            )
-        if not wrong:
-            row_major.setdefault((rows, cols), []).append(sample)
+        side = max(h, w) if whole_square and h * w > length else 0
+        _check_not_too_many(sample, (h, w), side, length)
+        tokens = min(length, h * w)
+        if not misplaced:
+            row_major.setdefault((h, w), []).append(sample)
         else:
-            tokens = length if pads else min(length, rows * cols)
-            reordered.append(Group(rows, cols, [sample], tokens, cell[sample, :tokens]))
-    return [Group(r, c, samples, min(length, r * c), pads=pads) for (r, c), samples in row_major.items()] + reordered
+            tokens = length if embeds_padding else tokens
+            reordered.append(GridGroup(h, w, [sample], tokens, cell[sample, :tokens]))
+        counts.append((tokens, length - tokens))
+    groups = [
+        GridGroup(h, w, samples, min(length, h * w), embeds_padding=embeds_padding)
+        for (h, w), samples in row_major.items()
+    ]
+    return groups + reordered, counts
 
 
-def whole_batch(x: Tensor, grid_size: Sequence[int]) -> list[Group]:
-    """The one group of a plain image batch: every sample of ``x`` (B, h*w, C) on ``grid_size`` = (h, w).
+def _facts(coord: Tensor, embeds_padding: bool) -> tuple[Tensor, list[list[int]]]:
+    """On the device: the cell of each token (B, N). On the host, of each sample: h, w, how many tokens are not where
+    row-major order has them, and its lowest y and x. This is the device-to-host copy."""
+    lowest, highest = torch.aminmax(coord, dim=1)
+    size = highest + 1
+    h, w = size.unbind(1)
+    order = torch.arange(coord.shape[1], device=coord.device)
+    cell = torch.addcmul(coord[..., 1], coord[..., 0], w[:, None])
+    in_grid = order < (h * w)[:, None]
+    misplaced = ((cell != order) & in_grid).sum(1)
+    if embeds_padding:
+        names_cell = ((coord >= 0) & (coord < size[:, None])).all(2)
+        cell = torch.where(in_grid | names_cell, cell, 0)
+        misplaced += ((cell != 0) & ~in_grid).sum(1)
+    return cell, torch.stack((h, w, misplaced, *lowest.unbind(1)), 1).tolist()
+
+
+def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> None:
+    """One token with a huge coordinate must not take memory out of proportion. ``side``: of the square, 0 if none."""
+    h, w = grid
+    most = 64 * length + 4096
+    if max(h * w, side * side) > most:
+        resized = f", resized as {side} x {side} (ar_preserving)" if side else ""
+        raise ValueError(
+            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells{resized}, too many for {length} tokens; "
+            f"valid are at most 64 x {length} + 4096 = {most} cells"
+        )
+
+
+def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], Counts]:
+    """The one group of a batch of plain images: every sample of ``x`` (B, h*w, C) on ``grid_size`` = (h, w).
 
     Raises:
         ValueError: N is not h*w.
     """
     h, w = int(grid_size[0]), int(grid_size[1])
-    if x.shape[1] != h * w:
+    batch, length = x.shape[:2]
+    if length != h * w:
         raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
-    return [Group(h, w, list(range(x.shape[0])), h * w)]
+    return [GridGroup(h, w, list(range(batch)), length)], [(length, 0)] * batch
 
 
-def token_counts(groups: list[Group], x: Tensor) -> list[tuple[int, int]]:
-    """For each sample of ``x`` (B, N, C), how many of its tokens get an embedding, and how many lie behind them."""
-    counts = [0] * x.shape[0]
-    for group in groups:
-        for sample in group.samples:
-            counts[sample] = group.tokens
-    return [(count, x.shape[1] - count) for count in counts]
-
-
-def sizes_on_host(grid_sizes: Tensor | Sequence[Sequence[int]], batch: int | None = None) -> list[tuple[int, int, int]]:
+def sizes_on_host(grid_sizes: Any, batch: int | None = None) -> FrameSizes:
     """Sizes (B, 2) as (h, w) or (B, 3) as (t, h, w), read from a device only if they are there, as (t, h, w).
+
+    Args:
+        grid_sizes: a tensor, an array or a sequence, of integers.
+        batch: how many images there must be.
 
     Raises:
         ValueError: another shape or dtype, another number of images than ``batch``, or a size below 1.
     """
-    listed = grid_sizes.tolist() if isinstance(grid_sizes, Tensor) else [list(size) for size in grid_sizes]
-    wide = all(isinstance(size, list) and len(size) in (2, 3) for size in listed) if isinstance(listed, list) else False
-    if not wide or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for size in listed for n in size):
+    listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
+    try:
+        sizes = [tuple(map(whole, size)) for size in listed]
+        fits = all(len(size) in (2, 3) and min(size) > 0 for size in sizes)
+    except TypeError:
+        fits = False
+    if not fits:
+        few = not isinstance(listed, Sequence) or len(listed) < 5
         raise ValueError(
             "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, shape (B, 2) or (B, 3); "
-            f"got {listed if not isinstance(listed, list) or len(listed) < 5 else f'{listed[:4]} and more'}"
+            f"got {listed if few else f'{listed[:4]} and more'}"
         )
-    if batch is not None and len(listed) != batch:
-        raise ValueError(f"grid_sizes must hold one size for each of the {batch} samples; got {len(listed)}")
-    return [(1, *size) if len(size) == 2 else tuple(size) for size in listed]
+    if batch is not None and len(sizes) != batch:
+        raise ValueError(f"grid_sizes must hold one size for each of the {batch} samples; got {len(sizes)}")
+    return [(1, *size) if len(size) == 2 else size for size in sizes]  # type: ignore[misc]
 
 
 def group_sizes(
-    sizes: list[tuple[int, int, int]], *, merge: int = 1, pads: bool, length: int | None
-) -> tuple[list[Group], list[tuple[int, int]]]:
+    sizes: FrameSizes, *, merge: int = 1, embeds_padding: bool, length: int | None
+) -> tuple[list[GridGroup], Counts]:
     """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and those behind.
 
     Every frame counts as a sample. ``length`` pads each image to so many tokens, behind its last frame.
@@ -190,20 +174,20 @@ def group_sizes(
         ValueError: ``merge`` does not divide a size, or ``length`` is less than the tokens of an image.
     """
     frames: dict[tuple[int, int], list[int]] = {}
-    counts: list[tuple[int, int]] = []
+    counts: Counts = []
     for number, (t, h, w) in enumerate(sizes):
         if h % merge or w % merge:
             raise ValueError(f"merge must divide every height and width; {merge} does not divide {h} x {w}")
-        rest = 0 if length is None else length - t * h * w
-        if rest < 0:
+        padding = 0 if length is None else length - t * h * w
+        if padding < 0:
             raise ValueError(f"length must hold every image; image {number} has {t * h * w} tokens, length is {length}")
         frames.setdefault((h, w), []).extend(range(len(counts), len(counts) + t))
-        counts += [(h * w, 0)] * (t - 1) + [(h * w, rest)]
+        counts += [(h * w, 0)] * (t - 1) + [(h * w, padding)]
     groups = []
     for (h, w), samples in frames.items():
-        cells = None
+        cell_of_token = None
         if merge > 1:
             blocks = torch.arange(h * w, device="cpu").view(h // merge, merge, w // merge, merge)
-            cells = blocks.transpose(1, 2).flatten()
-        groups.append(Group(h, w, samples, h * w, cells, pads))
+            cell_of_token = blocks.transpose(1, 2).flatten()
+        groups.append(GridGroup(h, w, samples, h * w, cell_of_token, embeds_padding))
     return groups, counts

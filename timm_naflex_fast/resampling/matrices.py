@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SEPARABLE_MODES = ("bilinear", "bicubic")
+INTERPOLATIONS = ("bilinear", "bicubic")  # those that are separable
 
 
 @dataclass(frozen=True)
@@ -28,42 +28,46 @@ class ResizeSpec:
     """How a library resamples its position table.
 
     Args:
-        mode: ``"bilinear"`` or ``"bicubic"`` for a table (H0, W0, C), ``"linear"`` for a pair of 1-D tables.
+        interpolation: ``"bilinear"`` or ``"bicubic"`` for a learned table (H0, W0, C), ``"linear"`` for the two of a
+            factorized one.
         antialias: widen the filter when the table is made smaller.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         sampler: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without antialiasing, at the
-            positions of timm's flag: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of older timm.
-        within: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
+            positions of timm's ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of
+            older timm.
+        batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
     """
 
-    mode: str = "bicubic"
+    interpolation: str = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
     sampler: str = "interpolate"
-    within: tuple[int, int] = (0, 0)
+    batch_max: tuple[int, int] = (0, 0)
+
+    @property
+    def embeds_padding(self) -> bool:
+        """Whether padding tokens get an embedding too, that of the cell their coordinate names: timm's flag does so."""
+        return self.sampler != "interpolate"
+
+    @property
+    def copies_own_size(self) -> bool:
+        """Whether a grid of the table's own size gets the table itself."""
+        return self.sampler == "interpolate"
 
     def lengths(self, h: int, w: int) -> tuple[int, int]:
         """The size to which the table is resized for a grid (h, w), before the crop."""
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
 
-def reference(table: Tensor, size: tuple[int, int], how: ResizeSpec) -> Tensor:
-    """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product. The tests compare with it."""
-    import einx
-
-    matrices = (axis_matrix(axis, *size, table.shape[axis], how, table.dtype) for axis in (0, 1))
-    return einx.dot("h h0, w w0, h0 w0 c -> h w c", *matrices, table)
-
-
-def axis_matrix(axis: int, h: int, w: int, n0: int, how: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
+def axis_matrix(axis: int, h: int, w: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
-    n = how.lengths(h, w)[axis]
-    if how.sampler == "interpolate":
-        matrix = resize_matrix(n, n0, how.mode, how.antialias, how.align_corners, dtype)
+    n = spec.lengths(h, w)[axis]
+    if spec.sampler == "interpolate":
+        matrix = resize_matrix(n, n0, spec.interpolation, spec.antialias, spec.align_corners, dtype)
     else:
-        matrix = sample_matrix(n, n0, how, how.within[axis]).to(dtype)
+        matrix = sample_matrix(n, n0, spec, spec.batch_max[axis]).to(dtype)
     return matrix[: (h, w)[axis]]  # with ar_preserving the first rows; otherwise all
 
 
@@ -78,8 +82,11 @@ def resize_matrix(
 ) -> Tensor:
     """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
 
-    ``mode="linear"`` is the 1-D mode of ``F.interpolate``, which has no antialiasing.
+    ``mode="linear"`` is the 1-D mode of ``F.interpolate``, which has no antialiasing. Half precision is rounded at the
+    end: PyTorch cannot resize in it everywhere.
     """
+    if dtype.itemsize < 4:
+        return resize_matrix(n, n0, mode, antialias, align_corners, torch.float32, device).to(dtype)
     basis = torch.eye(n0, dtype=dtype, device=device)
     if mode == "linear":
         return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
@@ -90,14 +97,15 @@ def resize_matrix(
     return resized[:, 0, :, 0].t().contiguous()
 
 
-def sample_matrix(n: int, n0: int, how: ResizeSpec, within: int) -> Tensor:
+def sample_matrix(n: int, n0: int, spec: ResizeSpec, batch_max: int) -> Tensor:
     """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
     # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
-    y = cell_positions(n, how.align_corners) if how.sampler == "grid_sample" else affine_positions(n, within)
+    is_affine = spec.sampler == "affine_grid"
+    y = affine_positions(n, batch_max) if is_affine else cell_positions(n, spec.align_corners)
     image = torch.eye(n0, dtype=torch.float32, device="cpu").view(1, n0, n0, 1)
-    where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
-    mode = "bilinear" if how.mode == "linear" else how.mode
-    sampled = F.grid_sample(image, where, mode=mode, padding_mode="border", align_corners=how.align_corners)
+    positions = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
+    mode = "bilinear" if spec.interpolation == "linear" else spec.interpolation
+    sampled = F.grid_sample(image, positions, mode=mode, padding_mode="border", align_corners=spec.align_corners)
     return sampled[0, :, :, 0].t().contiguous()
 
 
@@ -107,12 +115,12 @@ def cell_positions(n: int, align_corners: bool) -> Tensor:
     return 2.0 * cell / max(n - 1, 1) - 1.0 if align_corners else (2.0 * cell + 1.0) / n - 1.0
 
 
-def affine_positions(n: int, within: int) -> Tensor:
+def affine_positions(n: int, batch_max: int) -> Tensor:
     """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
-    zoom = torch.tensor(within, dtype=torch.float32, device="cpu") / n
+    zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
     theta = torch.zeros(1, 2, 3, dtype=torch.float32, device="cpu")
     theta[0, 1, 1], theta[0, 1, 2] = zoom, zoom - 1
-    return F.affine_grid(theta, [1, 1, within, 1], align_corners=False)[0, :n, 0, 1]
+    return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
 
 
 def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:

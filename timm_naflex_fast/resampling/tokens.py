@@ -1,75 +1,123 @@
-"""Views on the tokens of a batch: add cells to them, sum gradients over them, and hand both to autograd."""
+"""Views on the tokens of a batch: add embeddings to them, sum gradients over them, and hand both to autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .grids import Group
+from .grids import GridGroup
+
+BLOCK = 16  # so many tensors are added one after the other; a longer float32 sum is a sum of such sums
 
 
-class Tokens(NamedTuple):
+@dataclass
+class Tokens:
     """The tokens of each sample, as views.
 
     Args:
         in_grid: for each sample, its tokens that lie in the grid, (tokens, C).
-        rest: for each sample, the tokens behind them, (rest, C).
+        padding: for each sample, the tokens behind them, (padding, C).
     """
 
     in_grid: Sequence[Tensor]
-    rest: Sequence[Tensor]
+    padding: Sequence[Tensor]
 
     @classmethod
-    def of(cls, x: Tensor, counts: list[tuple[int, int]]) -> Tokens:
-        """Views on ``x``, (B, N, C) or packed (T, C). ``counts``: of each sample, its tokens in the grid and behind."""
+    def split(cls, x: Tensor, counts: list[tuple[int, int]]) -> Tokens:
+        """Views on ``x``. ``counts``: of each sample, how many of its tokens lie in the grid, and how many behind."""
         if x.ndim == 3 and not x.is_contiguous():
             return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
         parts = x.view(-1, x.shape[-1]).split_with_sizes([n for pair in counts for n in pair])
         return cls(parts[::2], parts[1::2])
 
-    def add(self, group: Group, cells: Tensor) -> None:
-        """Add a group's cells (h*w, C) to the tokens of its samples, in place."""
-        if group.pads:
-            for sample in group.samples:
-                self.rest[sample].add_(cells[:1])
-        cells = cells[: group.tokens] if group.cells is None else cells[group.cells]
-        for sample in group.samples:
-            self.in_grid[sample].add_(cells)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tokens."""
+        return self.in_grid[0].dtype
 
-    def sum(self, group: Group, dtype: torch.dtype) -> Tensor:
-        """The adjoint of ``add``: the sum (h*w, C) over the samples of a group, in ``dtype``."""
-        first, *others = (self.in_grid[sample] for sample in group.samples)
-        total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype)
-        for other in others[1:]:
-            total += other
-        cells = total.contiguous()
-        if group.cells is not None or group.tokens < group.h * group.w:
-            cells = total.new_zeros(group.h * group.w, total.shape[-1])
-            if group.cells is None:
-                cells[: group.tokens] = total
-            else:
-                cells.index_add_(0, group.cells, total)
-        if group.pads:
-            if cells.data_ptr() == first.data_ptr():  # one sample in ``dtype``: its own memory
-                cells = cells.clone()
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.in_grid[0].device
+
+    def add(self, group: GridGroup, embeddings: Tensor) -> None:
+        """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
+        if group.embeds_padding:
             for sample in group.samples:
-                cells[0] += self.rest[sample].sum(0, dtype=dtype)
-        return cells
+                self.padding[sample].add_(embeddings[:1])
+        if group.cell_of_token is None:
+            embeddings = embeddings[: group.tokens]
+        else:
+            embeddings = embeddings[group.cell_of_token.to(embeddings.device, non_blocking=True)]
+        for sample in group.samples:
+            self.in_grid[sample].add_(embeddings)
+
+    def sum(self, group: GridGroup, dtype: torch.dtype, copy: bool = False) -> Tensor:
+        """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
+
+        Of a single sample it may be a view of the tokens, unless a ``copy`` is wanted.
+        """
+        parts = [self.in_grid[sample] for sample in group.samples]
+        total = _sum(parts, dtype, copy or group.embeds_padding).contiguous()
+        if group.cell_of_token is not None:
+            summed = total.new_zeros(group.h * group.w, total.shape[-1])
+            total = summed.index_add_(0, group.cell_of_token.to(total.device, non_blocking=True), total)
+        elif group.tokens < group.h * group.w:
+            total = torch.nn.functional.pad(total, (0, 0, 0, group.h * group.w - group.tokens))
+        if group.embeds_padding:
+            total[0] += torch.stack([self.padding[sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
+        return total
+
+
+def _sum(parts: list[Tensor], dtype: torch.dtype, copy: bool = False) -> Tensor:
+    """The sum of tensors of one shape, in ``dtype``."""
+    if len(parts) > BLOCK:
+        half = len(parts) // 2
+        return _sum(parts[:half], dtype).add_(_sum(parts[half:], dtype))
+    first, *others = parts
+    total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype, copy=copy)
+    for other in others[1:]:
+        total += other
+    return total
+
+
+class PairwiseSum:
+    """The sum of tensors of one shape as they come, each of which must own its memory. Few are alive at a time."""
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []  # of 2^k tensors, of fewer and fewer
+        self._count = 0
+
+    def add(self, part: Tensor) -> None:
+        """Add one more; it is written to."""
+        self._count += 1
+        pairs = self._count
+        while pairs % 2 == 0:
+            part, pairs = self._sums.pop().add_(part), pairs // 2
+        self._sums.append(part)
+
+    def total(self) -> Tensor:
+        """The sum of all that came, of one at least."""
+        total = self._sums.pop()
+        while self._sums:
+            total = self._sums.pop().add_(total)
+        return total
 
 
 class AddedInPlace(torch.autograd.Function):
-    """Tells autograd that something linear in the tables has been added into ``x``, in place.
+    """Tells autograd that something linear in the tables is added into ``x``, in place.
 
     The gradient of ``x`` passes through untouched.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]] | None, *tables: Tensor) -> Tensor:
-        """``gradients(g)`` gives the gradients of ``tables``, in any dtype; None where there are no tables."""
+    def forward(ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]], *tables: Tensor) -> Tensor:
+        """``gradients(g)`` gives the gradients of ``tables``, in any dtype."""
         ctx.gradients, ctx.tables = gradients, [(table.shape, table.dtype) for table in tables]
         ctx.mark_dirty(x)
         return x
@@ -80,40 +128,3 @@ class AddedInPlace(torch.autograd.Function):
         (g,) = grads
         found = ctx.gradients(g) if any(ctx.needs_input_grad[2:]) else [None] * len(ctx.tables)
         return g, None, *(grad if grad is None else grad.reshape(s).to(d) for grad, (s, d) in zip(found, ctx.tables))
-
-
-def unusual(*tensors: Tensor) -> str | None:
-    """Why our in-place sums cannot take these tensors, in words; None if they can.
-
-    Where they cannot, PyTorch's own operations have to run: a library's own code, or plain products.
-    """
-    if torch.compiler.is_compiling():
-        return None  # the compiler's tensors are not looked at
-    for tensor in tensors:
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
-            return f"a tensor of the class {type(tensor).__name__}"
-        if tensor.device.type == "meta":
-            return "a meta tensor"
-        if torch._C._functorch.is_legacy_batchedtensor(tensor):
-            return "a batch of gradients"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a torch.func transform"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode differentiation"
-    return None
-
-
-def check_writable(x: Tensor) -> None:
-    """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
-
-    Asked before the first write: our sums write into views that autograd does not see, where PyTorch cannot ask.
-    """
-    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
-        raise RuntimeError(
-            "x cannot be added to in place: several of its elements are one and the same memory location "
-            "(as after expand()); clone() it before"
-        )
-    base = x if x._base is None else x._base
-    if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
-        kind = "a leaf" if x._base is None else "a view of a leaf"
-        raise RuntimeError(f"x cannot be added to in place: it is {kind} tensor that requires a gradient")

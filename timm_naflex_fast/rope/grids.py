@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..resampling.grids import LARGEST, bad_coordinate
+from ..resampling.checks import LARGEST, bad_coordinate
 from .settings import Rope
 
 

@@ -1,0 +1,254 @@
+"""Whose memory is whose: what is cached, what autograd gets, what is written before an error."""
+
+import threading
+
+import pytest
+import torch
+from oracles import Case, relative, stock, tables
+
+from timm_naflex_fast import enable
+from timm_naflex_fast.functional import resample_pos_embeds, resize_matrix
+from timm_naflex_fast.resampling import cache
+
+EXACT = ["matmul", "interpolate_cached"]
+
+
+def case_of(kind="learned", sizes=((6, 5),), **more):
+    return Case((6, 5), 4, "bicubic", True, False, False, list(sizes), 30, torch.float32, 7, kind=kind, **more)
+
+
+def add(embeds, case, x=None):
+    x = torch.zeros(len(case.sizes), case.length, case.channels) if x is None else x
+    getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=case.coord())
+    return x
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("mode", EXACT)
+@pytest.mark.parametrize("size", [(6, 5), (6, 3), (3, 5), (4, 4)])
+@pytest.mark.ran
+def test_what_is_cached_owns_its_memory(kind, mode, size):
+    case = case_of(kind, [size])
+    embeds = case.embeds().requires_grad_(False)
+    want = add(embeds, case)
+    with enable(mode):
+        for _ in range(3):
+            add(embeds, case)
+        for parameter in tables(embeds):
+            old, parameter.data = parameter.data, parameter.data.clone()
+            old.zero_()  # the old memory is used again
+        assert relative(add(embeds, case), want) <= 2e-6
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, monkeypatch):
+    """Another thread exchanges the weights after they were compared, and before they are resized."""
+    table = torch.randn(6, 5, 4)
+    first, second = table.clone(), torch.randn(6, 5, 4)
+    embed = lambda t=table: resample_pos_embeds(t, [(3, 4)], mode="bicubic", strategy=strategy)
+    want = {id(t): embed(t) for t in (first, second)}
+    embed()
+    compare, no_modes = cache._same_bits, cache.no_modes
+
+    def exchange():
+        table.data.copy_(second)
+        return no_modes()
+
+    monkeypatch.setattr(cache, "no_modes", exchange)  # entered before anything is copied or built
+    embed(), embed()
+    monkeypatch.undo()
+    table.data.copy_(first)
+    for _ in range(3):
+        assert relative(embed(), want[id(first)]) <= 2e-6
+    monkeypatch.setattr(cache, "_same_bits", lambda *a: (compare(*a), table.data.copy_(second))[0])
+    embed()  # compared, then exchanged
+    monkeypatch.undo()
+    for _ in range(2):
+        assert relative(embed(), want[id(second)]) <= 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", EXACT)
+def test_threads_that_exchange_the_weights(strategy):
+    table, other = torch.randn(16, 16, 64), torch.randn(16, 16, 64)
+    mine, sizes, stop = table.clone(), [(a, b) for a in range(12, 20) for b in range(14, 18)], threading.Event()
+    run = lambda t=table: resample_pos_embeds(t, sizes, mode="bicubic", strategy=strategy)
+    want = run(mine.clone())
+
+    def serve():
+        while not stop.is_set():
+            run()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        for _ in range(100):
+            table.data.copy_(other)
+            table.data.copy_(mine)
+            assert relative(run(), want) <= 2e-6
+    finally:
+        stop.set()
+        thread.join()
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("mode", EXACT)
+@pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.ran
+def test_gradients_share_no_memory(mode, sizes, kind):
+    """A hook that changes one parameter's gradient in place, as clipping does, changes no other."""
+    found = []
+    for on in (False, True):
+        case = case_of(kind, sizes)
+        embeds, x = case.embeds(), case.x().requires_grad_()
+        for table in tables(embeds):
+            table.register_post_accumulate_grad_hook(halve)
+        y = x * 1
+        y.retain_grad()
+        with enable(mode if on else "stock"):
+            add(embeds, case, y).square().sum().backward()
+        found.append([x.grad, y.grad, *(table.grad for table in tables(embeds))])
+    for theirs, mine in zip(*found):
+        assert relative(mine, theirs) <= 1e-5
+    _, *mine = found[1]
+    assert len({t.untyped_storage().data_ptr() for t in mine}) == len(mine)
+
+
+@pytest.mark.parametrize("samples", [512, 8192])
+@pytest.mark.parametrize("mode", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_the_gradient_of_many_samples_does_not_drift(samples, mode, kind):
+    """Equal numbers are the worst case: every rounding goes the same way."""
+    case = Case((4, 4), 2, "bicubic", True, False, False, [(2, 3)] * samples, 8, torch.float32, 7, kind=kind)
+    case.use_grid_sample = mode == "grid_sample"
+    embeds, found = case.embeds(), []
+    for dtype in (torch.float64, torch.float32):
+        x = torch.zeros(samples, 8, 2, dtype=dtype) * 1
+        if dtype is torch.float64:
+            stock(case, embeds.double(), x, case.coord())
+        else:
+            with enable(mode, model=embeds.float()):
+                suffix = "_grid_sample" if case.use_grid_sample else ""
+                getattr(embeds, f"_apply_{kind}_naflex_pos_embed{suffix}")(x, patch_coord=case.coord())
+        found.append(torch.autograd.grad(x, tables(embeds), torch.full_like(x, 0.1)))
+    for exact, ours in zip(*found):
+        assert relative(ours, exact) <= 3e-6
+
+
+def test_the_gradient_of_many_grids_does_not_drift():
+    sizes = [(1 + i % 40, 1 + i // 40) for i in range(1600)]
+    table = torch.randn(4, 4, 1)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        leaf = table.to(dtype).requires_grad_()
+        out = resample_pos_embeds(leaf, sizes, mode="bilinear")
+        found.append(torch.autograd.grad(out, leaf, torch.full_like(out, 0.1))[0])
+    assert relative(found[1], found[0]) <= 3e-6
+
+
+NOT_WRITABLE = {
+    "an output of unbind": lambda: torch.zeros(2, 1, 30, 4).unbind(0)[0],
+    "an output of split": lambda: (torch.zeros(1, 30, 8, requires_grad=True) * 1).split(4, -1)[1],
+    "a view made without gradients": lambda: no_grad_view(torch.zeros(1, 30, 4, requires_grad=True) * 1),
+    "an inference tensor": lambda: inference_tensor(),
+}
+
+
+def no_grad_view(x):
+    with torch.no_grad():
+        return x[:]
+
+
+def inference_tensor():
+    with torch.inference_mode():
+        return torch.zeros(1, 30, 4)
+
+
+@pytest.mark.parametrize("mode", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("what", NOT_WRITABLE)
+def test_nothing_is_written_where_autograd_forbids_it(mode, kind, what):
+    case = case_of(kind, [(3, 4)])
+    embeds = case.embeds()
+    for settings in ("stock", mode):
+        x = NOT_WRITABLE[what]()
+        with enable(settings), pytest.raises(RuntimeError):
+            add(embeds, case, x)
+        assert settings == "stock" or not x.detach().clone().any()  # timm itself writes to an inference tensor
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.ran
+def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
+    """A loader fills its buffer again; an optimizer steps: a linear map needs neither."""
+    case = case_of(sizes=[(3, 4), (5, 2)])
+    embeds, coord, found = case.embeds(), case.coord(), []
+    for mode in ("stock", "matmul"):
+        buffer, tokens = coord.clone(), torch.randn(2, 30, 1, generator=torch.Generator().manual_seed(0))
+        with enable(mode):
+            run = embeds if mode == "stock" else torch.compile(embeds, backend=backend, fullgraph=True)
+            out = run(tokens, patch_coord=buffer)[0]
+        buffer.zero_()
+        with torch.no_grad():
+            embeds.pos_embed.mul_(1)
+        found.append(torch.autograd.grad(out.square().sum(), embeds.pos_embed)[0])
+    assert relative(*found) <= 1e-5
+
+
+LAYOUTS = {
+    "rows, columns, channels": lambda t: t.contiguous(),
+    "channels first": lambda t: t.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+    "columns first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "a slice": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("grad", [False, True])
+def test_grids_of_one_column_whatever_the_tables_layout(layout, channels, strategy, grad):
+    table, sizes = torch.randn(6, 5, channels), [(9, 1), (1, 9), (1, 1), (4, 3), (6, 1)]
+    wide = table.double().permute(2, 0, 1)[None].expand(2, -1, -1, -1).repeat(1, 2, 1, 1)
+    wide = wide.contiguous(memory_format=torch.channels_last)
+    resize = torch.nn.functional.interpolate
+    parts = [resize(wide, s, mode="bicubic", antialias=True)[0, :channels].flatten(1).t() for s in sizes]
+    given = LAYOUTS[layout](table).requires_grad_(grad)
+    for _ in range(3):
+        got = resample_pos_embeds(given, sizes, mode="bicubic", strategy=strategy)
+        assert relative(got, torch.cat(parts)) <= 2e-6
+
+
+def test_a_model_in_channels_last_gives_the_same_in_every_mode():
+    """timm's own result is wrong there: PyTorch's resize to a width of 1 misreads this layout."""
+    case = case_of(sizes=[(9, 1), (3, 4)])
+    embeds = case.embeds().requires_grad_(False)
+    want = add(embeds, case)
+    embeds = embeds.to(memory_format=torch.channels_last)
+    assert relative(add(embeds, case), want) > 0.01
+    for mode in EXACT:
+        with enable(mode):
+            assert relative(add(embeds, case), want) <= 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_resize_matrices_in_every_dtype(dtype):
+    for mode in ("bilinear", "bicubic", "linear"):
+        want = resize_matrix(3, 5, mode).to(dtype)
+        assert resize_matrix(3, 5, mode, dtype=dtype).dtype is dtype
+        assert relative(resize_matrix(3, 5, mode, dtype=dtype), want) <= 5e-7
+
+
+@pytest.mark.parametrize("text,valid", [("", 512), (None, 512), ("0", 0), (" 64 ", 64)])
+def test_the_bound_of_the_cache(text, valid):
+    assert cache.read_limit(text) == valid * 2**20
+
+
+@pytest.mark.parametrize("text", ["abc", "0.5", "-5", "1e3", "64MiB", "²"])
+def test_a_bound_that_is_none(text):
+    with pytest.raises(ValueError, match=r"TIMM_NAFLEX_FAST_CACHE_MIB=.* is not valid; valid: a whole number of MiB"):
+        cache.read_limit(text)

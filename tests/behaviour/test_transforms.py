@@ -1,0 +1,201 @@
+"""Derivatives of every kind: what is linear in the tables has a tangent, in eager code, in graphs and under vmap."""
+
+import pytest
+import torch
+from oracles import Case, relative, row_major, small_vit, vit_batch
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from timm_naflex_fast import enable, status
+from timm_naflex_fast.backends import operator
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_patch_kernel,
+    resample_pos_embed,
+    resample_pos_embeds,
+)
+
+SIZES = [(3, 4), (5, 2), (3, 4)]
+COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
+TABLE, LINE, KERNEL = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
+
+# Each function of ``functional``, linear in its argument.
+LINEAR = {
+    "resample_pos_embed": (lambda t, **_: resample_pos_embed(t, (3, 4)), TABLE),
+    "packed": (lambda t, **how: resample_pos_embeds(t, SIZES, mode="bilinear", **how), TABLE),
+    "padded, merged": (
+        lambda t, **how: resample_pos_embeds(t, [(2, 4)], mode="bicubic", length=9, merge=2, **how),
+        TABLE,
+    ),
+    "frames": (lambda t, **how: resample_pos_embeds(t, [(2, 3, 4)], mode="bicubic", padding="first", **how), TABLE),
+    "sizes on a device": (
+        lambda t, **how: resample_pos_embeds(t, torch.tensor(SIZES), mode="bicubic", length=12, **how),
+        TABLE,
+    ),
+    "add_pos_embed_": (lambda t, **how: add_pos_embed_(0 * t.sum() + torch.zeros(3, 13, 4), t, COORD, **how), TABLE),
+    "grid_sizes": (
+        lambda t, **how: add_pos_embed_(0 * t.sum() + torch.zeros(3, 13, 4), t, grid_sizes=SIZES, **how),
+        TABLE,
+    ),
+    "add_factorized_pos_embed_": (
+        lambda t, **how: add_factorized_pos_embed_(0 * t.sum() + torch.zeros(3, 13, 4), t, t.flip(0), COORD, **how),
+        LINE,
+    ),
+    "resample_patch_kernel": (lambda k, **_: resample_patch_kernel(k, (5, 9)), KERNEL),
+}
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_every_function_has_tangents_gradients_and_batches(name, strategy):
+    function, point = LINEAR[name]
+    function, v = (lambda t, f=function: f(t, strategy=strategy)), torch.randn_like(point)
+    want = function(v)
+    assert want.abs().max() > 0.1
+    out, tangent = jvp(function, (point,), (v,))
+    assert relative(out, function(point)) <= 2e-6 and relative(tangent, want) <= 2e-6
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(function(forward_ad.make_dual(point, v)))
+    assert relative(dual.primal, out) <= 2e-6 and relative(dual.tangent, want) <= 2e-6
+    weight = torch.randn_like(want)
+    leaf = point.clone().requires_grad_()
+    (by_autograd,) = torch.autograd.grad((function(leaf) * weight).sum(), leaf)
+    assert relative(grad(lambda t: (function(t) * weight).sum())(point), by_autograd) <= 1e-5
+    assert relative(vmap(function)(torch.stack([point, v])), torch.stack([out, want])) <= 2e-6
+
+
+def test_jacobians_forward_and_backward():
+    function = lambda t: resample_pos_embed(t, (2, 3))
+    table = torch.randn(3, 4, 2, dtype=torch.float64)
+    torch.testing.assert_close(jacfwd(function)(table), jacrev(function)(table))
+
+
+def test_a_tangent_in_one_thread_is_none_of_anothers():
+    with forward_ad.dual_level():  # the level is one for the whole process
+        with enable("interpolate_cached"):
+            small_vit()(vit_batch(SIZES))
+            assert status().calls == {("pos_embed", "interpolate_cached"): 1}
+
+
+@pytest.mark.parametrize("mode", ["matmul", "grid_sample", "interpolate_cached"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("forward", [True, False])
+def test_compiled_models_have_tangents(mode, kind, forward):
+    case = Case((6, 5), 4, "bicubic", True, False, False, SIZES, 13, torch.float32, 7, kind=kind)
+    embeds, x = case.embeds().requires_grad_(False), torch.zeros(3, 13, 1)
+    names = [name for name, _ in embeds.named_parameters() if name.startswith("pos_embed")]
+    point = {name: getattr(embeds, name).detach() for name in names}
+    v = {name: torch.randn_like(table) for name, table in point.items()}
+
+    def f(tables):
+        return functional_call(embeds, tables, (x,), dict(patch_coord=COORD))[0]
+
+    def derivative(point, v):
+        if forward:
+            return jvp(f, (point,), (v,))[1]
+        return grad(lambda tables: (f(tables) * WEIGHT).sum())(point)[names[0]]
+
+    with enable(mode):
+        want = derivative(point, v)
+        assert want.abs().max() > 0.1
+        got = torch.compile(derivative, backend="eager", fullgraph=mode != "interpolate_cached")(point, v)
+    assert relative(got, want) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_second_derivatives_of_a_compiled_model(backend):
+    table, x = torch.randn(6, 5, 4, requires_grad=True), torch.randn(3, 13, 4, requires_grad=True)
+
+    def f(x, table):
+        return add_pos_embed_(x * 1, table, COORD)
+
+    found = []
+    for run in (f, torch.compile(f, backend=backend, fullgraph=True)):
+        if run is not f and backend == "aot_eager":
+            continue  # AOTAutograd has no second derivatives
+        grads = torch.autograd.grad((run(x, table) ** 3).sum(), (x, table), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), (x, table)))
+    for got in found[1:]:
+        assert all(relative(a, b) <= 1e-5 for a, b in zip(got, found[0]))
+
+
+def test_the_operators_are_each_others_gradients():
+    x, table = torch.randn(3, 13, 2, dtype=torch.float64), torch.randn(6, 5, 2, dtype=torch.float64)
+    settings = ("bicubic", True, False, False, "interpolate")
+    x, table, g = (t.requires_grad_() for t in (x, table, torch.randn_like(x)))
+    add, grad_ = operator.on_host
+    options = dict(eps=1e-2, atol=1e-4)  # the sums are float32
+    assert torch.autograd.gradcheck(lambda x, t: add(x, t, COORD, *settings)[0], (x, table), **options)
+    assert torch.autograd.gradcheck(lambda g: grad_(g, COORD, 6, 5, *settings), (g,), **options)
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "symbolic"])
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+def test_what_is_written_down_holds_for_other_tables(tracing_mode, strategy):
+    def f(table, x, coord):
+        return add_pos_embed_(x * 1, table, coord, strategy=strategy)
+
+    x, other, swapped = torch.zeros(3, 13, 4), torch.randn(6, 5, 4), row_major(SIZES[::-1], 13)
+    for _ in range(3):
+        f(TABLE, x, COORD)  # a resized table is cached by now
+    graph = make_fx(f, tracing_mode=tracing_mode)(TABLE, x, COORD)
+    assert relative(graph(other, x, swapped), f(other, x, swapped)) <= 2e-6
+    assert not any("timm_naflex_fast" in str(node.target) for node in graph.graph.nodes)
+
+
+def test_sizes_are_no_constants_of_a_trace():
+    table, other = torch.randn(6, 5, 4), torch.tensor([(2, 2), (1, 12), (3, 3)])
+
+    class Add(torch.nn.Module):
+        def forward(self, x, sizes):
+            return add_pos_embed_(x * 1, table, grid_sizes=sizes)
+
+    class Make(torch.nn.Module):
+        def forward(self, x, sizes):
+            return x + resample_pos_embeds(table, sizes, mode="bicubic", length=13)
+
+    x, sizes = torch.zeros(3, 13, 4), torch.tensor(SIZES)
+    for module in (Add(), Make()):
+        want = module(x, other)
+        assert not torch.equal(want, module(x, sizes))
+        assert relative(torch.jit.trace(module, (x, sizes))(x, other), want) <= 2e-6
+        assert relative(torch.export.export(module, (x, sizes)).module()(x, other), want) <= 2e-6
+        assert relative(torch.compile(module, backend="eager", fullgraph=True)(x, other), want) <= 2e-6
+
+
+class Adds(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x, coord):
+        if self.kind == "learned":
+            return add_pos_embed_(x * 1, TABLE, coord)
+        return add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord)
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("how", ["export", "trace", "make_fx", "compile"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 3e9])
+def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how, value):
+    if how == "compile" and kind == "learned":
+        pytest.skip("the operator raises the named error")
+    coord, x, module = COORD.float(), torch.zeros(3, 13, 4), Adds(kind)
+    graph = {
+        "export": lambda: torch.export.export(module, (x, coord)).module(),
+        "trace": lambda: torch.jit.trace(module, (x, coord)),
+        "make_fx": lambda: make_fx(module)(x, coord),
+        "compile": lambda: torch.compile(module, backend="eager", fullgraph=True),
+    }[how]()
+    bad, want = coord.clone(), module(x, coord)
+    bad[0, 3, 0] = value
+    got = graph(x, bad)
+    assert got[0, 3].isnan().all()
+    assert relative(got[1:], want[1:]) <= 2e-6
+    if value in (-1.0, float("-inf")):
+        assert relative(got[0, :3], want[0, :3]) <= 2e-6 and not got[0, 12:].isnan().any()
+    bad = coord.clone()
+    bad[1, 10:] = value if value < 0 else 0  # padding is not looked at
+    assert relative(graph(x, bad), want) <= 2e-6

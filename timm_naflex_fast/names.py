@@ -1,0 +1,7 @@
+"""The names that options, errors and pages use. Nothing here needs torch: ``--help`` answers without it."""
+
+from typing import Literal, get_args
+
+StrategyName = Literal["interpolate_cached", "grid_sample", "matmul"]
+STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+"""Each has a module of its name in ``strategies/``."""

@@ -1,0 +1,82 @@
+"""Checks of arguments. Each raises ValueError and says what is valid."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .matrices import INTERPOLATIONS
+
+LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
+
+
+def check_size(size: Sequence[int]) -> tuple[int, int]:
+    """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
+    try:
+        h, w = (whole(n) for n in size)
+    except (TypeError, ValueError):
+        h = w = 0
+    if min(h, w) < 1:
+        raise ValueError(f"size must be (h, w), both integers of at least 1; got {size!r}")
+    return h, w
+
+
+def whole(number: Any) -> int:
+    """An integer of any library as Python's; TypeError for anything else, booleans too."""
+    if isinstance(number, bool):
+        raise TypeError(f"{number} is no integer")
+    return operator.index(number)
+
+
+def check_interpolation(mode: str) -> None:
+    """Refuse a mode that is not separable."""
+    if mode not in INTERPOLATIONS:
+        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, INTERPOLATIONS))}")
+
+
+def check_tokens(x: Tensor, channels: int) -> None:
+    """``x`` must be a floating (B, N, channels) tensor."""
+    if x.ndim != 3 or x.shape[-1] != channels:
+        raise ValueError(f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point; got {x.dtype}")
+
+
+def check_coord(patch_coord: Tensor, x: Tensor) -> None:
+    """``patch_coord`` must be a (B, N, 2) tensor of numbers that fits ``x`` (B, N, C)."""
+    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (*x.shape[:2], 2):
+        got = tuple(patch_coord.shape) if isinstance(patch_coord, Tensor) else type(patch_coord).__name__
+        raise ValueError(
+            f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "
+            f"{tuple(x.shape)}; got {got}"
+        )
+    if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
+        raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
+
+
+def bad_coordinate(sample: int) -> ValueError:
+    """The error for a coordinate that names no cell."""
+    return ValueError(
+        f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
+        "coordinates count from 0, and padding tokens carry (0, 0)"
+    )
+
+
+def check_writable(x: Tensor) -> None:
+    """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
+
+    Asked before the first write: our sums write into views that autograd does not see, where PyTorch cannot ask.
+    """
+    if not x.is_contiguous() and any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
+        raise RuntimeError(
+            "x cannot be added to in place: several of its elements are one and the same memory location "
+            "(as after expand()); clone() it before"
+        )
+    base = x if x._base is None else x._base
+    if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
+        kind = "a leaf" if x._base is None else "a view of a leaf"
+        raise RuntimeError(f"x cannot be added to in place: it is {kind} tensor that requires a gradient")

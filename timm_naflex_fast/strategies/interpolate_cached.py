@@ -1,0 +1,82 @@
+"""``interpolate_cached``: timm's own ``F.interpolate`` calls, once for each distinct grid.
+
+On a CPU its forward pass is bit-identical to timm's: the same calls on the same tensors. It gains in the backward pass.
+timm adds into slices of ``x``, and for each slice autograd copies the whole gradient; here the gradient of a grid's
+embeddings is summed over its samples, in float32 at least, and then goes through ``F.interpolate`` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..resampling.dense_resize import Embeddings
+from ..resampling.grids import GridGroup
+from ..resampling.matrices import ResizeSpec
+from ..resampling.tokens import Tokens
+from .base import Strategy, Tables
+
+
+class Interpolate(Strategy):
+    """PyTorch's own resize, and PyTorch's own derivative of it."""
+
+    needs_host = True
+    whole_square = True
+
+    def resample(
+        self, tables: Tables, groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
+    ) -> Iterator[tuple[GridGroup, Tensor]]:
+        """Each group with its embeddings; if the sizes match, they are the table itself, not converted.
+
+        ``dtype`` is not looked at: timm computes in float32.
+        """
+        options = dict(mode=spec.interpolation, align_corners=spec.align_corners, antialias=spec.antialias)
+        for group in groups:
+            h, w = group.h, group.w
+            lengths = spec.lengths(h, w)
+            if len(tables) == 1:
+                yield group, _resized(tables[0], (h, w), lengths, **options)[:h, :w].flatten(0, 1)
+            else:
+                y, x = (_resized(table, (n,), (n,), mode="linear").to(token_dtype) for table, n in zip(tables, lengths))
+                yield group, (y[:h, None] + x[None, :w]).flatten(0, 1)
+
+    def inputs(self, tables: Tables, embeddings: Embeddings) -> tuple[Sequence[Tensor], Embeddings]:
+        """The embeddings of all grids: PyTorch goes on from their gradients to the tables."""
+        made = list(embeddings)
+        return [embedding for _, embedding in made], made
+
+    def transpose(
+        self,
+        tokens: Tokens,
+        shapes: Sequence[Sequence[int]],
+        groups: list[GridGroup],
+        spec: ResizeSpec,
+        dtype: torch.dtype,
+    ) -> Iterable[Tensor]:
+        """The gradients of the embeddings; autograd keeps them, so they are copies."""
+        dtype = torch.promote_types(dtype, tokens.dtype)
+        return [tokens.sum(group, dtype, copy=True) for group in groups]
+
+    def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
+        """The embeddings themselves."""
+        return zip(groups, inputs)
+
+
+def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **options: Any) -> Tensor:
+    """A table (..., C) resized to ``lengths``, as timm does it; the table itself if it has the ``size`` of the grid."""
+    if size == tuple(table.shape[:-1]):
+        return table
+    # Cell after cell in memory, whatever the table's own layout is: resized with antialiasing to a width of 1, every
+    # other layout gives wrong numbers (PyTorch 2.4 to 2.15). So does a single channel, which has no layout; two have.
+    channels = table.shape[-1]
+    if channels == 1 and lengths[1:] == (1,):
+        table = table.expand(-1, -1, 2)
+    images = table.float().contiguous().unsqueeze(0).movedim(-1, 1)
+    return F.interpolate(images, size=lengths, **options)[0].movedim(0, -1)[..., :channels]
+
+
+STRATEGY = Interpolate()

@@ -1,0 +1,57 @@
+"""``matmul``: timm's result as sums of the few table rows that each cell reads, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..resampling import cache, dense_resize, sparse_resize
+from ..resampling.dense_resize import Embeddings
+from ..resampling.grids import GridGroup
+from ..resampling.matrices import ResizeSpec
+from ..resampling.tokens import Tokens
+from .base import Strategy, Tables
+
+resize_steps = cache.cached("resize steps")(sparse_resize.resize_steps)
+axis_sum = cache.cached("axis sums")(sparse_resize.axis_sum)
+
+
+class SparseSums(Strategy):
+    """The sparse sums of ``resampling/sparse_resize.py``, with the matrices of ``spec.sampler``."""
+
+    for_grid_sample = "grid_sample"
+
+    def resample(
+        self, tables: Tables, groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
+    ) -> Embeddings:
+        """One grid's embeddings are alive at a time."""
+        if len(tables) == 1:
+            return sparse_resize.resample_learned(tables[0], groups, spec, dtype, resize_steps)
+        return sparse_resize.resample_factorized(tables, groups, spec, token_dtype, dtype, axis_sum)
+
+    def transpose(
+        self,
+        tokens: Tokens,
+        shapes: Sequence[Sequence[int]],
+        groups: list[GridGroup],
+        spec: ResizeSpec,
+        dtype: torch.dtype,
+    ) -> Iterable[Tensor]:
+        """The tables' gradients, by the transposed sums."""
+        if len(shapes) == 1:
+            return [sparse_resize.learned_gradient(tokens, shapes[0], groups, spec, dtype, resize_steps)]
+        return sparse_resize.factorized_gradients(tokens, [n0 for n0, _ in shapes], groups, spec, dtype, axis_sum)
+
+    def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
+        """As products of dense matrices."""
+        return dense_resize.resample(inputs, groups, spec)
+
+    def worth_keeping(self, tables: Tables, groups: list[GridGroup]) -> bool:
+        """To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid."""
+        cells = tables[0].shape[0] * tables[0].shape[1] if len(tables) == 1 else 0
+        return cells <= 4 * sum(group.h * group.w for group in groups)
+
+
+STRATEGY = SparseSums()
