@@ -1,4 +1,4 @@
-"""The compiled kernels, emulated on the CPU (``ptx``): the CPU's numbers, no fault, no race; and how large they are.
+"""The compiled kernels, ``emulated`` on the CPU: the CPU's numbers, no fault, no race; and how large they are.
 
 ``triton.py`` itself launches them, so its grids and its memory are tried too. Memory that it leaves uninitialised holds
 NaN. The installed Triton compiles for compute capability 9.0. Sizes are counts; no time is known.
@@ -67,7 +67,7 @@ def case(table=(6, 8), channels=64, sizes=SIZES, length=18, spec=BICUBIC, dtype=
 @pytest.fixture
 def emulated(monkeypatch):
     """The kernels' places taken by their emulations."""
-    from ptx import Emulated
+    from emulated import Emulated
 
     from timm_naflex_fast.backends import triton_kernels
 
@@ -179,7 +179,7 @@ MUTANTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MUTANTS)))
 def test_a_change_in_the_compiled_code_is_noticed(number, emulated):
-    from ptx import Fault
+    from ptx_memory import Fault
 
     name, emulated[MUTANTS[number][0]].change = MUTANTS[number]
     try:
@@ -235,7 +235,7 @@ BOUNDS = {
 @pytest.mark.parametrize("name, dtype", BOUNDS, ids=str)
 def test_the_inner_loops_stay_short(name, dtype):
     """For 768 channels and a 16 x 16 table: 32 multiply-adds a thread in the add's loop, 16 in the gradient's."""
-    from ptx import compiled
+    from emulated import compiled
 
     from timm_naflex_fast.backends import triton_kernels
 

@@ -67,7 +67,11 @@ def check(case, coord=None):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
 @pytest.mark.parametrize(
-    "which", ["(test_equals_timm and bilinear and True) or trial", pytest.param("test_", marks=pytest.mark.slow)]
+    "which",
+    [
+        "(test_equals_timm and bilinear and True) or (trial_that_fails and wrong and not dynamic)",
+        pytest.param("test_", marks=pytest.mark.slow),
+    ],
 )
 def test_by_the_interpreter(which):
     done = subprocess.run(

@@ -1,9 +1,7 @@
-"""Runs on a CPU what Triton compiles for a GPU: an emulator of the PTX of the package's kernels.
+"""An emulator of PTX, what Triton compiles a kernel to: every thread of every program, on a CPU.
 
-Triton's interpreter runs a kernel's Python; this runs the compiled code, every thread of every program, with what the
-compiler made of masks, layouts, shared memory and rounding. ``Emulated(kernel)`` stands in a kernel's place: it is
-launched with tensors of the CPU, compiles for compute capability 9.0 with the specializations that Triton would take,
-and ends in a ``Fault`` where a thread
+It shows what the compiler made of masks, layouts, shared memory and rounding. A launch ends in a ``Fault`` where a
+thread
 
 - reads or writes outside the tensors of the launch, or at an address that the width of the access does not divide;
 - touches what another program of the same launch writes, other than by atomics;
@@ -21,10 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
+from ptx_memory import Fault, Memory, SharedMemory
 from torch import Tensor
 
-THREADS, WARP, SHARED, NOBODY, MANY = 128, 32, 2**15, -1, -2
+THREADS, WARP = 128, 32
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 TYPES = {f"{kind}{bits}": np.dtype(f"{code}{bits // 8}") for kind, code in ("bu", "uu", "si") for bits in UNSIGNED}
 TYPES |= {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "pred": np.dtype(bool)}
@@ -33,53 +31,8 @@ COMPARE = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greate
 COMPARE |= {"ne": np.not_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 SIMPLE: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or}
 SIMPLE |= {"xor": np.bitwise_xor, "not": np.invert, "neg": np.negative, "abs": np.abs, "mov": lambda a: a}
-SIMPLE |= {"min": np.fmin, "max": np.fmax, "selp": lambda a, b, condition: np.where(condition, a, b)}
+SIMPLE |= {"min": np.fmin, "max": np.fmax, "mul": lambda a, b, *_: a * b}
 SIMPLE |= {"fma": lambda a, b, c: (a.astype("f8") * b + c).astype("f4")}
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
-POINTERS |= {torch.int64: "*i64"}
-
-
-class Fault(Exception):
-    """The kernel does what it must not."""
-
-
-def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The kernel as Triton compiles it for these arguments on compute capability 9.0, and those that remain."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, constants, hints, remain = {}, {}, {}, []
-    for i, (param, arg) in enumerate(zip(kernel.params, args, strict=True)):
-        specialized = not (param.is_constexpr or param.do_not_specialize)
-        if param.is_constexpr or (specialized and isinstance(arg, int) and arg == 1):
-            signature[param.name], constants[i,] = "constexpr", arg
-            continue
-        remain.append(arg)
-        signature[param.name] = POINTERS[arg.dtype] if isinstance(arg, Tensor) else "i32"
-        if specialized and (arg.data_ptr() if isinstance(arg, Tensor) else arg) % 16 == 0:
-            hints[i,] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, hints)
-    options = {"num_warps": THREADS // WARP, **options}
-    return triton.compile(source, target=GPUTarget("cuda", 90, WARP), options=options), remain
-
-
-class Emulated:
-    """A kernel whose launches are emulated; ``change`` may alter its PTX. ``ran`` counts instructions by opcode."""
-
-    def __init__(self, kernel: Any, change: Callable[[str], str] = str) -> None:
-        self.kernel, self.change, self.ran, self.programs = kernel, change, Counter[str](), dict[str, Program]()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, **options: Any) -> None:
-            binary, remain = compiled(self.kernel, args, options)
-            ptx = self.change(binary.asm["ptx"])
-            if ptx not in self.programs:
-                self.programs[ptx] = Program(ptx)
-            with np.errstate(all="ignore"):
-                Launch(self.programs[ptx], grid, remain).run(self.ran)
-
-        return launch
 
 
 class Program:
@@ -118,23 +71,18 @@ class Launch:
         tensors = {a.data_ptr(): a for a in args if isinstance(a, Tensor) and a.numel()}
         self.memory = [Memory(tensors[start]) for start in sorted(tensors)]
         self.bases = np.array([memory.start for memory in self.memory])
-        self.shared = np.zeros((self.count * SHARED,), np.uint8)
-        self.written = np.zeros(self.count * SHARED, bool)
-        self.writer = np.full((self.count, SHARED // 4), NOBODY, np.int8)  # the warp, since the last barrier
-        self.reader = self.writer.copy()
+        self.shared = SharedMemory(self.count)
 
     def run(self, ran: Counter[str]) -> None:
         """Run until every thread has returned."""
         code, starts = self.program.code, self.program.starts
-        at, waits = np.zeros(self.size, np.int64), np.zeros(self.size, bool)
-        ends = len(code)
+        at, waits, ends = np.zeros(self.size, np.int64), np.zeros(self.size, bool), len(code)
         while (at < ends).any():
             if not (runnable := (at < ends) & ~waits).any():
                 raise Fault("some threads wait at a barrier that others never reach")
             here = int(at[runnable].min())
             threads = np.nonzero(runnable & (at == here))[0]
             where: Any = slice(None) if len(threads) == self.size else threads
-            self.active = None if len(threads) == self.size else np.isin(np.arange(self.size), threads)
             while True:  # as far as these threads go together
                 guard, op, operands, text = code[here]
                 ran[".".join(op)] += 1
@@ -145,7 +93,7 @@ class Launch:
                         waits[where], at[where] = True, here
                         arrived = (waits | (at >= ends)).reshape(self.count, THREADS).all(1)
                         waits &= ~np.repeat(arrived, THREADS)
-                        self.writer[arrived] = self.reader[arrived] = NOBODY
+                        self.shared.pass_barrier(arrived)
                     else:
                         at[where] = np.where(go, self.program.labels[operands[-1]] if op[0] == "bra" else ends, here)
                     break
@@ -211,9 +159,7 @@ class Launch:
             wide = kind[0] + str(int(kind[1:]) * (1 + (op[1] in ("wide", "hi"))))
             out = get(1).astype(TYPES[wide]) * get(2).astype(TYPES[wide])
             out = (out >> int(kind[1:])).astype(TYPES[kind]) if op[1] == "hi" else out
-            out = out + get(3, wide if op[1] == "wide" else kind) if root == "mad" else out
-        elif root == "mul":
-            out = get(1) * get(2)
+            out = out + get(3, kind if op[1] == "hi" else wide) if root == "mad" else out
         elif root in ("div", "rem"):
             a, b = get(1).astype(np.int64), get(2).astype(np.int64)
             quotient = np.where(b == 0, 0, np.abs(a) // np.maximum(np.abs(b), 1) * np.sign(a) * np.sign(b))
@@ -275,7 +221,8 @@ class Launch:
             raise Fault(f"misaligned: {text}")
         for i, name in enumerate(names):
             if op[1].startswith("shared"):
-                cells, held = self.shared_cells(at + i * nbytes, nbytes, where, root == "st", text), self.shared
+                who, held = (self.cta[where], self.warp[where]), self.shared.bytes
+                cells = self.shared.cells(at + i * nbytes, nbytes, *who, root == "st", text)
             else:
                 cells, held = self.global_cells(at + i * nbytes, nbytes, where, root, text)
             if root == "ld":
@@ -288,8 +235,7 @@ class Launch:
                 old, numbers = gather(held, cells, 4), held.view(np.int32)
                 add = {"add": np.add, "max": np.maximum, "min": np.minimum}[op[-2]]
                 add.at(numbers, cells // 4, self.get(operands[-1], "s32", where))
-                if root == "atom":
-                    self.put(name, old, where)
+                self.put(name, old, where) if root == "atom" else None
         return None
 
     def global_cells(self, at: Any, nbytes: int, where: Any, root: str, text: str) -> Any:
@@ -304,29 +250,6 @@ class Launch:
         memory.check(cells, nbytes, self.cta[where], root, text)
         return cells, memory.bytes
 
-    def shared_cells(self, at: Any, nbytes: int, where: Any, writes: bool, text: str) -> Any:
-        """Where in the shared memory of all programs the addresses lie."""
-        cta, warp = self.cta[where], self.warp[where]
-        cells = cta * SHARED + at
-        if (at < 0).any() or (at + nbytes > SHARED).any():
-            raise Fault(f"outside of shared memory: {text}")
-        if not writes and not all(self.written[cells + k].all() for k in range(nbytes)):
-            raise Fault(f"shared memory that nobody wrote: {text}")
-        for word in range(0, max(nbytes, 4), 4):
-            spot = cta, (at + word) // 4
-            others = [who for who in (self.writer[spot], *[self.reader[spot]] * writes)]
-            if any(((who != NOBODY) & (who != warp)).any() for who in others):
-                raise Fault(f"no barrier after another warp's access to shared memory: {text}")
-            before = self.reader[spot]
-            mark = self.writer if writes else self.reader
-            mark[spot] = warp if writes else np.where((before == NOBODY) | (before == warp), warp, MANY)
-            if not writes:  # two warps that read the same word in this very step
-                self.reader[spot] = np.where(self.reader[spot] == warp, self.reader[spot], MANY)
-        if writes:
-            for k in range(nbytes):
-                self.written[cells + k] = True
-        return cells
-
     def exchange(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
         """Between the lanes of a warp, all of which must be there."""
         warps = np.bincount((self.cta * 4 + self.warp)[where], minlength=self.count * 4)
@@ -338,9 +261,9 @@ class Launch:
             whole[where] = self.addresses(operands[0], where)
             for m, name in enumerate(lanes(operands[1])):
                 at = whole[thread - lane + 8 * m + lane // 4] + 4 * (lane % 4)
-                cells, value = self.shared_cells(at, 4, where, True, text), self.get(name, "u32", where)
+                cells = self.shared.cells(at, 4, self.cta[where], self.warp[where], True, text)
                 for k in range(4):
-                    self.shared[cells + k] = (value >> np.uint32(8 * k)).astype(np.uint8)
+                    self.shared.bytes[cells + k] = (self.get(name, "u32", where) >> np.uint32(8 * k)).astype(np.uint8)
             return
         value = np.broadcast_to(self.get(operands[1], op[-1], where), lane.shape)
         if op[0] == "redux":
@@ -352,33 +275,6 @@ class Launch:
         other = {"bfly": lane ^ by, "up": lane - by, "down": lane + by, "idx": least | (by & ~segment)}[op[2]]
         fits = other >= most if op[2] == "up" else other <= most
         self.put(operands[0].split("|")[0], value[np.arange(len(lane)) - lane + np.where(fits, other, lane)], where)
-
-
-class Memory:
-    """A tensor's bytes, and which program of the launch has written or read each of its numbers."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.start, self.unit = tensor, tensor.data_ptr(), tensor.element_size()
-        # As long as the storage: a kernel may be handed the first of several parts.
-        self.bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
-        self.writer, self.reader = (np.full(tensor.numel(), NOBODY, np.int32) for _ in range(2))
-        self.atomic = np.zeros(tensor.numel(), bool)
-
-    def check(self, cells: Any, nbytes: int, cta: Any, root: str, text: str) -> None:
-        for first in range(0, nbytes, min(nbytes, self.unit)):
-            spot = (cells + first) // self.unit
-            writer, reader = self.writer[spot], self.reader[spot]
-            if root == "ld":
-                clash = (writer != NOBODY) & (writer != cta)
-                self.reader[spot] = np.where((reader == NOBODY) | (reader == cta), cta, MANY)
-            else:
-                clash = (writer != NOBODY) & (writer != cta) & ~(self.atomic[spot] & (root in ("atom", "red")))
-                clash |= (reader != NOBODY) & (reader != cta)
-                self.writer[spot] = cta
-                clash |= (self.writer[spot] != cta) & (root not in ("atom", "red"))  # two programs in this very step
-                self.atomic[spot] = root in ("atom", "red")
-            if clash.any():
-                raise Fault(f"two programs touch one number of {tuple(self.tensor.shape)}: {text}")
 
 
 def lanes(operand: str) -> list[str]:
