@@ -464,7 +464,7 @@ def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkey
 
 def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
     args = (3, 4), ResizeSpec(), torch.device(DEVICE), 8
-    monkeypatch.setattr(matmul_triton, "_pinned", [])
+    monkeypatch.setattr(matmul_triton, "_pinned", {})
     capturing(monkeypatch)
     with pytest.raises(RuntimeError, match="run the model once before you capture"):
         matmul_triton._bands(*args)

@@ -230,7 +230,7 @@ def _empty_strips(facts: BatchFacts, cols: int, channels: int) -> Tensor:
     return torch.empty(rows, cols, channels, dtype=torch.float32, device=facts.heights.device)
 
 
-_pinned: list[Any] = []  # what CUDA graphs read, for as long as they may be replayed
+_pinned: dict[int, Bands] = {}  # what CUDA graphs read, for as long as they may be replayed
 _lost_on: dict[torch.device, Tensor] = {}
 _agreed: dict[tuple[Any, ...], bool] = {}
 
@@ -244,7 +244,7 @@ def _bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longes
     """The kept bands of a table (H0, W0); kept for good where a CUDA graph records their addresses."""
     bands = _kept_bands(size, spec, device, longest)
     if _in_cuda_graph(device):
-        _pinned.append(bands)
+        _pinned[id(bands)] = bands
     return bands
 
 
