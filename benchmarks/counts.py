@@ -21,18 +21,20 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from timm_naflex_fast.measure.bench.pos_embed import race as make
-from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Contender
+from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
-from timm_naflex_fast.measure.output import check_writable, number, print_table, write_json
+from timm_naflex_fast.measure.output import check_writable, write_json
 from timm_naflex_fast.measure.provenance import provenance
 
 CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
@@ -66,6 +68,9 @@ class Count:
     whole_writes: int = 0
 
 
+SHOWN = tuple(field.name for field in fields(Count))
+
+
 class _Counter(TorchDispatchMode):
     def __init__(self, whole: int, sample: int) -> None:
         super().__init__()
@@ -95,7 +100,7 @@ class _Counter(TorchDispatchMode):
         return out
 
     def _in_cache(self, tensor: Tensor, touched: dict[tuple[int, int], Any]) -> bool:
-        if tensor.layout != torch.strided or _bytes(tensor) > self._sample:
+        if _bytes(tensor) > self._sample:
             return False
         memory = tensor.untyped_storage()  # kept, so that no other tensor gets its address meanwhile
         key = memory._cdata, tensor.storage_offset()
@@ -137,10 +142,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """The memory behind a tensor: elements that an expanded dimension repeats count once."""
-    if tensor.layout == torch.sparse_csr:
-        return sum(map(_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
-    if tensor.layout == torch.sparse_coo:
-        return _bytes(tensor._indices()) + _bytes(tensor._values())
     n = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride()):
         n *= size if stride else min(size, 1)
@@ -165,7 +166,7 @@ def counted(whole: int, sample: int) -> Iterator[Count]:
         yield mode.count
 
 
-def count_step(contender: Contender, whole: int, batch: int) -> Count:
+def count_step(contender: Timed, whole: int, batch: int) -> Count:
     """What one run costs, after a first run that fills the caches."""
     contender.run(contender.prepare())
     argument = contender.prepare()
@@ -186,11 +187,9 @@ def count_race(
         narrow.append(counts)
     about = {name: race.about[name] for name in ("tokens", "grids")}
     about["x_bytes"] = race.about["x_bytes"] // NARROW[1] * channels
-    race_of = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels, **about)
-    return [
-        {**race_of, "contender": name, **asdict(_extend(narrow[0][name], count, channels))}
-        for name, count in counts.items()
-    ]
+    about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
+    found = {name: asdict(_extend(narrow[0][name], count, channels)) for name, count in counts.items()}
+    return [{**about, "contender": name, **count} for name, count in found.items()]
 
 
 def _extend(small: Count, large: Count, channels: int) -> Count:
@@ -220,42 +219,14 @@ def main() -> None:
     options = parser.parse_args()
     check_writable(options.json)
     rows = []
-    for workload in options.workload:
-        for batch in options.batch:
-            for phase in ("infer", "train"):
-                found = count_race(workload, batch, phase, channels=options.channels)
-                print(f"{workload} {phase}, B={batch}: {found[0]['grids']} grids, {found[0]['tokens']:,} tokens")
-                print_table(HEADINGS, [cells(row, found) for row in found])
-                rows += found
+    for workload, batch, phase in product(options.workload, options.batch, ("infer", "train")):
+        found = count_race(workload, batch, phase, channels=options.channels)
+        print(tabulate([{name: row[name] for name in ("contender", *SHOWN)} for row in found], "keys", intfmt=","))
+        rows += found
     if options.json:
         command = shlex.join(["uv", "run", "benchmarks/counts.py", *sys.argv[1:]])
         how = f"operators counted at {NARROW[0]} and {NARROW[1]} channels, bytes extended to {options.channels}"
         write_json(options.json, {**provenance(command), "how": how, "rows": rows})
-
-
-HEADINGS = (
-    "contender",
-    "GB by operators",
-    "GB of memory",
-    "times one plain add",
-    "operators",
-    "host waits",
-    "writes as large as x",
-)
-
-
-def cells(row: dict[str, Any], race: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """A contender's row under ``HEADINGS``, as text; ``race`` has the rows of all contenders."""
-    plain = next((other["memory"] for other in race if other["contender"] == PLAIN_ADD), None)
-    return (
-        row["contender"],
-        number((row["read"] + row["written"]) / 1e9),
-        number(row["memory"] / 1e9),
-        number(row["memory"] / plain) if plain else "-",
-        f"{row['operators']:,}",
-        str(row["host_waits"]),
-        f"{row['whole_writes']:,}",
-    )
 
 
 if __name__ == "__main__":

@@ -13,26 +13,26 @@ import sys
 
 import digits
 
+from timm_naflex_fast.cli import drift
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.drift import command
-from timm_naflex_fast.measure.models import reading
+from timm_naflex_fast.measure.models import load_errors
 
 
 def report(options: argparse.Namespace) -> int:
     options.command = shlex.join(["uv", "run", "examples/drift_report.py", *sys.argv[1:]])
     if options.model:
-        return command.drift(options)
+        return drift.drift(options)
     if options.images:
         raise ValueError("--images goes with --model NAME; without both, the digits are measured")
-    command.check(options)
+    drift.check(options)
     checkpoint = options.checkpoint or digits.CHECKPOINT
-    with reading(f"the checkpoint {checkpoint}"):
+    with load_errors(f"the checkpoint {checkpoint}"):
         model = digits.load_model(checkpoint)
     _, _, images, labels = digits.split()
     batches = list(digits.held_out_batches(images, labels))
     options.model = "digits NaFlexVit"
     options.max_seq_len = max(h * w for h, w in digits.HELD_OUT_GRIDS)
-    return command.measure_and_show(
+    return drift.measure_and_show(
         model,
         batches,
         options,
@@ -45,5 +45,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    command.add_arguments(parser)
-    sys.exit(cli.run("drift_report.py", report, parser.parse_args()))
+    drift.add_arguments(parser)
+    sys.exit(cli.call("drift_report.py", report, parser.parse_args()))

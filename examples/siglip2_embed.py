@@ -28,12 +28,13 @@ from timm.data import create_transform, resolve_data_config
 from timm.data.naflex_dataset import NaFlexCollator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.images import image_files
 from timm_naflex_fast.measure.models import load_model
-from timm_naflex_fast.measure.output import progress
+from timm_naflex_fast.measure.output import positive
 
 MODEL = "naflexvit_base_patch16_siglip.v2_webli"
 Settings = dict[str, Any]
@@ -206,15 +207,13 @@ def run(options: argparse.Namespace) -> int:
     saved = time.monotonic()
     try:
         with timm_naflex_fast.enable(model=model):
-            advance = progress("embedding", len(loader))
-            for indices, batch, unreadable in loader:
+            for indices, batch, unreadable in tqdm(loader, "embedding"):
                 skipped |= {names[left[i]]: why for i, why in unreadable.items()}
                 if batch is not None:
                     output.add([names[left[i]] for i in indices], embed(model, batch, options.device, dtype))
                 if time.monotonic() - saved >= options.save_every:
                     output.save()
                     saved = time.monotonic()
-                advance()
     finally:
         output.save()
     count = output.finish(skipped)
@@ -232,7 +231,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
     parser.add_argument("--model", default=MODEL, help="a timm NaFlexVit (%(default)s)")
     parser.add_argument("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
-    parser.add_argument("--weights", dest="checkpoint", action=OldName, metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
     parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     parser.add_argument("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
@@ -245,25 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
     parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")
-    return cli.run("siglip2_embed.py", run, parser.parse_args(argv))
-
-
-class OldName(argparse.Action):
-    """Take ``--weights`` for ``--checkpoint``, with a warning; to be removed after the next release."""
-
-    def __call__(self, parser: Any, options: Any, value: Any, name: str | None = None) -> None:
-        """Warn, and keep the value."""
-        print(
-            f"{parser.prog}: {name} is now called --checkpoint; the old name goes with the next release",
-            file=sys.stderr,
-        )
-        options.checkpoint = value
-
-
-def positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    return cli.call("siglip2_embed.py", run, parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import timm
@@ -34,6 +33,7 @@ from digits import (
 )
 from safetensors.torch import save_file
 from torch import nn
+from tqdm import tqdm
 
 MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
 RECIPE = {
@@ -105,32 +105,6 @@ def train(
         yield loss.item()
 
 
-@contextmanager
-def progress(total: int, show: bool) -> Iterator:
-    """Yield report(step, epoch, loss): a rich bar where rich is installed, else one line an epoch."""
-    try:
-        from rich.progress import Progress
-    except ImportError:
-        Progress = None
-    if not show:
-        yield lambda step, epoch, loss: None
-    elif Progress is None:
-        seen = set()
-
-        def line(step: int, epoch: int, loss: float) -> None:
-            if epoch not in seen:
-                seen.add(epoch)
-                print(f"epoch {epoch}: step {step}/{total}, loss {loss:.3f}", flush=True)
-
-        yield line
-    else:
-        with Progress() as bar:
-            task = bar.add_task("training", total=total)
-            yield lambda step, epoch, loss: bar.update(
-                task, completed=step, description=f"epoch {epoch}, loss {loss:.3f}"
-            )
-
-
 def main() -> None:
     args = parse_args()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -162,9 +136,9 @@ def main() -> None:
         rank=rank,
         world=world,
     )
-    with progress(total, show=rank == 0) as report:
-        for step, loss in enumerate(steps, 1):
-            report(step, (step - 1) // per_epoch + 1, loss)
+    bar = tqdm(steps, "training", total, disable=rank != 0)
+    for step, loss in enumerate(bar, 1):
+        bar.set_postfix(epoch=(step - 1) // per_epoch + 1, loss=f"{loss:.3f}")
     seconds = time.perf_counter() - start
 
     if rank == 0:

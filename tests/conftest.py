@@ -3,7 +3,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
-# each mutant of tools/mutation.py the same few.
+# each mutant of mutmut the same few.
 for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     settings.register_profile(
         profile,

@@ -1,6 +1,10 @@
 """The resampling as plain functions, for other libraries: tensors in, tensors out, no class of any library.
 
 Functions that end in ``_`` add into their first argument in place and return it.
+
+A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain tensor, the gradient
+a replicated DTensor, so every rank has to compute the same, as with tensor parallelism. A sharded one is a
+``ValueError`` that says what to give instead.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from .resampling import matrices
 from .resampling.checks import check_interpolation, check_size
 from .resampling.matrices import ResizeSpec
 from .strategies import STRATEGIES
+from .tracing import is_dtensor
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -78,6 +83,7 @@ def add_pos_embed_(
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
+    x, table = _plain(x, "x"), _of_this_rank(table)
     spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
@@ -128,6 +134,7 @@ def add_factorized_pos_embed_(
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
+    x, table_y, table_x = _plain(x, "x"), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
     spec = _spec(strategy, "bilinear", False, False, ar_preserving)
     dispatch.add(x, (table_y, table_x), patch_coord, spec, strategy)
     return x
@@ -178,6 +185,7 @@ def resample_pos_embeds(
     _check_table(table)
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
+    table = _of_this_rank(table)
     spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
@@ -210,6 +218,7 @@ def resample_pos_embed(
     _check_tensors(table=table)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
+    table = _of_this_rank(table)
     h, w = check_size(size)
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     spec = _spec("matmul", mode, antialias, align_corners, ar_preserving)
@@ -266,3 +275,25 @@ def _check_tensors(**tensors: Tensor) -> None:
         if not isinstance(tensor, Tensor) or tensor.is_complex():
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(f"{name} must be a tensor of real numbers; got {got}")
+
+
+def _of_this_rank(table: Tensor, name: str = "table") -> Tensor:
+    """The table itself; of a replicated DTensor, what this rank holds: its gradient is a replicated DTensor again.
+
+    So every rank must compute the same, as with tensor parallelism. Where ranks see different images, the caller says
+    that their gradients are to be added: ``table.to_local(grad_placements=[Partial()])``.
+    """
+    if not is_dtensor(table):
+        return table
+    if not all(placement.is_replicate() for placement in table.placements):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{name} is a DTensor of which no rank holds all: {table.placements}; "  # type: ignore[attr-defined]
+            f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
+        )
+    return table.to_local()  # type: ignore[attr-defined]
+
+
+def _plain(x: Tensor, name: str) -> Tensor:
+    if is_dtensor(x):
+        raise ValueError(f"{name} is a DTensor, which cannot be added to in place; give {name}.to_local()")
+    return x

@@ -2,19 +2,21 @@
 
 Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers them all. This
 file writes the formula out and does not read it off ``F.interpolate``, which has no other cubic coefficient and no
-other positions.
+other positions. Nor does ``closed_form`` have them, whose positions are rounded as PyTorch rounds them.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .resampling.closed_form import keys
 from .resampling.grids import sizes_on_host
 
 Sizes = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
@@ -35,6 +37,7 @@ class Convention:
         transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or the "table".
         merge: tokens come in blocks of merge x merge cells.
         bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the "weights" in ``A_n``.
+        drops_border: without antialiasing too, taps outside the table are dropped, not moved to its border.
     """
 
     mode: str = "bicubic"
@@ -46,34 +49,29 @@ class Convention:
     transposed: str | None = None
     merge: int = 1
     bfloat16: str | None = None
+    drops_border: bool = False
 
     def matrix(self, n: int, n0: int, keep: int) -> Tensor:
         """The first ``keep`` rows of ``A_n`` (n, n0), float64."""
         cells, to = torch.arange(n0, dtype=torch.float64), torch.arange(n, dtype=torch.float64)[:keep, None]
         scale = n0 / n if not self.align_corners else (n0 - 1) / (n - 1) if n > 1 else 0.0
-        if self.antialias:
-            # Taps outside the table are dropped, and the weights of the others are scaled to a sum of 1. PyTorch's
-            # centres are those of half pixels, whatever align_corners says.
-            half = 0.5 if self.half_pixel or self.align_corners else 0.0
-            center = scale * (to + half) - half
-            weights = self._filter((cells - center) / max(scale, 1.0))
+        # PyTorch's centres with antialiasing are those of half pixels, whatever align_corners says.
+        half = 0.5 if self.half_pixel or (self.antialias and self.align_corners) else 0.0
+        centre = scale * (to + half) - half
+        if self.antialias or self.drops_border:
+            # Taps outside the table are dropped, and the weights of the others are scaled to a sum of 1.
+            weights = self._filter((cells - centre) / (max(scale, 1.0) if self.antialias else 1.0))
             weights = weights / weights.sum(1, keepdim=True)
         else:
             # Taps outside the table take the value of its border.
-            position = scale * (to + 0.5) - 0.5 if self.half_pixel else scale * to
-            taps = position.floor() + torch.arange(-1, 3)
+            taps = centre.floor() + torch.arange(-1, 3)
             weights = torch.zeros(len(to), n0, dtype=torch.float64)
-            weights.scatter_add_(1, taps.clamp(0, n0 - 1).long(), self._filter(taps - position))
+            weights.scatter_add_(1, taps.clamp(0, n0 - 1).long(), self._filter(taps - centre))
         return weights.bfloat16().double() if self.bfloat16 == "weights" else weights
 
     def _filter(self, x: Tensor) -> Tensor:
-        """The weight of a tap at distance x: a triangle, or the cubic kernel of Keys (1981)."""
-        x, a = x.abs(), self.cubic_coefficient
-        if a is None:
-            return (1 - x).clamp(min=0)
-        near = ((a + 2) * x - (a + 3)) * x * x + 1
-        far = (((x - 5) * x + 8) * x - 4) * a
-        return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
+        """The weight of a tap at distance x: a triangle, or the cubic kernel."""
+        return (1 - x.abs()).clamp(min=0) if self.cubic_coefficient is None else keys(x.abs(), self.cubic_coefficient)
 
     def grid(self, table: Tensor, h: int, w: int) -> Tensor:
         """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not changed."""
@@ -106,11 +104,52 @@ def conventions(sizes: Sizes) -> Iterator[Convention]:
         (None, "order", "size", "table"),
         (False, True),
         [(False, True), (True, False), (False, False)],
-        (True, False),
+        [(True, False), (False, False), (False, True)],
         [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75)],
     )
-    for rounded, merge, transposed, ar, (corners, half), antialias, (mode, coefficient) in choices:
-        yield Convention(mode, antialias, corners, half, ar, coefficient, transposed, merge, rounded)
+    for rounded, merge, transposed, ar, (corners, half), (antialias, drops), (mode, coefficient) in choices:
+        if mode == "bicubic" or not drops:  # bilinear taps are outside only where all weight is on the border's cell
+            yield Convention(mode, antialias, corners, half, ar, coefficient, transposed, merge, rounded, drops)
+
+
+class Family(NamedTuple):
+    """The models that share a vision tower: how it resamples its table, and that table's side."""
+
+    convention: Convention
+    side: int
+
+
+_BICUBIC = Convention("bicubic", antialias=False, cubic_coefficient=-0.75)
+_BILINEAR = Convention("bilinear", antialias=False, cubic_coefficient=None)
+_SIGLIP2 = Family(Convention("bilinear", cubic_coefficient=None), 16)
+FAMILIES = {
+    "siglip2": _SIGLIP2,  # NaFlex
+    "lfm2-vl": _SIGLIP2,
+    "moonvit": Family(_BICUBIC, 64),  # Kimi-VL, Kimi-K2.5
+    "qwen3-vl": Family(replace(_BILINEAR, align_corners=True, half_pixel=False, merge=2), 48),
+    "ovis2.5": Family(replace(_BICUBIC, merge=2), 32),
+    "radio": Family(replace(_BILINEAR, ar_preserving=True), 128),
+}
+"""Tests compare each with the original library's own code, where it is installed."""
+
+
+def question(family: str) -> dict[str, Tensor]:
+    """The table (H0, W0, 8) float32 and the sizes (B, 2) that a port of this family is to resample.
+
+    The same numbers everywhere: Python's generator, unlike PyTorch's, promises that.
+
+    Raises:
+        ValueError: an unknown family; names those that there are.
+    """
+    side, draw = _family(family).side, random.Random(0).random
+    table = torch.tensor([2 * draw() - 1 for _ in range(side * side * 8)]).view(side, side, 8)
+    return {"table": table, "sizes": torch.tensor([(12, 20), (30, 8), (4, 18)])}
+
+
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise ValueError(f"family={name!r} is not known; valid: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
 
 
 def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[float, dict[str, Any]]]:
@@ -120,7 +159,8 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
         table: (H0, W0, C) or (1, H0, W0, C), floating point.
         size: (h, w) or, with t frames, (t, h, w); (B, 2) or (B, 3) for results packed one after the other. A tensor or
             a sequence.
-        result: the tokens, (sum of t*h*w, C), or any shape with as many elements in that order.
+        result: the tokens, (sum of t*h*w, C), or any shape with as many elements in that order; or padded, (B, N, C),
+            of which each image's first t*h*w tokens are looked at.
 
     Returns:
         ``(error, settings)`` of every convention, the smallest error first: the largest difference, relative to the
@@ -128,7 +168,9 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
         agree on these sizes, the plainest comes first: a table made larger shows nothing of antialiasing.
 
     Raises:
-        ValueError: shapes that do not fit, sizes below 1, or numbers that are not finite.
+        ValueError: tensors that are not floating point, shapes that do not fit, sizes below 1, numbers that are not
+            finite, a result of zeros, or a table that tells nothing: what is the same in every cell, every convention
+            keeps.
 
     >>> from timm_naflex_fast.functional import resample_pos_embed
     >>> table = torch.randn(16, 16, 8)
@@ -139,11 +181,22 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     table = _check_table(table)
     given = torch.as_tensor(size)
     sizes = sizes_on_host(given[None] if given.ndim == 1 else given)
+    if not sizes:
+        raise ValueError("sizes must name at least one grid; there is none")
     tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        got = result.dtype if isinstance(result, Tensor) else type(result).__name__
+        raise ValueError(f"result must be a floating point tensor; got {got}")
+    if result.ndim == 3 and len(result) == len(sizes) and result.shape[1] * len(sizes) > tokens:
+        result = torch.cat([image[: t * h * w] for image, (t, h, w) in zip(result, sizes)])
     if result.numel() != tokens * channels:
         raise ValueError(f"result must have {tokens} tokens of {channels} channels; got shape {tuple(result.shape)}")
     if not (torch.isfinite(table).all() and torch.isfinite(result).all()):
         raise ValueError("table and result must be finite; they hold NaN or infinity")
+    if not result.any():
+        raise ValueError("result must hold embeddings; it is zero everywhere")
+    if (table == table[:1, :1]).all():
+        raise ValueError("cannot tell: the table must differ from cell to cell; it is the same everywhere")
     result = result.detach().cpu().double().reshape(tokens, channels)
     some = slice(None, None, -(-channels // 32))  # every channel follows the same convention: 32 find the best ten
     found = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
@@ -176,6 +229,7 @@ def words(convention: Convention) -> str:
         exchanged.get(c.transposed or "", ""): c.transposed,
         f"tokens in {c.merge} x {c.merge} blocks": c.merge > 1,
         f"{c.bfloat16} rounded to bfloat16": c.bfloat16,
+        "taps outside the table dropped": c.drops_border,
     }
     return f"{c.mode} {', '.join(part for part, holds in parts.items() if holds)}"
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from .patching.install import disable, enable, status
+from .patching.install import disable, enable, snapshot, status
 from .patching.settings import MODES, default_mode
 from .resampling import cache
 
@@ -33,9 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Patch the library until the run ends."""
     libraries = config.getoption("naflex_library")
-    how: dict[str, Any] = {"library": tuple(libraries)} if libraries else {}
     try:
-        handle = enable(config.getoption("naflex_mode") or default_mode(), **how)
+        handle = enable(config.getoption("naflex_mode") or default_mode(), library=tuple(libraries or ["timm"]))
     except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(f"timm_naflex_fast: {error}") from error
     config.add_cleanup(handle.restore)
@@ -62,27 +60,26 @@ def _look_for_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @contextmanager
 def no_leaks() -> Iterator[None]:
     """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
-    flags, before, kept = status().flags, _patches(), _tables()
+    put_back, before, kept = snapshot(), _patches(), _tables()
     yield
     if _patches() != before:
-        gc.collect()  # a model's choice ends with the model
+        gc.collect()  # a model's settings end with the model
     after = _patches()
     leaks = [f"{what}: {after[what]}, before: {then}" for what, then in before.items() if after[what] != then]
     if not after["replaced methods"] and _tables() > kept:
         leaks.append(f"{_tables() - kept} finished tables in the cache; timm_naflex_fast.disable() drops them")
     if leaks:
-        disable()
-        if not flags.is_stock:
-            enable(**asdict(flags))
+        disable()  # kept tables too
+        put_back()
         pytest.fail(f"the test left {'; '.join(leaks)}", pytrace=False)
 
 
 def _patches() -> dict[str, Any]:
     now = status()
     return {
-        "the choice for every model": now.flags,
-        "models with their own choice": sorted(map(str, now.models)),
-        "replaced methods": len(now.replaced),
+        "the settings for every model": now.flags,
+        "the settings of models": sorted(map(str, now.models)),
+        "replaced methods": now.replaced,
     }
 
 

@@ -19,17 +19,19 @@ NAME = "naflexvit_base_patch16_gap"
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """timm's model, but small: one block of 32 channels."""
+    """timm's model, but small: one block of 32 channels; timed once, however noisy the machine is."""
+    monkeypatch.setattr("timm_naflex_fast.measure.bench.race.DISTURBED", float("inf"))
     import timm
 
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: create(*a, **k, embed_dim=32, depth=1, num_heads=2))
-    return load_model(NAME, random_weights=True, num_classes=bench_model.CLASSES)[0]
+    return load_model(NAME, random_weights=True, num_classes=1000)[0]
 
 
 @pytest.mark.ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
-    options = ["--model", NAME, "--batch", "2", "--seq-len", "16", "--rounds", "3", "--json", str(tmp_path / "m.json")]
+    options = ["--model", NAME, "--batch", "2", "--max-seq-len", "16", "--rounds", "3"]
+    options += ["--json", str(tmp_path / "m.json")]
     assert cli.main(["bench", *options]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith(
@@ -47,7 +49,7 @@ def test_end_to_end(tiny, tmp_path, capsys):
 
 @pytest.mark.ran("matmul")
 def test_on_a_folders_sizes(tiny, photos, capsys):
-    options = ["--sizes-from", str(photos), "--seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
+    options = ["--sizes-from", str(photos), "--max-seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
     assert cli.main(["bench", "--model", NAME, *options]) == 0
     assert "(photos, float32)" in capsys.readouterr().out.splitlines()[-1]
 
@@ -59,11 +61,11 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     tiny.embeds.forward = lambda *a, **k: seen.append(timm_naflex_fast.status().models) or forward(*a, **k)
     before = tiny.embeds.pos_embed.detach().clone()
     with ExitStack() as on:
-        rows = run(bench_model.race(tiny, WORKLOADS["siglip"], 2, "float32", phase, ["stock", "matmul"], on), 2)
+        run(bench_model.race(tiny, WORKLOADS["siglip"], 2, "float32", phase, ["stock", "matmul"], on), 2)
     assert {len(models) for models in seen} == {0, 1} and len(seen) == 6  # stock runs with nothing patched
     assert all(models[0].pos_embed == "matmul" for models in seen if models)
     assert torch.equal(tiny.embeds.pos_embed, before) is (phase == "infer")  # AdamW stepped
-    assert [row.ours for row in rows] == [False, True] and tiny.training is (phase == "train")
+    assert tiny.training is (phase == "train")
     assert is_pristine()
 
 

@@ -1,6 +1,8 @@
 """What bench and drift share: provenance, tables, progress, files, plot style."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from timm_naflex_fast.measure.provenance import provenance
 
 def test_provenance():
     about = provenance("naflex-fast bench")
-    assert list(about) == ["command", "date", "machine", "python", "torch", "timm"]
+    assert list(about) == ["command", "commit", "date", "machine", "python", "torch", "timm"]
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|release .*", about["commit"])
     assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
 
 
@@ -44,16 +47,39 @@ def test_writable_files(tmp_path):
         output.check_writable(tmp_path)
 
 
-@pytest.mark.parametrize(("first", "lines"), [(2.0, [2, 4]), (4.0, [1, 3, 4])])
-def test_progress_prints_a_line_every_ten_seconds_and_after_a_long_first_part(first, lines, capsys, monkeypatch):
-    clock = iter([0.0, first, 12.0, 14.0, 24.0])
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
-    advance = output.progress("measuring", 4)
-    for _ in range(4):
-        advance()
-    printed = capsys.readouterr().err.splitlines()
-    assert [int(line.split()[1]) for line in printed] == lines
-    assert printed[0].endswith("of 4 done, about 0.2 minutes left")
+def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    old, new = tmp_path / "old.md", tmp_path / "new.md"
+    old.write_text("the old report")
+
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    for step in ("replace", "write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, step, full)
+            with pytest.raises(OSError, match="no space"):
+                output.write_files({old: "x", new: "y"})
+        assert [path.name for path in tmp_path.iterdir()] == ["old.md"] and old.read_text() == "the old report"
+    output.write_files({old: "a byte: \udcff", new: "y"})
+    assert old.read_text() == "a byte: \\udcff" and sorted(p.name for p in tmp_path.iterdir()) == ["new.md", "old.md"]
+    output.write_json("/dev/null", {})
+    assert not Path("/dev/null").is_file()
+
+
+def test_json_has_no_nan(tmp_path):
+    output.write_json(tmp_path / "a.json", {"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
+
+
+def test_a_locked_file_is_not_replaced(tmp_path):
+    (tmp_path / "old.json").write_text("kept")
+    (tmp_path / "old.json").chmod(0o444)
+    with pytest.raises(OSError, match="cannot be written"):
+        output.check_writable(tmp_path / "old.json")
+
+
+def test_what_is_printed_is_one_line_of_text():
+    assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
 
 
 def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
@@ -65,16 +91,3 @@ def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
         assert image.mode == "RGBA" and np.asarray(image)[0, 0, 3] == 0
     assert len(style.COLOURS) == len(set(style.COLOURS.values()))
     assert {*NAMES, PLAIN_ADD} == {*style.COLOURS}
-
-
-def test_names_of_earlier_releases_warn_and_work():
-    from timm_naflex_fast.measure.contenders import CONTENDERS, present_name
-
-    assert all(present_name(name) == name for name in CONTENDERS)
-    for old, new in (
-        ("stock-bilinear", "timm-flag-bilinear"),
-        ("issue-2514", "issue-2514-zeros"),
-        ("floor", "plain-add"),
-    ):
-        with pytest.warns(FutureWarning, match=f"{old!r} is now called {new!r}"):
-            assert present_name(old) == new

@@ -23,7 +23,8 @@ from timm_naflex_fast.measure.bench.workloads import (
     folder_workload,
     read_sizes,
 )
-from timm_naflex_fast.measure.contenders import LEARNED, OURS, use
+from timm_naflex_fast.measure.contenders import LEARNED, use
+from timm_naflex_fast.names import STRATEGIES
 
 
 def test_the_six_workloads():
@@ -104,7 +105,7 @@ def small():
         )
 
 
-PHASES, CONTENDERS = pos_embed.CHOICES["phases"], pos_embed.CHOICES["contenders"]
+PHASES, CONTENDERS = pos_embed.DEFAULTS["phases"], pos_embed.DEFAULTS["contenders"]
 GRIDS = [(5, 7), (4, 4), (9, 31)]
 
 
@@ -137,7 +138,7 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
         reference.pos_embed_interp_mode = "bilinear"
     with ExitStack() as on:
         on.enter_context(use(name, embeds))
-        contender = pos_embed._contender(name, embeds, coord, x, g, cycle(values))
+        contender = pos_embed._timed(name, embeds, coord, x, g, cycle(values))
         for value in values:
             given = contender.prepare()
             assert given.data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
@@ -178,7 +179,7 @@ def test_every_contender_has_the_same_x_and_its_own_choice():
     with ExitStack() as on:
         found = pos_embed.race(WORKLOADS["siglip"], 2, "bfloat16", "infer", CONTENDERS, on, channels=4)
         assert [c.name for c in found.contenders] == [n for n in CONTENDERS if n not in found.about["left_out"]]
-        assert {flags.pos_embed for flags in status().models} == {"stock", *OURS}
+        assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGIES}
         xs = [c.prepare() for c in found.contenders if c.name != PLAIN_ADD]
         assert all(x is xs[0] for x in xs) and xs[0].dtype == torch.bfloat16
         grids = WORKLOADS["siglip"].grids(2)
@@ -237,10 +238,14 @@ def test_folders_without_images(what, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_batches_of_a_folder_take_each_image_before_any_again():
+def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():
     images = [(1, n) for n in range(1, 11)]
     workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])
     assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
     grids = workload.grids(25)
     assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
     assert workload.grids(25) == grids and len(set(grids[20:])) == 5
+    files = [(16, 16)] * 90 + [(n, 20) for n in range(1, 16)]  # the first ones are alike
+    assert len(set(folder_workload("x", files[90:], WORKLOADS["siglip"]).grids(8))) == 8
+    some = folder_workload("x", files, WORKLOADS["siglip"]).grids(16)
+    assert 12 <= some.count((16, 16)) <= 15

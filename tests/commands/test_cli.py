@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import timm_naflex_fast
-from timm_naflex_fast.cli.main import COMMANDS, main
+from timm_naflex_fast.cli.main import COMMANDS, call, main
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
 WITHOUT_TORCH = """
@@ -75,8 +75,8 @@ def test_info_outside_a_run(capsys):
     assert "NaFlexEmbeds._apply_learned_naflex_pos_embed" in capsys.readouterr().out
 
 
-# Installed only by those who use it, or brought by torch (triton) and by torchvision (Pillow, NumPy).
-OPTIONAL = {"pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy"}
+# Installed only by those who use it, or brought by torch (triton), torchvision (Pillow, NumPy) and timm (tqdm).
+OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy"}
 
 
 def test_dependencies_are_what_is_imported():
@@ -92,3 +92,35 @@ def test_dependencies_are_what_is_imported():
     ours = {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"}
     assert runtime <= imported
     assert imported - ours - OPTIONAL <= runtime | extra
+
+
+def naflex(*words, prelude="", **options):
+    """Start the command with a prelude in shell: redirections."""
+    line = f'exec "$0" -m timm_naflex_fast {" ".join(words)} {prelude}'
+    return subprocess.run(["sh", "-c", line, sys.executable], text=True, timeout=120, **options)
+
+
+def test_a_closed_stdout_or_stderr_is_one_line():
+    pipe = subprocess.PIPE
+    done = naflex("bench", prelude=">&-", stderr=pipe)
+    assert (done.returncode, done.stderr) == (2, "naflex-fast bench: stdout or stderr is closed\n")
+    done = naflex("drift", prelude="2>&-", stdout=pipe)
+    assert (done.returncode, done.stdout) == (2, "naflex-fast drift: stdout or stderr is closed\n")
+    done = naflex("info", prelude=">/dev/full", stderr=pipe)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space" in done.stderr
+
+
+def test_ctrl_c_is_one_line(capsys):
+    def stopped(options):
+        raise KeyboardInterrupt
+
+    assert call("naflex-fast drift", stopped, None) == 130
+    assert capsys.readouterr().err == "naflex-fast drift: interrupted\n"
+
+
+def test_errors_are_one_line_of_text(capsys):
+    def fails(options):
+        raise ValueError("a\nb\x1b[31m")
+
+    assert call("x", fails, None) == 2
+    assert capsys.readouterr().err == "x: a\\nb\\x1b[31m\n"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.contenders import OURS
-from timm_naflex_fast.measure.drift.report import cells, columns
-from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.measure.drift.report import columns, row_text
+from timm_naflex_fast.measure.drift.survey import Drift, survey
 from timm_naflex_fast.measure.images import NaFlexImages, image_files, image_sources
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.names import STRATEGIES
 
-KEYS = {"embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours", "agreement", "accuracy"}
+KEYS = {field.name for field in fields(Drift)}
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_without_labels_and_without_a_classifier():
     assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement is None
     headings = columns(found.drift["stock"])
     assert list(headings) == ["embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours"]
-    assert len(cells(found.drift["matmul"], headings)) == 4
+    assert len(row_text(found.drift["matmul"], headings)) == 4
     found = survey(small_vit(), batches(labels=False), ["matmul"])
     assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement == 1
     assert list(columns(found.drift["stock"]))[-1] == "agreement"
@@ -117,7 +118,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_one_line(kind, photos, tmp_path, 
 @pytest.mark.parametrize("where", ["below", "instead of"])
 def test_results_that_cannot_be_written_are_noticed_first(where, photos, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("timm_naflex_fast.measure.models.load_model", None)  # reached, it would be a traceback
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)  # reached, it would be a traceback
     file = tmp_path / "file"
     file.write_text("")
     target = file / "folder" if where == "below" else file
@@ -133,7 +134,7 @@ def test_names_of_options_need_no_torch():
     code += "root = pathlib.Path(importlib.util.find_spec('timm_naflex_fast').origin).parent\n"
     code += "package = types.ModuleType('timm_naflex_fast'); package.__path__ = [str(root)]\n"  # not its __init__
     code += "sys.modules['timm_naflex_fast'] = package\n"
-    code += "import argparse, timm_naflex_fast.measure.drift.command as c\n"
+    code += "import argparse, timm_naflex_fast.cli.drift as c\n"
     code += "c.add_arguments(argparse.ArgumentParser())"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -156,7 +157,7 @@ def test_command_line_on_a_local_checkpoint(photos, tmp_path, capsys):
     checkpoint = tmp_path / "stand_in.safetensors"
     save_file(model.state_dict(), checkpoint)
     command = ["drift", "--model", name, "--checkpoint", str(checkpoint), "--images", str(photos)]
-    command += ["--out", str(tmp_path / "out"), "--contenders", *OURS]
+    command += ["--out", str(tmp_path / "out"), "--contenders", *STRATEGIES]
     assert cli.main([*command, "--max-seq-len", "48"]) == 0
     text = capsys.readouterr().out
     assert "stand_in.safetensors" in text and "3 images" in text and "interpolate_cached" in text

@@ -7,9 +7,10 @@ from measured import GRIDS, WITHOUT_HF, batches, table_model
 from oracles import embed, small_vit, vit_batch
 
 from timm_naflex_fast import status
-from timm_naflex_fast.measure.contenders import NAMES, OURS, missing, use
+from timm_naflex_fast.measure.contenders import NAMES, missing, use
 from timm_naflex_fast.measure.drift.metrics import agreement, cosine_distance, nearest, relative_rms
 from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.names import STRATEGIES
 from timm_naflex_fast.patching.settings import MODES
 
 OTHERS = [name for name in NAMES if name not in MODES]
@@ -49,7 +50,7 @@ def test_nearest_by_hand():
 
 
 def test_names():
-    assert ("stock", *OURS) == MODES
+    assert ("stock", *STRATEGIES) == MODES
 
 
 def formula(name, table, h, w, mode):
@@ -119,7 +120,7 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason():
 @pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_survey_of_a_tiny_model():
     model = table_model(pos_embed_grid_size=(12, 8))
-    found = survey(model, batches(labels=True), WITHOUT_HF, pictures=3)
+    found = survey(model, list(batches(labels=True)), WITHOUT_HF, pictures=True)
     assert found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
     assert all(found.exact(name) for name in ("stock", "interpolate_cached", "matmul"))
     assert not found.exact("grid_sample") and found.drift["stock"].embed_max_abs == 0
@@ -132,10 +133,10 @@ def test_survey_of_a_tiny_model():
     assert [grid.grid for grid in found.grids] == [(5, 2), (6, 6), (3, 4), (2, 9)]
     assert [grid.shrink for grid in found.grids] == [4, 2, 4, 6]
     assert sum(grid.images for grid in found.grids) == 8
-    one = found.pictures[0]
-    assert one.pixels.shape[:2] == (3 * 4, 4 * 4) and set(one.maps) == {"grid_sample", "issue-2514-zeros"}
-    assert one.maps["grid_sample"].shape == (3, 4)
-    assert len({picture.maps["grid_sample"].shape for picture in found.pictures}) == 3
+    worst, median, shrunk = found.pictures
+    assert "the worst of 8 images" in worst.name and "the median" in median.name
+    assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps["grid_sample"].shape == (2, 9)
+    assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
 
 
 @pytest.mark.ran("matmul")

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from timm_naflex_fast.cli import identify as command
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import Convention
+from timm_naflex_fast.identify import FAMILIES, Convention, question
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
@@ -61,3 +62,55 @@ def test_the_command_on_noise_and_on_wrong_files(identify, tmp_path, capsys):
         assert main(["identify", str(tmp_path / f"{name}.safetensors")]) == 2
         err = capsys.readouterr().err
         assert words in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "tensors, words",
+    [
+        ({"result": torch.ones(144, 3, dtype=torch.int32)}, "result must be a floating point tensor"),
+        ({"result": torch.ones(144, 3, dtype=torch.bool)}, "result must be a floating point tensor"),
+        ({"result": torch.ones(144, 3, dtype=torch.complex64)}, "result must be a floating point tensor"),
+        ({"result": torch.zeros(144, 3)}, "zero everywhere"),
+        ({"result": torch.zeros(0, 3), "sizes": torch.zeros(0, 2, dtype=torch.int64)}, "at least one grid"),
+        ({"result": torch.ones(144, 3), "table": torch.ones(8, 9, 3)}, "cannot tell"),
+        ({"result": torch.ones(144, 3), "table": torch.ones(8, 9, 3, dtype=torch.int64)}, "floating point"),
+        ({"result": torch.ones(144, 3), "table": torch.zeros(0)}, "table must be"),
+    ],
+    ids=str,
+)
+def test_data_that_cannot_be_compared_is_one_line(tensors, words, tmp_path, capsys):
+    file = str(tmp_path / "odd.safetensors")
+    save_file({"table": TABLE, "sizes": torch.tensor(SIZES)} | tensors, file)
+    assert main(["identify", file]) == 2
+    out, err = capsys.readouterr()
+    assert words in err and err.count("\n") == 1 and not out
+
+
+def test_sizes_that_cannot_tell_are_said_to(tmp_path, capsys):
+    """On a table made larger, antialiasing changes nothing."""
+    file, sizes = str(tmp_path / "large.safetensors"), [(1, 16, 18)]
+    result = Convention("bilinear", cubic_coefficient=None).tokens(TABLE.double(), sizes).float()
+    save_file({"table": TABLE, "sizes": torch.tensor(sizes), "result": result}, file)
+    assert main(["identify", file]) == 0
+    out = capsys.readouterr().out
+    assert "this is the reference" in out and "; on these sizes 3 other conventions give the same" in out
+
+
+def test_the_family_may_be_named_and_its_question_written(tmp_path, capsys):
+    assert command.FAMILIES.split(", ") == list(FAMILIES)
+    file = str(tmp_path / "new.safetensors")
+    assert main(["identify", "--family", "qwen3-vl", "--write", file]) == 0
+    assert capsys.readouterr().out.endswith("table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\n")
+    assert main(["identify", "--family", "qwen3-vl", file]) == 2
+    assert "lacks result" in capsys.readouterr().err
+    for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
+        assert main(["identify", "--write", nowhere]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert main(["identify", "--family", "clip", file]) == 2
+    assert "family='clip' is not known; valid: siglip2, lfm2-vl" in capsys.readouterr().err
+    sizes = [(1, h, w) for h, w in question("qwen3-vl")["sizes"].tolist()]
+    port = Convention("bilinear", cubic_coefficient=None, merge=2)
+    result = port.tokens(question("qwen3-vl")["table"].double(), sizes)
+    save_file({"result": result.float()}, file)
+    assert main(["identify", "--family", "qwen3-vl", file]) == 1
+    assert "the reference is bilinear without antialiasing, aligned corners, tokens in 2 x 2" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
     (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
     assert run(tmp_path, *options) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
-    assert "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed" in out
+    assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
     assert is_pristine()
 
 
@@ -96,11 +96,50 @@ def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
     assert run(tmp_path, "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached") == 0, (
         capsys.readouterr()
     )
-    assert "Siglip2VisionEmbeddings.forward" in capsys.readouterr().out
+    assert "transformers: position embeddings" in capsys.readouterr().out
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
     (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass")
     assert run(tmp_path, "--naflex-library", "vllm") == pytest.ExitCode.USAGE_ERROR
     assert "'vllm' is not valid for library" in capsys.readouterr().err
+
+
+THEIR_LEAKS = """
+from timm.models.naflexvit import NaFlexEmbeds
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+from oracles import small_vit
+from test_transformers import made
+import pytest, timm_naflex_fast
+from timm_naflex_fast import disable, enable, status
+
+def as_it_began():
+    assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
+    assert status().models == (status().flags,) and not any(name.startswith("NaFlex") for name in status().replaced)
+
+@pytest.fixture(scope="module", autouse=True)
+def tower():
+    tower = made("siglip2")
+    with enable("interpolate_cached", model=tower):
+        yield tower
+
+def test_leaves_a_mode(): enable("matmul", library="transformers")
+def test_after_a_mode(): as_it_began()
+def test_leaves_timm(): enable("matmul")
+def test_after_timm(): as_it_began()
+def test_leaves_stock(): disable()
+def test_after_stock(): as_it_began()
+"""
+
+
+def test_leaks_of_another_library_are_put_back(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.21")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "patching"))
+    (tmp_path / "test_their_leaks.py").write_text(THEIR_LEAKS)
+    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached", "--naflex-leaks"
+    assert run(tmp_path, *options) == pytest.ExitCode.TESTS_FAILED
+    out = capsys.readouterr().out
+    errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
+    assert errors == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"] and "FAILED" not in out, out
+    assert is_pristine() and timm_naflex_fast.status().replaced == {}
 
 
 def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):
@@ -137,4 +176,4 @@ def test_the_fixture_alone(tmp_path, capsys):
     )
     assert run(tmp_path) == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
-    assert "1 error" in out and "2 passed" in out and "left the choice for every model" in out
+    assert "1 error" in out and "2 passed" in out and "left the settings for every model" in out

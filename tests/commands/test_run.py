@@ -219,6 +219,26 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(executed, monkeypatch, cap
     assert not executed and status().flags.is_stock
 
 
+def test_options_of_python_reach_the_script(tmp_path):
+    (tmp_path / "script.py").write_text("import sys; print(sys.stdout.write_through, sys.flags.interactive)")
+    given = "import sys\nsys.exit(3)\n"
+    theirs, ours = (run("script.py", launch=["-u", "-i", *launch], cwd=tmp_path, given=given) for launch in ([], RUN))
+    assert theirs[:2] == ours[:2] == (3, "True 1\n")
+
+
+def test_a_timm_without_naflex_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
+    monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
+    assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
+
+
+def test_a_package_that_pythonpath_cannot_hold(executed, monkeypatch, capfd):
+    monkeypatch.setattr(launcher, "STARTUP", f"/home/a{os.pathsep}b/startup")
+    assert main(["run", "script.py"]) == 2 and not executed
+    err = capfd.readouterr().err
+    assert "PYTHONPATH cannot hold /home/a" in err and err.count("\n") == 1
+
+
 def test_a_python_that_ignores_the_environment_is_refused():
     code, _, err = run("-", launch=["-I", *RUN])
     assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1

@@ -117,8 +117,7 @@ def test_stopped_by_an_error_keeps_what_was_done(photos, weights, tmp_path, monk
         return embed(*given)
 
     monkeypatch.setattr(siglip2_embed, "embed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        siglip2_embed.main(arguments(photos, out, weights))
+    assert siglip2_embed.main(arguments(photos, out, weights)) == 130  # as a shell reports Ctrl-C
     assert [len(read(part)[0]) for part in Path(f"{out}.parts").glob("*")] == [2]
     assert siglip2_embed.main(arguments(photos, out, weights)) == 0
     assert len(calls) == 4 and len(read(out)[0]) == 5
@@ -207,7 +206,3 @@ def test_bad_weights(photos, tmp_path, capsys):
     missing = tmp_path / "none.safetensors"
     assert siglip2_embed.main(arguments(photos, tmp_path / "out.safetensors", missing)) == 2
     assert "no checkpoint at" in capsys.readouterr().err
-    old = [str(photos), "--out", str(tmp_path / "out"), "--weights", str(missing)]
-    assert siglip2_embed.main(old) == 2
-    warning, error = capsys.readouterr().err.splitlines()
-    assert "--weights is now called --checkpoint" in warning and str(missing) in error

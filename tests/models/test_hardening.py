@@ -172,7 +172,7 @@ def test_info_says_what_a_report_needs(capsys):
         embed(model), embed(model)
         assert main(["info"]) == 0
     out = capsys.readouterr().out
-    assert "NaFlexEmbeds._apply_learned_pos_embed" in out and f"{torch.__version__.split('+')[0]}" in out
-    for line in ("timm-naflex-fast  ", "triton ", "CUDA ", "of 512 MiB kept", "resized tables"):
+    assert "timm: position embeddings  interpolate_cached" in out and f"{torch.__version__.split('+')[0]}" in out
+    for line in ("timm-naflex-fast  ", "triton ", "CUDA ", "of 512 MiB cached", "resized tables"):
         assert line in out
     assert " 0 resized tables" not in out

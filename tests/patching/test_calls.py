@@ -1,5 +1,6 @@
 """Proof of effect: who computed what since enable(), and why a library's own code ran instead."""
 
+import sys
 import warnings
 from contextlib import nullcontext
 
@@ -8,11 +9,13 @@ import torch
 from oracles import BATCH, NEW_TIMM, STOCK, embed, row_major, small_vit
 from timm.layers import patch_embed
 from timm.models.naflexvit import NaFlexEmbeds
+from torch import nn
+from torch.nn.utils import parametrize
 
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library, timm
 from timm_naflex_fast.patching.install import Status
-from timm_naflex_fast.patching.settings import Flags
+from timm_naflex_fast.patching.settings import Settings
 
 
 @pytest.mark.usefixtures("clean")
@@ -81,7 +84,7 @@ def test_enabled_and_never_used_is_said():
     assert "(nothing yet)" in str(status())
 
 
-@pytest.mark.skipif(timm.FLAG != "grid_sample", reason="the flag of older timm cannot be vmapped")
+@pytest.mark.skipif(timm.TIMM_SAMPLER != "grid_sample", reason="the flag of older timm cannot be vmapped")
 @pytest.mark.usefixtures("clean")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model = small_vit().requires_grad_(False)
@@ -112,9 +115,9 @@ def test_each_reason_is_warned_of_once():
     library.warned.clear()
     enable()
 
-    def who(x, unless=None):
+    def who(x, reason=()):
         key = timm.EMBEDS, "_apply_learned_naflex_pos_embed"
-        assert library.runs(timm.LIBRARY, model.embeds, key, x, unless=unless) == "stock"
+        assert library.resolve_impl(timm.LIBRARY, model.embeds, key, x, inputs=lambda: reason)[0] == "stock"
         return x
 
     for reason, run in {
@@ -134,22 +137,25 @@ def test_each_reason_is_warned_of_once():
 
 def test_the_status_in_words():
     state = Status(
-        Flags("matmul"),
-        (Flags("stock", "matmul", "batched"),),
+        Settings("matmul"),
+        (Settings("stock", "matmul", "batched"),),
         {"Long.method_of_timm": "matmul", "Short.one": "stock"},
         "1.0",
         "2.0",
         {("rope", "batched"): 12, ("pos_embed", "matmul"): 3},
         {"a reason": 2, "another": 1},
+        ("NaFlexVit",),
+        {("timm", "pos_embed", "matmul"): ["matmul", "stock", "matmul"], ("timm", "patch_embed", "stock"): ["stock"]},
+        ("a note",),
     )
     assert str(state).splitlines() == [
         "timm_naflex_fast on timm 1.0, torch 2.0",
         "",
-        "method               every model",
-        "-------------------  -----------",
-        "Long.method_of_timm  matmul",
-        "Short.one            stock",
-        "a model's own choice: pos_embed=stock, patch_embed=matmul, rope=batched",
+        "computed                   by, in every model",
+        "-------------------------  ----------------------",
+        "timm: position embeddings  matmul (1 of 3: stock)",
+        "timm: patch kernels        stock",
+        "one NaFlexVit has its own: pos_embed=stock, patch_embed=matmul, rope=batched",
         "",
         "what ran since enable()  calls",
         "-----------------------  -----",
@@ -157,6 +163,7 @@ def test_the_status_in_words():
         "rope: batched            12",
         "the library's own code ran 2 times because of a reason",
         "the library's own code ran 1 times because of another",
+        "a note",
     ]
 
 
@@ -185,14 +192,88 @@ def test_the_librarys_own_functions_are_found_patched_or_not():
 
 
 def test_whoever_wants_stock_has_no_fallback():
-    assert (
-        library.decide("stock", (), "a reason") == library.decide("stock", (torch.zeros(2),), None) == ("stock", None)
-    )
-    assert library.decide("matmul", (), "a reason") == ("stock", "a reason")
-    assert library.decide("matmul", (torch.zeros(2, device="meta"),), None) == ("stock", "a meta tensor")
+    meta, asked = (torch.zeros(2, device="meta"),), []
+    assert library.resolve("stock", meta, lambda: asked.append(1) or "a reason") == ("stock", None)
+    assert library.resolve("matmul", meta, lambda: asked.append(1) or "a reason") == ("stock", "a meta tensor")
+    assert not asked  # what ours would compute with is not even read
+    assert library.resolve("matmul", (), lambda: "a reason") == ("stock", "a reason")
+    assert library.resolve("matmul", (), lambda: meta) == ("stock", "a meta tensor")
+    assert library.resolve("matmul", (), lambda: "") == ("stock", "")
 
 
 def test_the_status_of_an_unpatched_process_in_words():
     first, empty, last = str(status()).splitlines()
     assert first.startswith("timm_naflex_fast on timm ") and empty == ""
     assert last.startswith("nothing is patched in this process")
+
+
+class Counted(nn.Module):
+    """A parametrization that counts how often the table is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 0
+
+    def forward(self, table):
+        self.times += 1
+        return table * 2
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("mode", ["stock", "matmul", "interpolate_cached", "grid_sample"])
+def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flagged, kind):
+    """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its state then."""
+    model, other, counted = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged), small_vit(), []
+    for name in ("pos_embed",) if kind == "learned" else ("pos_embed_y", "pos_embed_x"):
+        counted.append(Counted())
+        parametrize.register_parametrization(model.embeds, name, counted[-1])
+
+    def times(run):
+        for each in counted:
+            each.times = 0
+        run()
+        return [each.times for each in counted]
+
+    def transformed():
+        x, coord = model.embeds.proj(BATCH["patches"]), BATCH["patch_coord"]
+        add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+        torch.func.grad(lambda x: (add(x.mul(1), patch_coord=coord), x.sum())[1])(x)
+
+    for run in (lambda: embed(model), lambda: model.embeds(torch.zeros(1, 1, 24, 28)), transformed):
+        timms, once = times(run), [1] * len(counted)
+        enable("matmul", model=other)  # so that ours is in place when timm's own is chosen
+        enable(mode)
+        ran = times(run)
+        (impl,) = {impl for _, impl in status().calls}
+        # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the table once.
+        assert ran == once or (impl == "stock" and ran == timms), (impl, timms)
+        disable()
+
+
+@pytest.mark.usefixtures("clean")
+def test_the_status_of_one_model():
+    model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
+    enable("interpolate_cached", patch_embed="stock")
+    enable("matmul", model=model)
+    name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
+    assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
+    assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
+    assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
+    assert "one NaFlexVit has its own: pos_embed=matmul" in str(status())
+    assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
+    with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
+        status(nn.Linear(1, 1))
+    enable("stock", model=model)
+    assert status(model).flags.is_stock and set(status(model).replaced.values()) == {"stock"}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])
+def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkeypatch):
+    enable()
+    monkeypatch.setattr(sys.modules["timm"], "__version__", version)
+    assert ("SigLIP-2's position table by bicubic" in str(status())) == named
+    assert ("SigLIP-2's position table by bicubic" in str(status(small_vit()))) == named

@@ -4,9 +4,10 @@ import importlib
 
 import pytest
 import timm
-from oracles import is_pristine
-from timm.layers import pos_embed_sincos
+from oracles import defined_in, is_pristine
+from timm.layers import patch_embed, pos_embed_sincos
 from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 
 from timm_naflex_fast import enable, status
@@ -19,7 +20,7 @@ def _method(home, name):
     return getattr(importlib.import_module(module), cls or name).__dict__.get(name)
 
 
-PRISTINE_METHODS = {key: _method(*key) for key in LIBRARY.table}
+PRISTINE_METHODS = {key: _method(*key) for key in LIBRARY.replacements}
 KNOWN = contract.version_of(LIBRARY) == LIBRARY.newest
 newest = pytest.mark.skipif(not KNOWN, reason="the contract for unknown releases is that of the newest known timm")
 
@@ -50,11 +51,11 @@ def test_a_newer_timm_that_is_the_same_is_patched(newer):
 @pytest.mark.usefixtures("clean")
 @newest
 def test_every_replaced_method_has_its_contract(newer, monkeypatch):
-    real, checked = contract.reads, set()
-    monkeypatch.setattr(contract, "reads", lambda function: checked.add(function) or real(function))
+    real, checked = contract.attributes_read, set()
+    monkeypatch.setattr(contract, "attributes_read", lambda function: checked.add(function) or real(function))
     enable()
-    methods = {PRISTINE_METHODS[key] for key, ours in LIBRARY.table.items() if not key[0].endswith(":")}
-    assert len(methods) == len(LIBRARY.table) - 1 and methods <= checked
+    methods = {PRISTINE_METHODS[key] for key, ours in LIBRARY.replacements.items() if not key[0].endswith(":")}
+    assert len(methods) == len(LIBRARY.replacements) - 1 and methods <= checked
 
 
 @newest
@@ -62,7 +63,7 @@ def test_a_setting_that_is_new(newer, monkeypatch):
     def _apply_learned_pos_embed(self, x, grid_size):
         x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
 
-    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", _apply_learned_pos_embed)
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed))
     refused(
         "timm 1.0.99.dev0 is not supported",
         "NaFlexEmbeds._apply_learned_pos_embed now reads pos_embed_gain, pos_embed_tilt",
@@ -81,18 +82,18 @@ def test_a_setting_of_the_rotary_modules_that_is_new(newer, monkeypatch):
 
 @newest
 def test_a_method_that_timm_does_not_call_any_more(newer, monkeypatch):
-    real = contract.reads
+    real = contract.attributes_read
 
-    def reads(function):
+    def attributes_read(function):
         return real(function) - ({"_apply_learned_pos_embed"} if function is NaFlexEmbeds else set())
 
-    monkeypatch.setattr(contract, "reads", reads)
+    monkeypatch.setattr(contract, "attributes_read", attributes_read)
     refused("NaFlexEmbeds does not call _apply_learned_pos_embed any more")
 
 
 @newest
 def test_a_method_without_source(newer, monkeypatch):
-    scope = {}
+    scope = {"__name__": "timm.without_source"}
     exec(compile("def _apply_learned_pos_embed(self, x, grid_size): pass", "no file", "exec"), scope)
     monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", scope["_apply_learned_pos_embed"])
     refused("NaFlexEmbeds._apply_learned_pos_embed cannot be checked without its source")
@@ -102,7 +103,7 @@ def test_another_default_is_refused_whatever_the_version(monkeypatch):
     def forward(self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False):
         pass
 
-    monkeypatch.setattr(PatchEmbedInterpolator, "forward", forward)
+    monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
     refused("PatchEmbedInterpolator.forward takes (self, patches", "is_linear=False")
 
 
@@ -113,7 +114,7 @@ def test_a_missing_method_is_named(monkeypatch):
 
 
 def test_reads_are_loads_of_self_alone():
-    assert contract.reads(_reader) == {"a", "b", "c"}
+    assert contract.attributes_read(_reader) == {"a", "b", "c"}
 
 
 def _reader(self, other):
@@ -127,7 +128,7 @@ def test_what_a_function_reads_of_self():
         setattr(self, "set", 1)  # noqa: B010
         return hasattr(self, "by_hasattr") and self.method()
 
-    assert contract.reads(function) == {"read", "by_getattr", "by_hasattr", "method"}
+    assert contract.attributes_read(function) == {"read", "by_getattr", "by_hasattr", "method"}
 
 
 @newest

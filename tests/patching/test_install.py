@@ -1,27 +1,35 @@
 """enable / disable: what is replaced, for whom, and that it always comes back."""
 
+import builtins
+import functools
+import importlib
 import inspect
+import itertools
+import subprocess
 import sys
 import threading
 import warnings
+from unittest import mock
 
 import pytest
 import timm
 import torch
-from oracles import PRISTINE, embed, is_pristine, small_vit, uses
+from oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from oracles import STOCK as STOCK_METHODS
 from timm.layers.patch_embed import PatchEmbedInterpolator
+from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import library, settings, transformers
+from timm_naflex_fast.patching import install, library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
-from timm_naflex_fast.patching.settings import STOCK, Flags
+from timm_naflex_fast.patching.settings import STOCK, Settings
 
 
 def own(model):
-    return settings.own_flags(model.embeds)
+    return settings.own_settings(model.embeds)
 
 
 def test_importing_changes_nothing():
@@ -57,15 +65,15 @@ def test_handles_restore_what_was_there_nested_too():
     with enable("grid_sample"):
         assert status().flags.pos_embed == "grid_sample"
         with enable("matmul", patch_embed="stock") as handle:
-            assert handle.flags == status().flags == Flags("matmul", "stock", "batched")
+            assert handle.flags == status().flags == Settings("matmul", "stock", "batched")
             with pytest.raises(KeyError), enable("interpolate_cached"):
                 raise KeyError
             assert status().flags.pos_embed == "matmul"
         assert status().flags.pos_embed == "grid_sample"
         with enable("matmul"):
-            disable()
+            disable()  # ends all of them
             assert is_pristine()
-        assert status().flags.pos_embed == "grid_sample" and not is_pristine()
+        assert status().flags == STOCK and is_pristine()
     assert is_pristine()
 
 
@@ -80,9 +88,9 @@ def test_a_handle_restores_once():
 
 def test_mode_and_single_flags():
     enable()
-    assert status().flags == Flags("matmul", "matmul", "batched")
+    assert status().flags == Settings("matmul", "matmul", "batched")
     enable(pos_embed="grid_sample", patch_embed="stock", rope="stock")
-    assert status().flags == Flags("grid_sample", "stock", "stock")
+    assert status().flags == Settings("grid_sample", "stock", "stock")
     enable("stock")
     assert status().flags == STOCK and is_pristine()
 
@@ -223,7 +231,7 @@ def test_timm_without_a_method(monkeypatch):
 
 
 def test_timm_with_another_signature(monkeypatch):
-    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", lambda self, x: None)
+    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, lambda self, x: None))
     with pytest.raises(RuntimeError, match=r"_apply_learned_pos_embed takes \(self, x\)"):
         enable()
 
@@ -231,11 +239,11 @@ def test_timm_with_another_signature(monkeypatch):
 def test_replacements_take_timms_arguments():
     classes = {cls.__name__: cls for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
     checked = 0
-    for (home, name), replacement in patching_timm.LIBRARY.table.items():
+    for (home, name), replacement in patching_timm.LIBRARY.replacements.items():
         cls = classes.get(home.partition(":")[2])
         if cls is not None and name in PRISTINE[cls]:
             theirs = inspect.signature(PRISTINE[cls][name]).parameters
-            assert list(theirs) == list(inspect.signature(replacement.ours).parameters)
+            assert list(theirs) == list(inspect.signature(replacement.function).parameters)
             checked += 1
     assert checked == 8 + hasattr(NaFlexVitCfg, "rope_type")
 
@@ -258,6 +266,104 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
         torch.testing.assert_close(out, outputs[0])
     NaFlexEmbeds._apply_learned_pos_embed = ours  # they leave, and put back what they found
     disable()
+
+
+LEARNED = "_apply_learned_naflex_pos_embed"
+
+
+def doubled(self, x, patch_coord):
+    """Somebody's change of the result."""
+    added = torch.zeros_like(x)
+    STOCK_METHODS[LEARNED](self, added, patch_coord)
+    x.add_(2 * added)
+
+
+@functools.wraps(STOCK_METHODS[LEARNED])
+def spied(self, x, patch_coord):
+    """A spy that looks like what it wraps."""
+    STOCK_METHODS[LEARNED](self, x, patch_coord)
+
+
+OTHERS = {
+    "a change of the result": doubled,
+    "a spy": spied,
+    "a mock": mock.MagicMock(side_effect=lambda *a, **k: None),
+    "no_grad": torch.no_grad()(STOCK_METHODS[LEARNED]),
+}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("for_one", [False, True])
+def test_what_another_has_put_on_before_stays_in_force_and_is_named(kind, for_one, monkeypatch):
+    model, other = small_vit(), small_vit(pos_embed="factorized")
+    library.warned.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(NaFlexEmbeds, LEARNED, OTHERS[kind])
+        want = embed(model)
+        with pytest.warns(
+            UserWarning, match=rf"NaFlexEmbeds\.{LEARNED} is not the library's own but .*call enable\(\) before"
+        ):
+            enable("grid_sample", model=model if for_one else None)
+        assert torch.equal(embed(model), want) and NaFlexEmbeds.__dict__[LEARNED] is OTHERS[kind]
+        assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+        assert f"NaFlexEmbeds.{LEARNED} is not the library's own" in str(status())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            enable("matmul")  # said once
+        embed(other)
+        assert status().calls == {("pos_embed", "matmul"): 1}  # the other methods are replaced
+        disable()
+        assert NaFlexEmbeds.__dict__[LEARNED] is OTHERS[kind] and torch.equal(embed(model), want)
+        enable("matmul")
+    assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced  # it left; status() says what is
+    enable("matmul")
+    assert uses(model) == "matmul" and f"NaFlexEmbeds.{LEARNED}" in status().replaced
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("length", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_temporary_patch_anywhere_between_leaves_no_trace(length):
+    """A mock, as tests put it on: it keeps what it found, and puts that back."""
+    model = small_vit()
+    for steps in itertools.product(("enable", "disable", "put on", "leave"), repeat=length):
+        found = []
+        for step in steps:
+            if step == "put on":
+                found.append(NaFlexEmbeds.__dict__[LEARNED])
+                setattr(
+                    NaFlexEmbeds, LEARNED, lambda self, x, patch_coord, under=found[-1]: under(self, x, patch_coord)
+                )
+            elif step == "leave" and found:
+                setattr(NaFlexEmbeds, LEARNED, found.pop())
+            elif step == "enable":
+                enable("grid_sample")
+            elif step == "disable":
+                disable()
+        embed(model)  # runs, whatever holds
+        while found:
+            setattr(NaFlexEmbeds, LEARNED, found.pop())
+        enable("grid_sample")
+        assert uses(model) == "grid_sample", steps
+        disable()
+        assert is_pristine() and not library.originals and not library.functions, steps
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
+    """``importlib.reload`` defines the classes anew. One rule: call ``enable()`` again."""
+    enable("grid_sample")
+    old, again = small_vit(), type("NaFlexEmbeds", (nn.Module,), PRISTINE[NaFlexEmbeds].copy())
+    monkeypatch.setattr(naflexvit, "NaFlexEmbeds", again)
+    assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
+        enable("matmul", model=old.embeds)  # a model of before
+    enable("grid_sample")
+    assert f"NaFlexEmbeds.{LEARNED}" in status().replaced and uses(old) == "grid_sample"
+    assert again.__dict__[LEARNED] is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
+    disable()
+    assert is_pristine() and again.__dict__[LEARNED] is STOCK_METHODS[LEARNED] and not library.originals
 
 
 @pytest.mark.usefixtures("clean")
@@ -295,8 +401,8 @@ def test_status_prints_as_a_table():
     enable("matmul", model=model)
     text = str(status())
     assert timm.__version__ in text and torch.__version__ in text
-    assert "NaFlexEmbeds._apply_learned_naflex_pos_embed              " in text
-    assert "interpolate_cached" in text and "pos_embed=matmul" in text
+    assert "timm: position embeddings  interpolate_cached (2 of 6: stock)" in text
+    assert "timm: patch kernels        stock" in text and "NaFlexVit has its own: pos_embed=matmul" in text
     replaced = status().replaced
     assert replaced["PatchEmbedInterpolator.resample_linear_weight"] == "stock"
     assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
@@ -329,7 +435,7 @@ def test_a_model_in_place_of_the_mode_says_how_to_give_it():
 
 @pytest.mark.ran
 def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
-    for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.table}:
+    for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements}:
         monkeypatch.setitem(sys.modules, home, None)  # importing it is an ImportError
     model = small_vit()
     with enable(model=model):
@@ -343,3 +449,70 @@ def test_a_library_that_is_asked_for_must_be_there(monkeypatch):
     with pytest.raises(RuntimeError, match="transformers cannot be imported"):
         enable(library="transformers")
     assert status().replaced == {}
+
+
+@pytest.mark.usefixtures("clean")
+def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
+    """Another thread may hold a library's import lock and wait for ours, as under ``naflex-fast run``."""
+    imported, real, real_import = [], importlib.import_module, builtins.__import__
+
+    def watched(name, *rest, real=real):
+        if name.startswith(("timm", "transformers")):
+            assert not install._lock._is_owned(), name
+            imported.append(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", watched)
+    monkeypatch.setattr(builtins, "__import__", functools.partial(watched, real=real_import))
+    model = small_vit()
+    enable("grid_sample")
+    assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")
+    for action in (
+        lambda: enable("matmul", model=model),
+        lambda: enable(library="transformers"),
+        lambda: enable("stock").restore(),
+        lambda: disable(model),
+        status,
+        lambda: status(model),
+        disable,
+    ):
+        action()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_enable_while_another_thread_imports_the_library(seconds):
+    program = f"""
+import os, threading, time, timm_naflex_fast as fast, wrapt
+for name in ("timm.models.naflexvit", "timm.layers"):
+    wrapt.register_post_import_hook(lambda module: fast.enable("grid_sample"), name)
+def late(action):
+    time.sleep({seconds})
+    action()
+threads = [threading.Thread(target=lambda: __import__("timm"))]
+threads += [threading.Thread(target=late, args=(action,)) for action in (fast.enable, fast.status, fast.disable)]
+for thread in threads:
+    thread.daemon = True
+    thread.start()
+for thread in threads:
+    thread.join(60)
+assert not any(thread.is_alive() for thread in threads)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+
+
+@pytest.mark.slow
+def test_a_model_of_one_library_does_not_import_another():
+    pytest.importorskip("transformers", minversion="5.21")
+    program = """
+import sys, torch, timm_naflex_fast as fast, wrapt
+from transformers import Siglip2VisionConfig, Siglip2VisionModel
+wrapt.register_post_import_hook(lambda module: fast.enable(), "timm.models.naflexvit")
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+model = Siglip2VisionModel(Siglip2VisionConfig(num_patches=16, patch_size=4, **sizes))
+fast.enable(model=model)
+assert "Siglip2VisionEmbeddings.forward" in fast.status().replaced and "timm.models.naflexvit" not in sys.modules
+import timm
+assert fast.status().flags.pos_embed == "matmul" and "NaFlexVit._generate_rope_naflex" in fast.status().replaced
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

@@ -1,7 +1,9 @@
-"""A model's own choice: what it goes along with, and where it ends."""
+"""A model's own settings: what they go along with, and where they end."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import timm
@@ -13,30 +15,38 @@ from timm_naflex_fast.patching import settings
 
 
 def own(model):
-    return settings.own_flags(model.embeds)
+    return settings.own_settings(model.embeds)
 
 
 @pytest.mark.usefixtures("clean")
-def test_copies_keep_the_choice_and_the_checkpoint_stays_as_it_was():
+def test_copies_keep_the_settings_and_the_checkpoint_stays_as_it_was():
     model = small_vit()
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
     enable("grid_sample", model=model)
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     average = timm.utils.ModelEmaV3(model).module
-    copies = [copy.deepcopy(model), average, pickle.loads(pickle.dumps(model))]
-    assert [uses(m) for m in copies] == ["grid_sample"] * 3
-    disable(model)  # its copies have a choice of their own
-    assert uses(model) == "stock" and [uses(m) for m in copies] == ["grid_sample"] * 3
+    copies = [copy.deepcopy(model), average]
+    assert [uses(m) for m in copies] == ["grid_sample"] * 2
+    disable(model)  # its copies keep theirs
+    assert uses(model) == "stock" and [uses(m) for m in copies] == ["grid_sample"] * 2
     disable()
-    assert is_pristine() and [uses(m) for m in copies] == ["stock"] * 3
+    assert is_pristine() and [uses(m) for m in copies] == ["stock"] * 2
     enable()
-    assert [own(m) for m in copies] == [None] * 3  # ended for good
+    assert [own(m) for m in copies] == [None] * 2  # ended for good
 
 
-def test_a_pickled_model_needs_nothing_of_ours():
+@pytest.mark.usefixtures("clean")
+def test_a_pickle_holds_nothing_of_ours():
     model = small_vit()
-    enable("matmul", model=model)
-    assert b"timm_naflex_fast" not in pickle.dumps(model)
+    enable("grid_sample", model=model)
+    data = pickle.dumps(model)
+    assert b"timm_naflex_fast" not in data
+    loaded = pickle.loads(data)
+    assert own(loaded) is None and uses(loaded) == "stock" and uses(model) == "grid_sample"
+    enable("matmul")
+    assert uses(loaded) == "matmul"
+    enable("interpolate_cached", model=loaded)
+    assert uses(loaded) == "interpolate_cached" and uses(copy.deepcopy(loaded)) == "interpolate_cached"
     disable()
     assert settings.ATTRIBUTE not in model.embeds.__dict__
 
@@ -45,31 +55,8 @@ def test_a_collected_model_leaves_nothing():
     model = small_vit()
     enable("grid_sample", model=model)
     del model
-    with enable("matmul"):
-        pass
-    assert is_pristine() and status().models == ()
-
-
-@pytest.mark.usefixtures("clean")
-def test_a_pickled_choice_ends_with_disable_and_with_the_process(monkeypatch):
-    model = small_vit()
-    enable("grid_sample", model=model)
-    data = pickle.dumps(model)
-    assert settings.own_flags(pickle.loads(data).embeds).pos_embed == "grid_sample"
-    unused = pickle.loads(data)
-    monkeypatch.setattr(settings, "_token", "another process")
-    assert settings.own_flags(pickle.loads(data).embeds) is None
-    monkeypatch.undo()
-    disable()
-    enable("matmul")
-    assert settings.own_flags(unused.embeds) is None
-
-
-def test_a_choice_that_ended_is_not_copied():
-    choice = settings.ModelChoice(settings.Flags("matmul"))
-    assert copy.deepcopy(choice).flags == choice.flags and copy.deepcopy(choice) is not choice
-    choice.flags = None
-    assert copy.deepcopy(choice) is None
+    gc.collect()
+    assert status().models == () and is_pristine()
 
 
 def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
@@ -83,27 +70,38 @@ def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
         settings.default_mode()
 
 
-@pytest.mark.parametrize("compiling", [False, True])
-def test_whose_choice_holds(compiling, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    everywhere, own = settings.Flags("interpolate_cached"), settings.Flags("matmul", "stock", "batched")
-    ended = settings.ModelChoice(own)
-    ended.flags = None
-    pickled = pickle.loads(pickle.dumps(settings.ModelChoice(own)))
-    stranger = dict(pickled, token="that of another process")
-    for choice, flags in [
-        (None, everywhere),
-        (settings.ModelChoice(own), own),
-        (ended, everywhere),
-        (pickled, own),
-        (stranger, everywhere),
-        ({name: value for name, value in pickled.items() if name != "token"}, everywhere),
+def test_whose_settings_hold():
+    everywhere, own = settings.Settings("interpolate_cached"), settings.Settings("matmul", "stock", "batched")
+    ended, none = settings.Enabled(None), pickle.loads(pickle.dumps(settings.Enabled(own)))
+    exempt = settings.Enabled(settings.STOCK)
+    for newest_first, want in [
+        ((), everywhere),
+        ((settings.Enabled(own),), own),
+        ((settings.Enabled(own), exempt), own),
+        ((exempt, settings.Enabled(own)), settings.STOCK),
+        ((ended, settings.Enabled(own)), own),
+        ((none, settings.Enabled(own)), own),
+        ((ended, none), everywhere),
     ]:
         module = torch.nn.Module()
-        if choice is not None:
-            module.__dict__[settings.ATTRIBUTE] = choice
-        for step in settings.FLAGS:
-            assert settings.chosen(module, step, everywhere) == getattr(flags, step)
-            assert settings.chosen(None, step, everywhere) == getattr(everywhere, step)
-        if compiling:  # nothing is written then
-            assert module.__dict__.get(settings.ATTRIBUTE) is choice
+        if newest_first:
+            module.__dict__[settings.ATTRIBUTE] = newest_first
+        for component in settings.VALID_MODES:
+            assert settings.mode_of(module, component, everywhere) == getattr(want, component)
+            assert settings.mode_of(None, component, everywhere) == getattr(everywhere, component)
+
+
+def test_what_may_hold_again():
+    class Handle:
+        pass
+
+    handle = Handle()
+    first, second, third = (settings.Enabled(settings.STOCK) for _ in range(3))
+    assert settings.may_hold((third, second, first)) == (third,)  # nothing can end it alone
+    third.handle = weakref.ref(handle)
+    assert settings.may_hold((third, None, second, first)) == (third, second)
+    second.settings = None
+    assert settings.may_hold((third, second, first)) == (third, first)
+    del handle
+    assert settings.may_hold((third, second, first)) == (third,)
+    assert settings.may_hold(()) == ()

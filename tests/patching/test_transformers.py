@@ -246,10 +246,8 @@ def test_other_releases(monkeypatch):
 @pytest.mark.ran
 @pytest.mark.parametrize("kind", TOWERS)
 def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
-    seen, decide, tower = [], library.decide, made(kind)
-    monkeypatch.setattr(
-        library, "decide", lambda who, tensors, *rest: seen.extend(tensors) or decide(who, tensors, *rest)
-    )
+    seen, unusual, tower = [], library.unusual, made(kind)
+    monkeypatch.setattr(library, "unusual", lambda *tensors: seen.extend(tensors) or unusual(*tensors))
     with enable(library="transformers"):
         embed(kind, tower)
     pixels, table = seen

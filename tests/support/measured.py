@@ -12,7 +12,7 @@ WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]
 
 def row(contender="matmul", **changes):
     values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", rounds=5)
-    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, about={}, ours=False)
+    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, about={})
     return Row(contender=contender, **(values | changes))
 
 

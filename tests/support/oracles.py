@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import einx
@@ -15,7 +16,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching.library import counts
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
@@ -23,6 +24,13 @@ PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEm
 STOCK = {name: PRISTINE[NaFlexEmbeds][name] for name in PRISTINE[NaFlexEmbeds] if name.startswith("_apply_")}
 OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its export trace less
 NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
+
+
+def defined_in(module: Any, function: Any) -> Any:
+    """The function as if the module defined it: what a release might do, not what another package puts there."""
+    made = FunctionType(function.__code__, vars(module), function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def is_pristine() -> bool:
@@ -210,9 +218,9 @@ def embed(model, batch=BATCH):
 
 def uses(model) -> str:
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
-    before = library.calls.copy()
+    before = counts().calls.copy()
     got = embed(model)
-    ran = {who for (step, who), count in library.calls.items() if step == "pos_embed" and count > before[step, who]}
+    ran = {impl for (what, impl), n in counts().calls.items() if what == "pos_embed" and n > before[what, impl]}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():

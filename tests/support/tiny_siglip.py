@@ -18,7 +18,7 @@ def naflexvit_test_siglip(pretrained: bool = False, **kwargs) -> NaFlexVit:
     cfg = NaFlexVitCfg(
         patch_size=16, embed_dim=32, depth=2, num_heads=2, global_pool="map", pos_embed_interp_mode="bilinear"
     )
-    return _create_naflexvit("naflexvit_test_siglip", pretrained=pretrained, cfg=cfg, num_classes=0, **kwargs)
+    return _create_naflexvit("naflexvit_test_siglip", pretrained=pretrained, cfg=cfg, **{"num_classes": 0, **kwargs})
 
 
 if not is_model(NAME):

@@ -17,24 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from version_matrix import made
+import torch
 
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.measure.provenance import provenance
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
 OURS = ("matmul", "interpolate_cached", "grid_sample")
 FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
-
-
-class Calls(Counter):
-    """``library.calls``, which also counts into ``seen``."""
-
-    def __setitem__(self, key, value):
-        if value > self.get(key, 0):
-            seen[key] += 1
-        super().__setitem__(key, value)
 
 
 def claims(item: pytest.Item) -> list[tuple[str, str]]:
@@ -59,7 +50,12 @@ def ran(*steps: tuple[str, str]) -> Iterator[None]:
 
 def write_outcome(red: list[str], green: list[str]) -> None:
     """Write what a run with timm's own code in place of ours found."""
-    record = {**made(), "ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
+    record = {
+        **provenance("uv run pytest"),
+        "ask for ours": len(red) + len(green),
+        "red": len(red),
+        "green": sorted(green),
+    }
     assert FORCED is not None
     Path(FORCED).parent.mkdir(parents=True, exist_ok=True)
     Path(FORCED).write_text(json.dumps(record, indent=1) + "\n")
@@ -67,7 +63,17 @@ def write_outcome(red: list[str], green: list[str]) -> None:
 
 def watch() -> None:
     """Count into ``seen`` from now on."""
-    library.calls = Calls(library.calls)
+    # Imported here: where this module is imported in a child, that import calls ``watch_a_child``.
+    from timm_naflex_fast.patching import library
+
+    record = library.record_call
+
+    @torch.compiler.assume_constant_result  # as the function that it wraps
+    def count_and_record(name: str, component: str, impl: str, reason: str | None = None) -> None:
+        seen[component, impl] += 1
+        record(name, component, impl, reason)
+
+    library.record_call = count_and_record
 
 
 @contextmanager
@@ -109,10 +115,12 @@ def watch_a_child() -> None:
 
 def force_stock() -> None:
     """Let the dispatcher hand every call to the library's own code, as a plugin that does nothing would."""
-    decide = library.decide
+    from timm_naflex_fast.patching import library
 
-    def stock(*arguments: Any, **named: Any) -> tuple[str, str | None]:
-        overruled[decide(*arguments, **named)[0]] += 1
+    resolve = library.resolve
+
+    def stock(*arguments: Any) -> tuple[str, None]:
+        overruled[resolve(*arguments)[0]] += 1
         return "stock", None
 
-    library.decide = stock
+    library.resolve = stock

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from ..resampling import grids
-from ..resampling.checks import check_coord, check_tokens
+from ..resampling.checks import check_tokens
 from ..resampling.grids import FrameSizes
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
-from ..tracing import recorded, tracer, why_unsupported
+from ..tracing import recorded, tracer
 from . import eager, portable, triton
 from .eager import Placement
 
@@ -47,17 +47,24 @@ def add(
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, tables[0].shape[-1])
-    if isinstance(placement, Tensor):
-        check_coord(placement, x)
+    check_tokens(x, tables[0].shape[-1], placement if isinstance(placement, Tensor) else None)
     if len(tables) == 2:
         # timm's flag takes affine positions for factorized tables in every release.
         sampler = "interpolate" if spec.sampler == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, sampler=sampler)
-    backend = _backend(x, tables, spec, strategy) if isinstance(placement, Tensor) else eager
-    if backend is not eager:
+    backend = _backend(x, tables, spec, strategy)
+    if isinstance(placement, Tensor) and backend is not eager:
         return backend.add(x, tables, placement, spec)
-    run = _eager_outside_graphs if recorded() else eager.add
+    if not isinstance(placement, Tensor) and recorded() and backend is not eager:
+        # Plain images in a graph: the embeddings of their one grid, added to all of them.
+        grids.check_whole(x, placement)
+        cell = torch.arange(x.shape[1], device=x.device)
+        patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
+        one = torch.zeros_like(x[:1])
+        backend.add(one, tables, patch_coord, spec)
+        x.add_(one)
+        return
+    run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
     run(x, tables, placement, spec, STRATEGIES[strategy])
 
 
@@ -156,8 +163,8 @@ def _check_in_graph(sizes: Tensor, merge: int, length: int) -> None:
 
 def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: str) -> ModuleType:
     """The backend for coordinates: a module with a function ``add(x, tables, patch_coord, spec)``, or ``eager``."""
-    who, learned = tracer(), len(tables) == 1
-    if who in ("export", "transform") or (who is None and why_unsupported(x, *tables)):
+    who, learned = tracer(x, *tables), len(tables) == 1
+    if who == "export" or who == "transform":
         return portable
     if STRATEGIES[strategy].needs_host:
         return eager
@@ -167,7 +174,7 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
         from . import operator  # registering operators takes longer than importing all the rest
 
         return operator
-    if learned and triton.serves(x, tables[0], spec):
+    if x.is_cuda and learned and triton.serves(x, tables[0], spec):
         return triton
     return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
 

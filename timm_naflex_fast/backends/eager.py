@@ -50,10 +50,13 @@ def add_groups(
     if not groups:
         return
     _raise_malloc_thresholds()
-    sources, ndim = tables, 3 if len(tables) == 1 else 2
-    tables = tuple(table if table.ndim == ndim else table.squeeze(0) for table in tables)
+    sources, ndim, trains = tables, 3 if len(tables) == 1 else 2, False
+    tables = ()
+    for table in sources:
+        tables += (table if table.ndim == ndim else table.squeeze(0),)
+        trains |= table.requires_grad
     inputs: Sequence[Tensor] = ()
-    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+    if trains and torch.is_grad_enabled():
         cache.invalidate(*sources)
         embeddings = strategy.resample(tables, groups, spec, x.dtype, dtype)
         inputs, embeddings = strategy.inputs(tables, embeddings)
@@ -85,15 +88,15 @@ def _groups_on_host(
     """The groups of the batch, its counts of tokens, and ``spec`` with the batch's largest grid where that counts."""
     if not isinstance(placement, Tensor):
         return *grids.whole_batch(x, placement), spec
-    options = dict(embeds_padding=spec.embeds_padding, whole_square=whole_square and spec.ar_preserving)
-    group = partial(grids.group_grids, placement, x, **options)
-    if placement.device.type == "cpu" and 0 < placement.numel() <= LARGEST_COMPARED:
+    whole_square = whole_square and spec.ar_preserving
+    group = partial(grids.group_grids, placement, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
+    if placement.is_cpu and 0 < placement.numel() <= LARGEST_COMPARED:
         # A service often repeats its grids: the same bits, the same groups.
-        groups, counts = cache.cached_by_bits("groups", placement, tuple(options.values()), group)
+        groups, counts = cache.cached_by_bits("groups", placement, (spec.embeds_padding, whole_square), group)
     else:
         groups, counts = group()
     if spec.sampler == "affine_grid" and groups:
-        h, w = (grids.whole_numbers(placement).amax((0, 1)) + 1).tolist()
+        h, w = max(group.h for group in groups), max(group.w for group in groups)
         spec = replace(spec, batch_max=spec.lengths(h, w))
     return groups, counts, spec
 
@@ -112,7 +115,14 @@ def _resample_frozen(
     A grid of a learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
     own_size = tables[0].shape[:2] if len(tables) == 1 and spec.copies_own_size else None
-    resized = [group for group in groups if (group.h, group.w) != own_size]
+    own, resized, sizes = [], [], []
+    for group in groups:
+        size = (group.h, group.w)
+        if size == own_size:
+            own.append(group)
+        else:
+            resized.append(group)
+            sizes.append(size)
     if not resized or not strategy.worth_keeping(tables, resized) or not cache.seen_before(sources):
         return strategy.resample(tables, groups, spec, token_dtype, dtype)
 
@@ -122,8 +132,6 @@ def _resample_frozen(
         ((_, embedding),) = strategy.resample(copies, [group], spec, token_dtype, dtype)
         return embedding.to(token_dtype)
 
-    own = [group for group in groups if (group.h, group.w) == own_size]
-    sizes = [(group.h, group.w) for group in resized]
     made = zip(resized, cache.cached_resized(sources, sizes, (strategy, spec, token_dtype, dtype), build))
     return [*made, *strategy.resample(tables, own, spec, token_dtype, dtype)] if own else made
 

@@ -3,55 +3,57 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..identify import Convention
+
+FAMILIES = "siglip2, lfm2-vl, moonvit, qwen3-vl, ovis2.5, radio"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file, and the options that describe the reference (SigLIP-2's without options)."""
+    """Add the file, the family of models, and the options that describe another reference."""
     parser.description = "Name the convention that a port's position embeddings follow. Exit status 0: the reference's."
-    holds = "tensors: table (H0, W0, C), sizes (B, 2) or with frames (B, 3), result (sum of t*h*w, C)"
+    holds = "tensors: result (sum of t*h*w, C) or padded (B, N, C); table (H0, W0, C) and sizes (B, 2) or with frames "
+    holds += "(B, 3), without which they are the family's"
     parser.add_argument("file", metavar="FILE.safetensors", help=holds)
+    parser.add_argument("--family", default="siglip2", metavar="NAME", help=f"the reference: {FAMILIES} (siglip2)")
+    writes = "write the family's table and sizes into FILE, for the port to resample"
+    parser.add_argument("--write", action="store_true", help=writes)
     modes = ("bilinear", "bicubic")
-    parser.add_argument("--mode", choices=modes, default="bilinear", help="the reference's (bilinear)")
+    parser.add_argument("--mode", choices=modes, help="the reference's, where it is not the family's")
     parser.add_argument("--no-antialias", action="store_true", help="the reference has no antialiasing")
     parser.add_argument("--align-corners", action="store_true", help="the reference aligns corners")
     parser.add_argument("--ar-preserving", action="store_true", help="the reference resizes to a square and cuts it")
-    parser.add_argument("--merge", type=int, default=1, metavar="M", help="the reference's blocks of M x M tokens (1)")
+    parser.add_argument("--merge", type=int, metavar="M", help="the reference's blocks of M x M tokens")
 
 
 def identify(options: argparse.Namespace) -> int:
     """Print the nearest convention in a sentence; return 0 if it is the reference, else 1.
 
     Raises:
-        ValueError: a file that is no safetensors file, lacks a tensor, or holds shapes that do not fit.
+        ValueError: a file that is no safetensors file, lacks a tensor, or holds what cannot be compared.
     """
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import save
 
-    from ..identify import TIE, Convention, identify_resampling, tolerance, words
+    from ..identify import TIE, Convention, identify_resampling, question, tolerance, words
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    try:
-        tensors = load_file(options.file)
-    except SafetensorError as problem:
-        raise ValueError(f"{options.file} is not a safetensors file: {problem}") from problem
-    if missing := [name for name in ("table", "sizes", "result") if name not in tensors]:
-        raise ValueError(f"{options.file} lacks {', '.join(missing)}; it must hold table, sizes and result")
-    result = tensors["result"]
+    asked = question(options.family)
+    if options.write:
+        Path(options.file).write_bytes(save(asked))
+        print(f"{options.file}: table {tuple(asked['table'].shape)}, sizes {asked['sizes'].tolist()}")
+        return 0
+    tensors = _read(options.file, asked)
+    result, reference = tensors["result"], _reference(options)
     found = identify_resampling(tensors["table"], tensors["sizes"], result)
-    antialias = not options.no_antialias
-    reference = Convention(
-        options.mode,
-        antialias,
-        options.align_corners,
-        not options.align_corners,
-        options.ar_preserving,
-        None if options.mode == "bilinear" else -0.5 if antialias else -0.75,
-        merge=options.merge,
-    )
     known = {Convention(**settings): error for error, settings in found}
     if reference not in known:
-        raise ValueError(f"--merge {options.merge} does not divide every size, or is not 1, 2, 3 or 4")
+        raise ValueError(f"--merge {reference.merge} does not divide every size, or is not 1, 2, 3 or 4")
     best, error = next(iter(known.items()))  # they are sorted by their errors
     off, rounding = known[reference], tolerance(result)
     if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
@@ -60,8 +62,49 @@ def identify(options: argparse.Namespace) -> int:
         nearest = f"no known convention; the nearest is {words(best)}, {100 * error:.3g} % away"
         print(f"{nearest}; the reference is {words(reference)}")
         return 1
+    alike = sum(round(other, TIE) == round(error, TIE) for other in known.values()) - 1
+    unsure = f"; on these sizes {alike} other conventions give the same" if alike else ""
     if best == reference:
-        print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value)")
+        print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value){unsure}")
         return 0
-    print(f"{words(best)}; the reference is {words(reference)}: embeddings differ by {100 * off:.3g} %")
+    print(f"{words(best)}; the reference is {words(reference)}: embeddings differ by {100 * off:.3g} %{unsure}")
     return 1
+
+
+def _read(file: str, asked: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file; table and sizes are those ``asked`` for, where it holds neither."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not Path(file).is_file():
+        raise ValueError(f"{file}: No such file")
+    try:
+        tensors = load_file(file)
+    except SafetensorError as problem:
+        raise ValueError(f"{file} is not a safetensors file: {problem}") from problem
+    if not {"table", "sizes"} & tensors.keys():
+        tensors |= asked
+    if missing := [name for name in ("table", "sizes", "result") if name not in tensors]:
+        raise ValueError(f"{file} lacks {', '.join(missing)}; it must hold result, and table and sizes or neither")
+    return tensors
+
+
+def _reference(options: argparse.Namespace) -> Convention:
+    """The family's convention, with what the other options say instead."""
+    from dataclasses import replace
+
+    from ..identify import FAMILIES
+
+    own = FAMILIES[options.family].convention
+    mode, antialias = options.mode or own.mode, own.antialias and not options.no_antialias
+    corners = own.align_corners or options.align_corners
+    return replace(
+        own,
+        mode=mode,
+        antialias=antialias,
+        align_corners=corners,
+        half_pixel=not corners,
+        ar_preserving=own.ar_preserving or options.ar_preserving,
+        cubic_coefficient=None if mode == "bilinear" else -0.5 if antialias else -0.75,
+        merge=options.merge or own.merge,
+    )

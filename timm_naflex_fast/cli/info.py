@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions, CUDA, what is patched, and the caches."""
+    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the caches."""
     print(about())
     return 0
 
@@ -27,7 +27,8 @@ def about() -> str:
     rows = [(name, _version(name)) for name in PACKAGES]
     rows += [("python", f"{platform.python_version()}, {platform.platform()}"), ("CUDA", _cuda())]
     rows += [("caches", cache.report())]
-    return "\n".join([str(status()), "", *(f"{name:<17} {value}" for name, value in rows)])
+    elsewhere = "This is about this process. In another one, print(timm_naflex_fast.status()) there."
+    return "\n".join([str(status()), elsewhere, "", *(f"{name:<17} {value}" for name, value in rows)])
 
 
 def _version(name: str) -> str:

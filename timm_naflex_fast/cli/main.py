@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
 
 from .. import __version__
+from ..measure.output import printable
 
 COMMANDS = {  # name: (module in this package, function, help)
     "info": ("cli.info", "info", "versions, what is patched, accelerators, caches"),
-    "drift": ("measure.drift.command", "drift", "how far each strategy moves a model from timm's own result"),
-    "bench": ("measure.bench.command", "bench", "time the strategies against timm, its alternatives and a plain add"),
+    "drift": ("cli.drift", "drift", "how far each strategy moves a model from timm's own result"),
+    "bench": ("cli.bench", "bench", "time the strategies against timm, its alternatives and a plain add"),
     "run": ("cli.run", "run", "run a script, unchanged, with timm patched"),
     "identify": ("cli.identify", "identify", "tell how a port resampled its position embeddings"),
 }
 
 
-def run(command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Call ``action(options)``; an error that names what is valid becomes one line and exit status 2."""
+def call(command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Call ``action(options)``; an error that names what is valid becomes one line and exit status 2, Ctrl-C 130."""
     try:
-        return action(options)
+        status = action(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted"
+    except ImportError as error:
+        installed = f" (timm {version('timm')} is installed; 1.0.16 or newer is needed)"
+        status, message = 2, f"{error}{installed * str(error.name).startswith('timm')}"
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"{command}: {error}", file=sys.stderr)
-        return 2
+        status, message = 2, str(error)
+    with suppress(OSError):
+        print(f"{command}: {printable(message)}", file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,13 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(arguments)  # ends here with the help, the version, or an error
         parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
     name, *rest = arguments
+    if name != "run" and None in (sys.stdout, sys.stderr):
+        print(f"naflex-fast {name}: stdout or stderr is closed", file=sys.stderr or sys.stdout)
+        return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
     where, function, about = COMMANDS[name]
     module = import_module(f"..{where}", __package__)
     parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)
     module.add_arguments(parser)
     options = parser.parse_args(rest)
     options.arguments, options.command = arguments, shlex.join(["naflex-fast", *arguments])
-    return run(parser.prog, getattr(module, function), options)
+    return call(parser.prog, getattr(module, function), options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 ``run`` only starts Python again, with two environment variables. Every Python process inherits them: ``PYTHONPATH``
 begins with the folder ``startup``, whose ``sitecustomize`` Python imports as it starts, and ``TIMM_NAFLEX_FAST_RUN``
 says what to patch. So the script, processes that ``multiprocessing`` spawns, joblib's workers and subprocesses are all
-prepared in the same way; forked processes inherit what their parent has.
+prepared in the same way; forked processes inherit what their parent has. A process that is started with ``python -I``,
+``-E`` or ``-S`` reads neither, and is not patched.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model: the last of timm's modules in which something is replaced.
-TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers"}
+TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers", "torchtitan": "torchtitan"}
 STARTUP = str(Path(__file__).with_name("startup"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name belongs to the script."""
-    from ..patching.settings import FLAGS, MODE_VARIABLE, MODES
+    from ..patching.settings import MODE_VARIABLE, MODES, VALID_MODES
 
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
-    for flag, valid in FLAGS.items():
+    for flag, valid in VALID_MODES.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
-    both = "what to patch (timm); repeat it for both"
-    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=both)
+    several = "what to patch (timm); repeat it for several"
+    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=several)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     what = "what python runs (a file, a folder, a zip, or -), then its words"
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
@@ -51,22 +52,30 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
     """
-    from ..patching.settings import FLAGS, default_mode, parse_flags
+    from ..patching.settings import VALID_MODES, default_mode, parse_settings
 
     libraries = options.library or ["timm"]
-    flags = parse_flags(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in FLAGS})
+    flags = parse_settings(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in VALID_MODES})
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
-    if flags.pos_embed == "grid_sample" and "transformers" in libraries:
-        raise ValueError("'grid_sample' is not valid with transformers; valid: 'stock', 'interpolate_cached', 'matmul'")
+    if flags.pos_embed == "grid_sample" and (others := [name for name in libraries if name != "timm"]):
+        valid = "'stock', 'interpolate_cached', 'matmul'"
+        raise ValueError(f"'grid_sample' is not valid with {others[0]}; valid: {valid}")
+    if os.pathsep in STARTUP:
+        raise ValueError(f"PYTHONPATH cannot hold {STARTUP}, where this package lies: {os.pathsep!r} parts its folders")
     order = json.dumps({"flags": asdict(flags), "libraries": libraries, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
     own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X as given to this process
+    if sys.flags.interactive:
+        own.append("-i")
+    if getattr(sys.__stdout__, "write_through", False):
+        own.append("-u")
     command = [sys.executable, *own, *["-m"] * options.module, *options.script]
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os.execve(sys.executable, command, environment)
 
 
@@ -97,13 +106,16 @@ def _report(libraries: list[str], process: int) -> None:
 
 
 def _outcome(libraries: list[str]) -> str:
-    if not any(TRIGGERS[library] in sys.modules for library in libraries):
+    here = [name for name in libraries if name in sys.modules]
+    names = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here)
+    if not here:
         names = " or ".join(libraries)
         return f"this process did not import {names}; processes that it started are patched if they did"
+    if not any(TRIGGERS[name] in sys.modules for name in here):
+        return f"nothing is replaced: {names} was imported, but not its {' and '.join(TRIGGERS[name] for name in here)}"
     from ..patching.install import status
 
     now = status()
-    names = ", ".join(f"{name} {sys.modules[name].__version__}" for name in libraries if name in sys.modules)
     what = ", ".join(f"{flag}={strategy}" for flag, strategy in asdict(now.flags).items())
     if not now.replaced:
         return f"{what}: nothing is replaced in {names}"

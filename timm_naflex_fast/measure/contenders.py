@@ -5,11 +5,12 @@ The names and their words need neither torch nor timm, so a command can define i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+
+from ..names import STRATEGIES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,28 +22,18 @@ PLAIN_ADD = "plain-add"
 
 CONTENDERS = {
     BASELINE: "timm's own loop",
-    "interpolate_cached": "this package, F.interpolate once per grid, kept",
-    "grid_sample": "this package, timm's grid_sample flag made fast",
-    "matmul": "this package, sums with resize matrices",
-    "timm-flag-bilinear": "timm's grid_sample flag, bilinear",
-    "timm-flag-bicubic": "timm's grid_sample flag, bicubic",
+    **dict.fromkeys(STRATEGIES, "this package"),
+    "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
+    "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
     "issue-2514-zeros": "the proposal in timm issue 2514",
     "hf-siglip2": "the loop in HF transformers' Siglip2",
 }
-NAMES, OURS = tuple(CONTENDERS), tuple(CONTENDERS)[1:4]
-OLD_NAMES = dict(zip(("stock-bilinear", "stock-bicubic", "issue-2514", "floor"), (*NAMES[4:7], PLAIN_ADD)))
-
-
-def present_name(name: str) -> str:
-    """A contender's name; one of an earlier release becomes the present one, with a warning."""
-    if name in OLD_NAMES:
-        warnings.warn(f"the contender {name!r} is now called {OLD_NAMES[name]!r}", FutureWarning, stacklevel=2)
-    return OLD_NAMES.get(name, name)
+NAMES = tuple(CONTENDERS)
 
 
 def missing(name: str, embeds: Any) -> str | None:
     """Why a contender cannot run on this NaFlexEmbeds, or would only repeat its own setting; None if it can."""
-    if name == BASELINE or name in OURS:
+    if name == BASELINE or name in STRATEGIES:
         return None
     if embeds.pos_embed_type != "learned":
         return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
@@ -71,10 +62,10 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
 
     embeds: Any = getattr(model, "embeds", model)
     # Attributes of the one instance hide those of timm's class.
-    own: dict[str, Any] = {} if name in OURS else _methods(name, embeds)
+    own: dict[str, Any] = {} if name in STRATEGIES else _methods(name, embeds)
     if name.startswith("timm-flag"):
         own["pos_embed_interp_mode"] = name.removeprefix("timm-flag-")
-    with enable(mode="stock", pos_embed=name if name in OURS else "stock", model=model):
+    with enable(mode="stock", pos_embed=name if name in STRATEGIES else "stock", model=model):
         with patch.dict(embeds.__dict__, own):
             yield
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+from .output import printable
 
 Source = tuple[str, Callable[[], Any]]  # a name, and a function that opens it as a PIL image
 T = TypeVar("T")
@@ -21,25 +24,33 @@ PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".
 
 
 def image_files(folder: str | Path) -> list[Path]:
-    """The image files under ``folder``, searched recursively, in the order of their paths.
+    """The image files under ``folder`` and the folders that cannot be listed, in the order of their paths.
 
     Raises:
-        ValueError: not a readable folder, or no image in it.
+        ValueError: not a folder, or no image in it.
     """
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not files:
+    closed: list[OSError] = []
+    found = [Path(place, name) for place, _, names in os.walk(root, onerror=closed.append) for name in names]
+    found = [path for path in found if path.suffix.lower() in SUFFIXES] + [Path(error.filename) for error in closed]
+    if not found:
         raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
-    return files
+    return sorted(found)
 
 
 def image_sources(folder: str | Path) -> list[Source]:
     """Name (path inside the folder) and opener of each image under ``folder``; errors as in :func:`image_files`."""
+    return [(printable(path.relative_to(folder)), partial(_open, path)) for path in image_files(folder)]
+
+
+def _open(path: Path) -> Any:
     from PIL import Image
 
-    return [(str(path.relative_to(folder)), partial(Image.open, path)) for path in image_files(folder)]
+    if not path.is_file():  # to open a named pipe would wait for its other end
+        raise OSError("a folder that cannot be listed" if path.is_dir() else "not a regular file")
+    return Image.open(path)
 
 
 def read(sources: Sequence[Source], use: Callable[[Any], T], skipped: list[str]) -> Iterator[tuple[str, T]]:
@@ -48,14 +59,12 @@ def read(sources: Sequence[Source], use: Callable[[Any], T], skipped: list[str])
     Raises:
         ValueError: none can be read.
     """
-    from PIL import Image
-
     for name, load in sources:
         try:
             with load() as image:
                 result = use(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            skipped.append(f"{name}: {error}")
+        except Exception as error:  # a damaged file can raise anything in its decoder
+            skipped.append(printable(f"{name}: {error or type(error).__name__}"))
         else:
             yield name, result
     if len(skipped) == len(sources):
@@ -86,18 +95,19 @@ class NaFlexImages:
         return -(-len(self._sources) // self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
-        """Batches in order, with a list of "names"; an image that cannot be decoded is skipped, listed in ``skipped``.
+        """Batches in order, with a list of "names"; in the end ``skipped`` lists the images that cannot be decoded.
 
         Raises:
             ValueError: none could be decoded.
         """
         from timm.data.naflex_dataset import NaFlexCollator
 
-        self.skipped, collate = [], NaFlexCollator(max_seq_len=self._length)
-        samples = read(self._sources, lambda image: (self._prepare(image.convert("RGB")), 0), self.skipped)
+        skipped, collate = list[str](), NaFlexCollator(max_seq_len=self._length)
+        samples = read(self._sources, lambda image: (self._prepare(image.convert("RGB")), 0), skipped)
         while batch := list(islice(samples, self._batch_size)):
             names, prepared = zip(*batch)
             yield {**collate(prepared)[0], "names": names}, None
+        self.skipped = skipped
 
 
 def photos() -> list[Source]:

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
+from .output import path, printable
 
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
+HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
+STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that name a model and describe its weights."""
+    add, either = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add("--model", metavar="NAME", help="timm NaFlexVit, e.g. naflexvit_base_patch16_siglip.v2_webli")
+    either("--checkpoint", type=path, metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar")
+    either("--random-weights", action="store_true", help="the untrained model")
+    more = "options of the model, as timm's scripts take them"
+    add("--model-kwargs", nargs="+", default=[], type=_setting, metavar="KEY=VALUE", help=more)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ValueError
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
 
 
 def load_model(
@@ -24,19 +49,21 @@ def load_model(
 
     Args:
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a NaFlexVit.
-        checkpoint: a local file that timm can load; without it the pretrained weights come from the hub.
+        checkpoint: a local file; see :func:`read_weights`. The model gets as many classes as its head has.
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines and cosines:
             neighbouring cells of a trained table are alike, those of noise are not.
         dtype: torch's name of the number type to which the whole model is cast.
         more: further options of ``timm.create_model``.
 
     Raises:
-        ValueError: timm does not know the name, or the model is no NaFlexVit.
+        ValueError: timm does not know the name, or makes no NaFlexVit of it (with these options).
         FileNotFoundError: no such checkpoint.
         RuntimeError: the weights cannot be loaded, or are of another model; says how to give them.
     """
     import timm
+    import torch
     from timm.layers import build_sincos2d_pos_embed
+    from timm.models.naflexvit import NaFlexVit
 
     if checkpoint is not None and not Path(checkpoint).is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
@@ -46,27 +73,67 @@ def load_model(
         raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
     if family.startswith("vit_"):
         more["use_naflex"] = True
-    weights, what = f"pretrained, {name}", f"the model {name!r}"
+    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE
     if random_weights:
-        weights = "stand-in: random, untrained, seed 0; position table of sines and cosines"
+        weights = "random, untrained, seed 0; position table of sines and cosines"
     elif checkpoint is not None:
-        weights, what = f"file {Path(checkpoint).name}", f"the checkpoint {checkpoint}"
+        what, advice = f"the checkpoint {checkpoint}", HOW_TO_FIT
+        with load_errors(what, advice):
+            state, key = read_weights(checkpoint)
+        weights = f"file {printable(Path(checkpoint).name)}" + f" ({key})" * bool(key)
         # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-        more["pretrained_cfg_overlay"] = dict(file=str(checkpoint))
-    with torch.random.fork_rng(devices=[]), reading(what):
-        torch.manual_seed(0)
-        model = timm.create_model(name, pretrained=not random_weights, **more)
+        overlay = more["pretrained_cfg_overlay"] = dict[str, Any](state_dict=state)
+        if "head.weight" in state or "blocks.0.norm1.weight" in state:  # timm's own names: a head would have this one
+            overlay["num_classes"] = len(state.get("head.weight", ()))
+            more = {"num_classes": overlay["num_classes"], **more}
+    try:
+        with torch.random.fork_rng(devices=[]), load_errors(what, advice):
+            torch.manual_seed(0)
+            model = timm.create_model(name, pretrained=not random_weights, **more)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, TypeError):  # an argument that the model's __init__ does not take
+            raise ValueError(f"timm {timm.__version__} makes no NaFlexVit of {name!r}: {error.__cause__}") from error
+        raise
+    if not isinstance(model, NaFlexVit):
+        raise ValueError(f"timm {timm.__version__} makes no NaFlexVit of {name!r}")
+    model.pretrained_cfg.pop("state_dict", None)
     if random_weights and (table := model.embeds.pos_embed) is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
     return model.eval().to(getattr(torch, dtype)), weights
 
 
+def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
+    """The weights in a local file, and under which key its trainer kept them ("" if it holds nothing else).
+
+    Only tensors are read, whatever timm's release would do: a pickle can run any code.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from timm.models import clean_state_dict
+
+    if str(file).endswith(".safetensors"):
+        return clean_state_dict(load_file(file)), ""
+    torch.serialization.add_safe_globals([argparse.Namespace])  # timm's train.py keeps its options beside the weights
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError("it holds more than tensors, and such a file could run code; save the state dict") from error
+    key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
+    state = found[key] if key else found
+    if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ValueError("it holds no state dict")
+    return clean_state_dict(state), key
+
+
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
     """Turn whatever reading weights raises into a RuntimeError of one line: ``what`` failed, and what to do."""
     try:
         yield
     except Exception as error:  # no network, a cut-off file, a pickle of something else, tensors of another model
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        raise RuntimeError(f"{what} cannot be loaded ({reason}); {HOW_TO_GIVE}") from error
+        raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error

@@ -1,16 +1,16 @@
-"""What commands read, print and write: numbers, tables, progress, JSON files."""
+"""What commands read, print and write: options, tables, progress, files."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-QUIET_SECONDS = 10.0  # progress prints a line this often
+QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
 
 def positive(text: str) -> int:
@@ -18,6 +18,25 @@ def positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise ValueError
     return value
+
+
+def seconds(text: str) -> float:
+    """An option's number of seconds; a negative one (or NaN) is a ValueError, which argparse reports."""
+    if not (value := float(text)) >= 0:
+        raise ValueError
+    return value
+
+
+def path(text: str) -> str:
+    """An option's file or folder; an empty one is an error, which argparse reports."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path")
+    return text
+
+
+def printable(text: object) -> str:
+    """Text on one line of a terminal: control characters, line ends and bytes that are no text become escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -33,36 +52,54 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 1 else 3}f}" if value < 10 else f"{value:.1f}"
 
 
+def progress(what: str, total: float) -> Any:
+    """A tqdm bar on stderr: call its ``update(parts)`` after some of the ``total`` parts of a long work."""
+    from tqdm import tqdm
+
+    often = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
+    look = "{desc}: {percentage:.0f} % done, about {remaining} left"
+    return tqdm(desc=what, total=total, file=sys.stderr, mininterval=often, miniters=0, smoothing=0, bar_format=look)
+
+
 def check_writable(file: str | Path | None) -> None:
     """Find out before the measurement whether the results can be written.
 
     Raises:
         OSError: ``file`` cannot be written; names it.
     """
-    if file is not None and (not os.access(Path(file).parent, os.W_OK) or Path(file).is_dir()):
+    if file is None:
+        return
+    place = Path(file)
+    # The mode too: root may write into a file that its owner has locked.
+    locked = place.exists() and not (os.access(place, os.W_OK) and place.stat().st_mode & 0o222)
+    if locked or place.is_dir() or not os.access(place.resolve().parent, os.W_OK):
         raise OSError(f"{file} cannot be written")
 
 
-def write_json(path: str | Path, record: dict[str, Any]) -> None:
-    """Write ``record`` as one JSON object."""
-    Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def write_files(texts: Mapping[Path, str]) -> None:
+    """Write text files, all or none: each beside its place first, so a full disk leaves the old ones as they are."""
+    parts: dict[Path, Path] = {}
+    try:
+        for file, text in texts.items():
+            special = file.exists() and not file.is_file()  # a device or a pipe, which holds nothing
+            target = file if special else file.resolve()
+            parts[target] = target if special else target.with_name(f".{target.name}.{os.getpid()}")
+            parts[target].write_text(text, encoding="utf-8", errors="backslashreplace")
+        for target, part in parts.items():
+            if part is not target:
+                part.replace(target)
+    finally:
+        for target, part in parts.items():
+            if part is not target:
+                part.unlink(missing_ok=True)
 
 
-def progress(what: str, total: int) -> Callable[[], None]:
-    """Returns the function to call after each part of some long work of ``total`` parts.
+def json_text(record: Mapping[str, Any]) -> str:
+    """``record`` as JSON; what is no number there (infinity, NaN) is null."""
+    plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
-    It prints to stderr every ten seconds how much is done and how long the rest takes; if the first part shows that
-    the work is long, at once.
-    """
-    done, started = 0, time.monotonic()
-    printed = started
 
-    def advance() -> None:
-        nonlocal done, printed
-        done, now = done + 1, time.monotonic()
-        left = (now - started) / done * (total - done)
-        if now - printed >= QUIET_SECONDS or (done == 1 and left >= QUIET_SECONDS):
-            printed = now
-            print(f"{what}: {done} of {total} done, about {left / 60:.1f} minutes left", file=sys.stderr, flush=True)
-
-    return advance
+def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as one JSON object, in place of the old file once it is whole."""
+    write_files({Path(file): json_text(record)})

@@ -1,4 +1,4 @@
-"""Where figures come from: command, date, machine, versions."""
+"""Where figures come from: command, commit, date, machine, versions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import datetime
 import os
 import platform
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from .output import printable
 
 
 def provenance(command: str) -> dict[str, Any]:
@@ -22,10 +25,28 @@ def provenance(command: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
     return dict(
-        command=command,
+        command=printable(command),
+        commit=commit(),
         date=datetime.date.today().isoformat(),
         machine=machine,
         python=platform.python_version(),
         torch=torch.__version__,
         timm=timm.__version__,
     )
+
+
+def commit() -> str:
+    """The commit that last changed the package, "+" after edits; the release where it is no checkout."""
+    from .. import __version__
+
+    here = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *words, "--", "."], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        last = git("log", "-1", "--format=%h")  # nothing, where git knows the folder but not the package
+        return last + "+" * bool(git("status", "--porcelain")) if last else f"release {__version__}"
+    except (OSError, subprocess.CalledProcessError):
+        return f"release {__version__}"

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
+from .contenders import CONTENDERS, PLAIN_ADD
+
 INK, FAINT = "#7d8590", "#7d859055"
-COLOURS = {
-    "stock": "#e5534b",
-    "matmul": "#2f81f7",
-    "interpolate_cached": "#2da44e",
-    "grid_sample": "#c9880a",
-    "plain-add": INK,
-    "timm-flag-bilinear": "#d4679c",
-    "timm-flag-bicubic": "#a371f7",
-    "issue-2514-zeros": "#b0704f",
-    "hf-siglip2": "#1b9aaa",
-}
+TONES = "#e5534b #2da44e #c9880a #2f81f7 #d4679c #a371f7 #b0704f #1b9aaa #8a9a1b #5a8f7b".split()
+COLOURS = {**dict(zip(CONTENDERS, cycle(TONES))), PLAIN_ADD: INK}
 INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 BARE = ("axes.spines.top", "axes.spines.right")
 LOOK = {

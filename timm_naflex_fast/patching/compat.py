@@ -1,24 +1,57 @@
-"""Whether an installed library is one that we know: its version, the arguments of its methods, and what they read.
+"""Whether an installed library is one that we know: its version, its own methods, their arguments, what they read.
 
 A method that reads another attribute of its module than it used to has gained or lost a setting, and a method that
 nobody calls any more has been superseded. Replacing either would change results without a word, so it is refused.
+Nothing is imported here: ``install`` holds its lock.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from .library import Library, Replacement
+from .library import Library, Place
 
-Found = tuple[Any, str, Replacement]
-"""A class (or module) of the library, the name of its method (or function), and our entry for it."""
+
+class Slot(Enum):
+    """Whose function stands where a library keeps one that we replace."""
+
+    ORIGINAL = "the library's own"
+    OURS = "ours"
+    ANOTHERS = "another's: a spy, a profiler, a change of the result; perhaps around ours"
+    EMPTY = "nobody's"
+
+
+def slot_of(owner: Any, name: str, library: Library) -> Slot:
+    """Whose function stands there."""
+    function = owner.__dict__.get(name)
+    if function is None:
+        return Slot.EMPTY
+    if function in [replacement.function for replacement in library.replacements.values()]:
+        return Slot.OURS
+    if _defined_in(function).startswith("torch._dynamo."):  # torch.compiler.disable, with which timm decorates some
+        function = function.__wrapped__
+    return Slot.ORIGINAL if _defined_in(function).partition(".")[0] == library.name else Slot.ANOTHERS
+
+
+def _defined_in(function: Any) -> str:
+    """The module in which a function was defined; a wrapper cannot copy that from what it wraps."""
+    return getattr(function, "__globals__", {}).get("__name__", "")
+
+
+def anothers(owner: Any, name: str) -> str:
+    """Whose function stands there, in words."""
+    function = owner.__dict__[name]
+    kind = type(function)
+    who = f"{_defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
+    return f"{owner.__name__}.{name} is not the library's own but {who}"
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -27,7 +60,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     Raises:
         RuntimeError: it is older than the oldest that we know.
     """
-    installed = importlib.import_module(library.name).__version__
+    installed = sys.modules[library.name].__version__
     found = tuple(int(n) for n in re.findall(r"\d+", installed)[:3])
     if found < library.oldest:
         needed = ".".join(map(str, library.oldest))
@@ -35,7 +68,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     return found
 
 
-def check(library: Library, found: Iterable[Found]) -> None:
+def check(library: Library, places: Iterable[Place]) -> None:
     """Check what we are about to replace.
 
     Raises:
@@ -43,20 +76,20 @@ def check(library: Library, found: Iterable[Found]) -> None:
             release newer than any that we know, one reads other attributes or is not called any more; names all.
     """
     wrong, newer = [], version_of(library) > library.newest
-    for owner, name, replacement in found:
+    for owner, name, replacement in places:
         method = owner.__dict__.get(name)
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
-        elif _arguments(method) != _arguments(replacement.ours):
+        elif _arguments(method) != _arguments(replacement.function):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-        elif newer and replacement.reads is not None:
-            wrong += _changes(owner, name, replacement.reads)
-            if name.startswith("_") and name not in reads(owner):
+        elif newer and replacement.self_attributes is not None:
+            wrong += _changes(owner, name, replacement.self_attributes)
+            if name.startswith("_") and name not in attributes_read(owner):
                 wrong.append(f"{owner.__name__} does not call {name} any more")
-    for (home, name), known in library.reads.items() if newer else ():
+    for (home, name), known in library.copied_methods.items() if newer else ():
         module, _, cls = home.partition(":")
-        owner = getattr(importlib.import_module(module), cls, None)
-        if owner is not None:  # our table leaves a class that is missing to the library's own code
+        owner = getattr(sys.modules.get(module), cls, None)
+        if owner is not None:  # we leave a class that is missing to the library's own code
             wrong += _changes(owner, name, known)
     if wrong:
         raise unsupported(library, "; ".join(wrong))
@@ -64,7 +97,7 @@ def check(library: Library, found: Iterable[Found]) -> None:
 
 def unsupported(library: Library, wrong: str) -> RuntimeError:
     """The error for a release that is not supported."""
-    installed = importlib.import_module(library.name).__version__
+    installed = sys.modules[library.name].__version__
     oldest, newest = (".".join(map(str, version)) for version in (library.oldest, library.newest))
     return RuntimeError(
         f"{library.name} {installed} is not supported by this timm_naflex_fast ({oldest} to {newest} are, and newer "
@@ -72,7 +105,7 @@ def unsupported(library: Library, wrong: str) -> RuntimeError:
     )
 
 
-def reads(function: Any) -> frozenset[str]:
+def attributes_read(function: Any) -> frozenset[str]:
     """The attributes of ``self`` that a function, or any method of a class, reads, by ``getattr`` too.
 
     Raises:
@@ -95,7 +128,7 @@ def _changes(owner: Any, name: str, known: str) -> list[str]:
     if name not in owner.__dict__:
         return [f"{key} is missing"]
     try:
-        now, before = reads(owner.__dict__[name]), frozenset(known.split())
+        now, before = attributes_read(owner.__dict__[name]), frozenset(known.split())
     except OSError:
         return [f"{key} cannot be checked without its source"]
     return [

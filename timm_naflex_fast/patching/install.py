@@ -1,8 +1,10 @@
 """Puts our functions on a library's classes and takes them off again. No other file changes a library's classes.
 
-Our functions are in place before a choice takes effect and are removed after it has ended: another thread sees the old
-choice or the new one, never a mixture. Before we replace a method we enter it in ``originals``, so Ctrl-C loses nothing
-at any moment.
+Each ``enable()`` is one ``Enabled``; the newest that is in force holds. Our functions are in place before settings take
+effect and are removed after the last have ended: another thread sees the old settings or the new, never a mixture.
+Before we replace a method we enter it in ``originals``, so Ctrl-C loses nothing at any moment.
+
+Everything is imported before the lock is taken: a thread that imports a library may be about to call ``enable()``.
 """
 
 from __future__ import annotations
@@ -11,123 +13,112 @@ import importlib
 import sys
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..resampling import cache
-from . import library as lib
-from .compat import Found, check, unsupported, version_of
-from .library import Library, functions, kept_by, original, originals
-from .settings import STOCK, Flags, Mode, check_name, choose_for, forget_models, models_flags, own_flags, parse_flags
+from .compat import Slot, anothers, check, slot_of, unsupported, version_of
+from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
+from .settings import (
+    ATTRIBUTE,
+    STOCK,
+    Counts,
+    Enabled,
+    Mode,
+    Settings,
+    check_name,
+    may_hold,
+    own_settings,
+    parse_settings,
+)
+from .status import Status
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
-LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with a table ``LIBRARY``
+LIBRARIES = ("timm", "transformers", "torchtitan")  # each has a file here of its name, with its ``LIBRARY``
 
 _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
+# In the order of their making. Only libraries and the modules of models keep them alive.
+_enabled: list[weakref.ref[Enabled]] = []
+_holders: dict[int, weakref.ref[Any]] = {}  # by id: the libraries and modules that refer to one, but for copies
 
-def _table_of(name: str, *, needed: bool) -> Library:
-    """A library's table; if it is ``needed``, the library has to be installed and no older than those we know.
+
+def _entry(name: str) -> Library:
+    """What our file about a library says.
 
     Raises:
-        RuntimeError: it cannot be imported, lacks a class that we know, or is too old.
+        RuntimeError: the library lacks what that file imports.
     """
     try:
-        if needed:
-            importlib.import_module(name)
-        library = importlib.import_module(f"{__package__}.{name}").LIBRARY
+        return importlib.import_module(f"{__package__}.{name}").LIBRARY
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}") from error
-    if needed:
-        version_of(library)
+        raise RuntimeError(f"{name} lacks what timm_naflex_fast replaces: {error}") from error
+
+
+def _library(name: str) -> Library:
+    """A library that has to be there, all of it that we replace imported. Not to be called while the lock is held.
+
+    Raises:
+        RuntimeError: it cannot be imported, lacks what we replace, or is too old.
+    """
+    try:
+        importlib.import_module(name)  # first: another thread that imports it may be waiting for our file about it
+    except ImportError as error:
+        raise RuntimeError(f"{name} cannot be imported: {error}") from error
+    library = _entry(name)
+    version_of(library)
+    missing = []
+    for home, _ in library.replacements:
+        module, _, cls = home.partition(":")
+        try:
+            getattr(importlib.import_module(module), cls or "__name__")
+        except (ImportError, AttributeError) as error:
+            needs = error.name if isinstance(error, ModuleNotFoundError) else None
+            if needs is None or needs.partition(".")[0] == name:
+                raise unsupported(library, str(error)) from error
+            missing.append(error)  # a part that needs a package that is not installed cannot be in use
+    if len(missing) == len(library.replacements):
+        raise unsupported(library, str(missing[0])) from missing[0]
     return library
 
 
 def _in_use() -> list[Library]:
-    """The tables of the libraries that were enabled, or looked at, in this process."""
+    """The libraries that were enabled, or looked at, in this process."""
     files = [sys.modules.get(f"{__package__}.{name}") for name in LIBRARIES]
-    return [file.LIBRARY for file in files if file is not None]
-
-
-def _owners(home: str, name: str) -> list[Any]:
-    """Where a library keeps what "module:Class" or "module:" names: its own first, then others that are in use.
-
-    ``importlib.reload`` leaves the class of before in use, in models and in modules that imported it; a function is
-    also an attribute of the modules that imported it by name.
-    """
-    module_name, _, class_name = map(sys.intern, home.partition(":"))  # Python's caches keep every new string
-    module = importlib.import_module(module_name)
-    if class_name:
-        own = getattr(module, class_name)
-        same = [c for c in nn.Module.__subclasses__() if (c.__module__, c.__qualname__) == (module_name, class_name)]
-        return [own, *(c for c in same if c is not own)]
-    holders = [m for m in _modules(module_name.partition(".")[0]) if _is_of(m.__dict__.get(name), module)]
-    return [module, *(m for m in holders if m is not module)]
-
-
-def _modules(package: str) -> list[ModuleType]:
-    """What of a package has been imported."""
-    loaded = [m for key, m in list(sys.modules.items()) if key == package or key.startswith(f"{package}.")]
-    return [m for m in loaded if isinstance(m, ModuleType)]
-
-
-def _is_of(function: Any, module: Any) -> bool:
-    """Whether a function was defined in a module; after a reload too, which keeps the module's namespace."""
-    return getattr(function, "__globals__", None) is getattr(module, "__dict__", module)
-
-
-def _found(library: Library) -> list[Found]:
-    """Everything in the library that our table replaces, whether or not it is replaced at present.
-
-    Raises:
-        RuntimeError: the library lacks a class or module.
-    """
-    try:
-        return [
-            (owner, name, replacement)
-            for (home, name), replacement in library.table.items()
-            for owner in _owners(home, name)
-        ]
-    except (ImportError, AttributeError) as error:
-        raise unsupported(library, str(error)) from error
+    return [file.LIBRARY for file in files if file is not None and hasattr(file, "LIBRARY")]  # else half imported
 
 
 def _install(library: Library) -> None:
     todo = []
-    for owner, name, replacement in _found(library):
-        function, known = owner.__dict__.get(name), kept_by(owner).get((owner, name))
-        # What is known to be replaced and is not ours is another plugin's wrapper around ours: it still reaches us.
-        if function is not replacement.ours and (known is None or function is known or _is_of(function, owner)):
+    for owner, name, replacement in places(library):
+        slot = slot_of(owner, name, library)
+        if slot in (Slot.ORIGINAL, Slot.EMPTY):
             todo.append((owner, name, replacement))
+        elif slot is Slot.ANOTHERS and (owner, name) not in originals_of(owner):
+            warn_once(f"{anothers(owner, name)} and stays in force; to put it over ours, call enable() before", 5)
     check(library, todo)
     for owner, name, replacement in todo:
-        kept_by(owner)[owner, name] = owner.__dict__[name]
-        setattr(owner, name, replacement.ours)
+        originals_of(owner)[owner, name] = owner.__dict__[name]
+        setattr(owner, name, replacement.function)
 
 
-def _uninstall_if_unused() -> None:
-    if not all(flags.is_stock for flags in (*(library.flags for library in _in_use()), *models_flags())):
-        return
-    ours = {replacement.ours for library in _in_use() for replacement in library.table.values()}
-    for library in _in_use():
-        for (home, name), replacement in library.table.items():
-            for holder in _modules(library.name) if home.endswith(":") else ():
-                if holder.__dict__.get(name) is replacement.ours:  # imported from where ours was
-                    functions.setdefault((holder, name), original(importlib.import_module(home[:-1]), name))
-    for (owner, name), theirs in [*originals.items(), *functions.items()]:
-        function = owner.__dict__.get(name)
-        if function in ours:
-            setattr(owner, name, theirs)
-        if function in ours or function is theirs or _is_of(function, owner):
-            del kept_by(owner)[owner, name]  # else another plugin has wrapped ours: its wrapper still calls us
+def _uninstall(library: Library) -> None:
+    for owner, name, _ in places(library):
+        if slot_of(owner, name, library) is Slot.OURS and (owner, name) not in originals_of(owner):
+            # A module that imported the function from where ours was.
+            functions[owner, name] = next(theirs for (_, known), theirs in functions.items() if known == name)
+    for (owner, name), theirs in [*originals.items(), *functions.items()]:  # those of reloaded modules too
+        if (owner.__module__ if isinstance(owner, type) else owner.__name__).partition(".")[0] == library.name:
+            slot = slot_of(owner, name, library)
+            if slot is Slot.OURS:
+                setattr(owner, name, theirs)
+            if slot in (Slot.OURS, Slot.ORIGINAL):  # else another's wrapper may still call ours
+                del originals_of(owner)[owner, name]
 
 
 def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
@@ -136,67 +127,93 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    tables = [_table_of(name, needed=name in names) for name in names or LIBRARIES]
-    wanted = " or ".join(f"{known.name} {', '.join(known.roots)}" for known in tables)
+    # A library that nobody has imported has no part in a model; ours about it would import it.
+    known = [_library(name) for name in names] or [_entry(name) for name in LIBRARIES if name in sys.modules]
+    for library in known if names else ():
+        if not library.roots:
+            raise ValueError(f"what is replaced in {library.name} knows no model: enable(library={library.name!r})")
+    known = [library for library in known if library.roots]
+    wanted = " or ".join(f"{library.name} {', '.join(library.roots)}" for library in known) or " or ".join(LIBRARIES)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
     targets: dict[Library, list[nn.Module]] = {}
     classes = {cls for module in model.modules() for cls in type(module).__mro__}
-    for library in tables:
-        homes = {home.partition(":")[0] for home, _ in library.table}
-        if any(cls.__name__ in library.roots and cls.__module__ in homes for cls in classes):
-            version_of(library)
-            owners = tuple({owner for owner, _, _ in _found(library) if isinstance(owner, type)})
-            targets[library] = [module for module in model.modules() if isinstance(module, owners)]
+    for library in known:
+        modules = {home.partition(":")[0] for home, _ in library.replacements}
+        if any(cls.__name__ in library.roots and cls.__module__ in modules for cls in classes):
+            _library(library.name)
+            owners = tuple(owner for (owner, _, _), is_function in homes(library) if not is_function)
+            if inside := [module for module in model.modules() if isinstance(module, owners)]:
+                targets[library] = inside
     if not targets:
         raise ValueError(
             f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
-            f"such as {' or '.join(known.example for known in tables)}, or a wrapper around one"
+            f"such as {' or '.join(library.example for library in known)}, or a wrapper around one"
         )
     return [module for inside in targets.values() for module in inside], list(targets)
 
 
-def _switch(
-    libraries: list[Library],
-    everywhere: dict[Library, Flags],
-    models: list[tuple[nn.Module, Flags | None]],
-    counts: tuple[dict[Any, int], ...] = (),
-) -> None:
-    """Let other choices hold, for every model or for some; ours in these libraries is in place before if needed."""
-    if not all(own is None or own.is_stock for own in [*everywhere.values(), *(own for _, own in models)]):
+def _enter(enabled: Enabled, settings: Settings, modules: list[nn.Module], libraries: list[Library]) -> None:
+    """Put settings in force: for these modules, or, without any, for every model."""
+    if not settings.is_stock:
         for library in libraries:
             _install(library)
-    for library, flags in everywhere.items():
-        library.flags = flags
-    choose_for(models)
-    counters: tuple[Counter[Any], ...] = (lib.calls, lib.fallbacks)
-    for counter, before in zip(counters, counts):
-        counter.clear()
-        counter.update(before)
-    _uninstall_if_unused()
+    _enabled.append(weakref.ref(enabled))
+    for holder in modules or libraries:
+        _holders[id(holder)] = weakref.ref(holder)  # first: whatever refers to it can be found
+        vars(holder)[ATTRIBUTE] = (enabled, *may_hold(vars(holder).get(ATTRIBUTE, ())))
+    enabled.settings = settings  # from here on it holds, for all of them
+    _settle()
+
+
+def _settle() -> None:
+    """Drop what has ended, for libraries and models; put ours where it is needed again, take it off where not."""
+    for holder in _alive(_holders.values()):
+        vars(holder)[ATTRIBUTE] = left = may_hold(vars(holder).get(ATTRIBUTE, ()))
+        if not left:
+            del vars(holder)[ATTRIBUTE], _holders[id(holder)]
+    for key in [key for key, ref in _holders.items() if ref() is None]:
+        del _holders[key]
+    for library in _in_use():
+        settings = own_settings(library) or STOCK
+        if library.settings.is_stock and not settings.is_stock:
+            _install(library)
+        library.settings = settings
+    alive = _in_force()
+    _enabled[:] = map(weakref.ref, alive)
+    count_into(alive[-1].counts if alive else Counts())
+    for library in _in_use():
+        of_models = [e.settings for e in alive if e.model and library.name in e.libraries]
+        if all(settings is None or settings.is_stock for settings in (library.settings, *of_models)):
+            _uninstall(library)
+
+
+def _alive(refs: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [found for ref in refs if (found := ref()) is not None]
+
+
+def _in_force() -> list[Enabled]:
+    return [enabled for enabled in _alive(_enabled) if enabled.settings is not None]
 
 
 class Handle:
-    """What :func:`enable` returns. As a context manager, or by ``restore()``, it puts back what was there before it.
+    """What :func:`enable` returns. As a context manager, or by ``restore()``, it ends what that call has chosen.
 
-    Nested handles are left in the reverse order of their making, as ``with`` does.
+    The newest of what else was chosen, before it or meanwhile, holds then. Handles may be left in any order.
     """
 
-    def __init__(self, flags: Flags, modules: list[nn.Module], libraries: list[Library]) -> None:
-        self.flags = flags
-        self._libraries = libraries
-        self._models = [(weakref.ref(module), own_flags(module)) for module in modules]
-        self._everywhere = {} if modules else {library: library.flags for library in libraries}
-        self._counts = dict(lib.calls), dict(lib.fallbacks)
-        self._done = False
+    def __init__(self, settings: Settings, enabled: Enabled) -> None:
+        self.flags = settings
+        self._enabled = weakref.ref(enabled)
+        enabled.handle = weakref.ref(self)
 
     def restore(self) -> None:
-        """Put back what was there before, the counts of ``status()`` too; a second call does nothing."""
+        """End it, and its counts of ``status()``; a second call does nothing."""
         with _lock:
-            if not self._done:
-                models = [(module, own) for ref, own in self._models if (module := ref()) is not None]
-                _switch(self._libraries, self._everywhere, models, self._counts)
-                self._done = True  # last: an interrupted restore can be repeated
+            enabled = self._enabled()
+            if enabled is not None:
+                enabled.settings = None
+            _settle()  # always: an interrupted call can be repeated
 
     def __enter__(self) -> Handle:
         return self
@@ -216,18 +233,21 @@ def enable(
 ) -> Handle:
     """Replace a library's resampling, for every model (made before or after) or for one. ``status()`` counts anew.
 
+    The newest call holds, until its handle is left or ``disable()`` ends all. A method that another package has changed
+    before is left as it is, with a warning.
+
     Args:
         mode: "matmul" (exact and fast), "interpolate_cached" (bit-identical), "grid_sample" (drifts; timm only), or
             "stock" (the library's own code: exempts a ``model``). "-" works like "_"; "matmul-resample" is "matmul".
         model: replace in this module only (anything that contains timm's NaFlexEmbeds, or one of transformers'
-            towers that ``status().replaced`` names); beats the choice for every model.
+            towers that ``status().replaced`` names); beats the mode for every model. Copies of it share what holds.
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
-        rope: overrides ``mode`` for timm's rotary tables: "batched" or "stock".
-        library: "timm" (default), "transformers", or a tuple of both. With ``model`` it is found out.
+        rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
+        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model`` it is found out.
 
     Returns:
-        A handle; leaving it as a context manager restores what was there before.
+        A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
 
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
@@ -235,33 +255,37 @@ def enable(
 
     >>> with enable():
     ...     print(status().flags)
-    Flags(pos_embed='matmul', patch_embed='matmul', rope='batched')
+    Settings(pos_embed='matmul', patch_embed='matmul', rope='batched')
     """
     if isinstance(mode, nn.Module):
         raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
-    flags = parse_flags(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
+    settings = parse_settings(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
     wanted: Iterable[object] = library if isinstance(library, tuple | list) and library else (library,)
     names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
+    modules: list[nn.Module] = []
+    if model is None:
+        libraries = [_library(name) for name in names or ["timm"]]
+    else:
+        modules, libraries = _targets(model, names)
+    for known in libraries:
+        check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", settings.pos_embed, known.modes)
+    enabled = _for(model, libraries)
+    handle = Handle(settings, enabled)
     with _lock:
-        modules: list[nn.Module] = []
-        if model is None:
-            libraries = [_table_of(name, needed=True) for name in names or ["timm"]]
-        else:
-            modules, libraries = _targets(model, names)
-        for known in libraries:
-            check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", flags.pos_embed, known.modes)
-        handle = Handle(flags, modules, libraries)
-        everywhere = dict.fromkeys(libraries, flags) if model is None else {}
-        _switch(libraries, everywhere, [(module, flags) for module in modules], ({}, {}))
+        _enter(enabled, settings, modules, libraries)
     return handle
 
 
-def disable(model: nn.Module | None = None) -> None:
-    """Put every library back exactly as it was, and end every model's own choice; or make one ``model`` stock again.
+def _for(model: nn.Module | None, libraries: list[Library]) -> Enabled:
+    names = tuple(library.name for library in libraries)
+    return Enabled(model="" if model is None else type(model).__name__, libraries=names)
 
-    ``disable()`` also frees kept tables and kernels, and the counts of ``status()`` start anew; ``disable(model)`` does
-    neither. While a choice for every model holds, disabling a model exempts it until ``disable()``; otherwise its own
-    choice is dropped.
+
+def disable(model: nn.Module | None = None) -> None:
+    """Put every library back exactly as it was, and end all settings, those of models too; or make one ``model`` stock.
+
+    ``disable()`` also frees kept tables and kernels, and the counts of ``status()`` start anew. While settings for
+    every model hold, disabling a model exempts it until ``disable()``; otherwise its own settings are dropped.
 
     Raises:
         ValueError: ``model`` contains nothing that is replaced.
@@ -271,82 +295,84 @@ def disable(model: nn.Module | None = None) -> None:
     >>> status().replaced
     {}
     """
+    modules, libraries = ([], []) if model is None else _targets(model)
     with _lock:
         if model is None:
-            forget_models()
+            for enabled in _in_force():
+                enabled.settings = None
             cache.clear_all()
-            _switch([], dict.fromkeys(_in_use(), STOCK), [], ({}, {}))
-        else:
-            modules, libraries = _targets(model)
-            exempt = not all(library.flags.is_stock for library in libraries)
-            _switch([], {}, [(module, STOCK if exempt else None) for module in modules])
+        elif not all(library.settings.is_stock for library in libraries):
+            exempt = _for(model, libraries)
+            exempt.counts = counts()  # which go on
+            return _enter(exempt, STOCK, modules, libraries)
+        for module in modules:
+            module.__dict__.pop(ATTRIBUTE, None)
+        _settle()
 
 
-@dataclass(frozen=True)
-class Status:
-    """What is replaced by what. Prints as a table.
+def status(model: nn.Module | None = None) -> Status:
+    """What is replaced by what at present, for every model or for one, and what has run since.
 
-    ``flags`` is the choice for every model, ``models`` each model's own, ``replaced`` maps the libraries' methods to
-    what computes them for every model (empty when nothing is replaced). Since the last ``enable()``: ``calls`` counts
-    who computed which step, ``fallbacks`` why a library's own code ran although something else was chosen.
-    Under ``torch.compile`` each trace counts, and the calls of a finished graph do not.
-    """
-
-    flags: Flags
-    models: tuple[Flags, ...]
-    replaced: dict[str, str]
-    timm: str
-    torch: str
-    calls: dict[tuple[str, str], int]
-    fallbacks: dict[str, int]
-
-    def __str__(self) -> str:
-        lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
-        if not self.replaced:
-            nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
-            return "\n".join([*lines, nothing])
-        lines += _table([("method", "every model"), *self.replaced.items()])
-        lines += [f"a model's own choice: {', '.join(f'{k}={v}' for k, v in asdict(f).items())}" for f in self.models]
-        ran = [(f"{step}: {who}", str(n)) for (step, who), n in sorted(self.calls.items())]
-        ran = ran or [("(nothing yet)", "0")]
-        lines += ["", *_table([("what ran since enable()", "calls"), *ran])]
-        return "\n".join([*lines, *self.why_stock()])
-
-    def why_stock(self) -> list[str]:
-        """One sentence for each reason why a library's own code ran although something else was chosen."""
-        return [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
-
-
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
-    rows = [rows[0], ("-" * left, "-" * right), *rows[1:]]
-    return [f"{name:<{left}}  {value}" for name, value in rows]
-
-
-def status() -> Status:
-    """What is replaced by what at present, who has computed what since, with timm's and torch's versions.
+    Raises:
+        ValueError: ``model`` contains nothing that is replaced.
 
     >>> status().calls
     {}
     """
+    modules, libraries = ([], _in_use()) if model is None else _targets(model)
+    replaced: dict[str, str] = {}
+    components: dict[tuple[str, str, str], list[str]] = {}
+    notes: list[str] = []
     with _lock:
-        replaced, flags = {}, STOCK
-        for library in _in_use():
-            flags = library.flags if flags.is_stock else flags
-            for (home, name), replacement in sorted(library.table.items()):
-                if sys.modules.get(home.partition(":")[0]) is None:
-                    continue  # not imported, so nothing is replaced there
-                owner: Any = _owners(home, name)[0]
-                if owner.__dict__.get(name) is replacement.ours:
-                    who = replacement.who.get(getattr(library.flags, replacement.step), "stock")
-                    replaced[f"{owner.__name__}.{name}"] = who
-        timms = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
+        _settle()
+        own = next(filter(None, map(own_settings, modules)), None)
+        for library in libraries:
+            settings = own or library.settings
+            for (owner, name, replacement), _ in homes(library):
+                slot, mode = slot_of(owner, name, library), getattr(settings, replacement.component)
+                if slot is Slot.OURS:
+                    impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")
+                    components.setdefault((library.name, replacement.component, mode), []).append(impl)
+                elif slot is Slot.ANOTHERS:
+                    notes.append(anothers(owner, name))
+            notes += [note for before, note in library.notes.items() if version_of(library) < before]
+        # Not those that a newer enable() hides in every module that we know of.
+        known = [vars(holder).get(ATTRIBUTE, ()) for holder in _alive(_holders.values())]
+        hidden = {e for newest_first in known for e in newest_first[1:]} - {e for first in known for e in first[:1]}
+        models = [] if modules else [e for e in _in_force() if e.model and e not in hidden]
         return Status(
-            flags,
-            tuple(models_flags()),
+            own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
+            tuple(enabled.settings or STOCK for enabled in models),
             replaced,
-            timms,
+            getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch.__version__,
-            dict(lib.calls),
-            dict(lib.fallbacks),
+            dict(counts().calls),
+            dict(counts().fallbacks),
+            tuple(enabled.model for enabled in models),
+            components,
+            tuple(notes),
+            "every model" if model is None else f"this {type(model).__name__}",
         )
+
+
+def snapshot() -> Callable[[], None]:
+    """Remember what is in force; what this returns brings back exactly that, with its handles."""
+    with _lock:
+        _settle()
+        before = [(enabled, enabled.settings) for enabled in _in_force()]
+        holders = [(holder, vars(holder).get(ATTRIBUTE, ())) for holder in _alive(_holders.values())]
+
+    def put_back() -> None:
+        with _lock:
+            for library in _in_use():
+                if any(library.name in enabled.libraries and settings != STOCK for enabled, settings in before):
+                    _install(library)
+            for enabled, settings in [*((new, None) for new in _in_force()), *before]:
+                enabled.settings = settings
+            _enabled[:] = [weakref.ref(enabled) for enabled, _ in before]
+            for holder, newest_first in holders:
+                _holders[id(holder)] = weakref.ref(holder)
+                vars(holder)[ATTRIBUTE] = newest_first
+            _settle()
+
+    return put_back

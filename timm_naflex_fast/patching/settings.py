@@ -1,34 +1,33 @@
-"""The modes, and whose choice holds: a model's own, else the one for every model. Nothing here knows a library.
+"""The modes, and whose settings hold: a model's own, else those for every model. Nothing here knows a library.
 
-A model's choice is an attribute of its modules, so it goes along with ``deepcopy`` and EMA copies; it is no part of
-``state_dict``.
+A model's own settings hang on an attribute of its modules, so they go along with ``deepcopy`` and EMA copies. They are
+no part of ``state_dict`` or of a pickle.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
-from uuid import uuid4
+
+from ..names import STRATEGIES, StrategyName
 
 if TYPE_CHECKING:  # the commands read the names below, and answer without torch
     from torch import nn
 
-Mode = Literal[
-    "stock", "interpolate_cached", "grid_sample", "matmul", "interpolate-cached", "grid-sample", "matmul-resample"
-]
-MODES = ("stock", "interpolate_cached", "grid_sample", "matmul")
-FLAGS = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}  # the last is fastest
+Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
+MODES = ("stock", *STRATEGIES)
+VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}  # last: fastest
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
-ATTRIBUTE = "_naflex_fast_choice"
+ATTRIBUTE = "_naflex_fast_enabled"
 
 
 @dataclass(frozen=True)
-class Flags:
-    """What computes each resampling step; ``"stock"`` is the library's own code."""
+class Settings:
+    """What computes each component; ``"stock"`` is the library's own code."""
 
     pos_embed: str = "stock"
     patch_embed: str = "stock"
@@ -36,38 +35,39 @@ class Flags:
 
     @property
     def is_stock(self) -> bool:
-        """Whether the library's own code computes every step."""
+        """Whether the library's own code computes every component."""
         return self == STOCK
 
 
-STOCK = Flags()
+STOCK = Settings()
 
 
-def check_name(flag: str, value: object, valid: Sequence[str]) -> str:
+def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
     """The name that ``value`` spells; ValueError with the valid ones if there is none."""
     if isinstance(value, str):
         name = value.replace("-", "_")
         name = ALIASES.get(name, name)
         if name in valid:
             return name
-    raise ValueError(f"{value!r} is not valid for {flag}; valid: {', '.join(map(repr, valid))}")
+    raise ValueError(f"{value!r} is not valid for {argument}; valid: {', '.join(map(repr, valid))}")
 
 
-def parse_flags(mode: str = "matmul", **overrides: str | None) -> Flags:
-    """Flags for ``mode``; an argument that is given overrides its flag.
+def parse_settings(mode: str = "matmul", **overrides: str | None) -> Settings:
+    """Settings for ``mode``; an argument that is given overrides its component.
 
-    ``mode`` is the strategy of the position embeddings, with the exact fast form of everything else;
+    ``mode`` is the strategy of the position embeddings, with the exact fast impl of everything else;
     ``mode="stock"`` is the library's own code throughout.
 
     Raises:
         ValueError: an unknown name, with the valid ones.
     """
     mode = check_name("mode", mode, MODES)
-    flags = {flag: "stock" if mode == "stock" else valid[-1] for flag, valid in FLAGS.items()} | {"pos_embed": mode}
-    for flag, name in overrides.items():
+    modes = {name: "stock" if mode == "stock" else valid[-1] for name, valid in VALID_MODES.items()}
+    modes["pos_embed"] = mode
+    for component, name in overrides.items():
         if name is not None:
-            flags[flag] = check_name(flag, name, FLAGS[flag])
-    return Flags(**flags)
+            modes[component] = check_name(component, name, VALID_MODES[component])
+    return Settings(**modes)
 
 
 def default_mode() -> Mode:
@@ -79,76 +79,60 @@ def default_mode() -> Mode:
     return cast(Mode, check_name(MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "matmul", MODES))
 
 
-class ModelChoice:
-    """The flags of one model, shared by its modules; None after the choice has ended.
+@dataclass
+class Counts:
+    """What ran since an ``enable()``.
 
-    It pickles as a plain dict, which a process without this package can read. The dict counts only in the process that
-    wrote it, until ``forget_models``: a choice from a file would otherwise take effect long after, unseen.
+    ``calls``: how often each (component, impl) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ... ``fallbacks``:
+    how often a library's own code ran although something else was chosen, by reason.
     """
 
-    def __init__(self, flags: Flags) -> None:
-        self.flags: Flags | None = flags
-        _choices.add(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelChoice | None:
-        return None if self.flags is None else ModelChoice(self.flags)
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return dict, ({} if self.flags is None else dict(asdict(self.flags), token=_token),)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
 
 
-# The models that have a choice of their own.
-_choices: weakref.WeakSet[ModelChoice] = weakref.WeakSet()
-_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # copies are missing here
-_token = uuid4().hex  # marks pickled choices; another one in every process
+@dataclass(eq=False)
+class Enabled:
+    """One ``enable()`` and its settings, as long as they may hold.
 
-
-def chosen(module: nn.Module | None, step: str, everywhere: Flags) -> str:
-    """The flag of one step that holds for a module: its own, else that of ``everywhere``. May be traced.
-
-    Under ``torch.compile`` it reads through ``hasattr``: the compiler checks before each call whether the answer is
-    still the same. It does not check whether a key is missing in ``__dict__``. Nothing is written while tracing.
+    Every library or module that it is for refers to it, in a tuple: the newest first. The copies of a model share it,
+    so it ends for all of them by one assignment.
     """
-    import torch
 
-    if module is None or not torch.compiler.is_dynamo_compiling():
-        return getattr((None if module is None else own_flags(module)) or everywhere, step)
-    own: Any = getattr(module, ATTRIBUTE) if hasattr(module, ATTRIBUTE) else None
-    if isinstance(own, dict):  # unpickled, and compiled before it ran
-        return own[step] if own.get("token") == _token else getattr(everywhere, step)
-    return getattr(everywhere if own is None or own.flags is None else own.flags, step)
+    settings: Settings | None = None  # None: not in force yet, or no more
+    model: str = ""  # the class of the model that it is for; "": every model
+    libraries: tuple[str, ...] = ()
+    handle: Callable[[], object] = lambda: None  # a weak reference; None once nobody can end these settings alone
+    counts: Counts = field(default_factory=Counts)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Enabled:
+        return self
 
-def own_flags(module: nn.Module) -> Flags | None:
-    """A module's own choice, None if it has none. Not for traced code: an unpickled choice is replaced by ours."""
-    choice = module.__dict__.get(ATTRIBUTE)
-    if isinstance(choice, dict):
-        flags = dict(choice)
-        mine = flags.pop("token", None) == _token
-        choice = module.__dict__[ATTRIBUTE] = ModelChoice(Flags(**flags)) if mine else None
-    return choice.flags if choice is not None else None
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # a process without this package can read it
 
 
-def choose_for(choices: list[tuple[nn.Module, Flags | None]]) -> None:
-    """Give each module its own choice; None takes it away."""
-    made: dict[Flags, ModelChoice] = {}
-    for module, own in choices:
-        if own is None:
-            module.__dict__.pop(ATTRIBUTE, None)
-        else:
-            _modules.add(module)  # first: whatever has a choice can be found
-            module.__dict__[ATTRIBUTE] = made[own] = made.get(own) or ModelChoice(own)
+def mode_of(module: nn.Module | None, component: str, everywhere: Settings) -> str:
+    """The mode of one component that holds for a module: its own, else that of ``everywhere``. May be traced."""
+    own = None if module is None else own_settings(module)
+    return getattr(everywhere if own is None else own, component)
 
 
-def forget_models() -> None:
-    """End every model's own choice, those of copies and of pickled models too."""
-    global _token
-    _token = uuid4().hex
-    choose_for([(module, None) for module in list(_modules)])
-    for choice in list(_choices):  # those of copies, which nobody told us of
-        choice.flags = None
+def own_settings(holder: object) -> Settings | None:
+    """A module's own settings (or a library's), None if it has none. May be traced."""
+    # By ``getattr``: the compiler then checks before each call that there still is none; in ``__dict__`` it does not.
+    for enabled in getattr(holder, ATTRIBUTE, ()):
+        if enabled is not None and enabled.settings is not None:  # None came out of a pickle
+            return enabled.settings
+    return None
 
 
-def models_flags() -> list[Flags]:
-    """The choices of models at present, one per model (and copy)."""
-    return [choice.flags for choice in list(_choices) if choice.flags is not None]
+def may_hold(newest_first: Sequence[Enabled | None]) -> tuple[Enabled, ...]:
+    """Those that hold or may hold again: all in force, down to the first that no handle can end."""
+    found: list[Enabled] = []
+    for enabled in newest_first:
+        if enabled is not None and enabled.settings is not None:
+            found.append(enabled)
+            if enabled.handle() is None:
+                break
+    return tuple(found)

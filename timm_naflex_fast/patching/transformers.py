@@ -1,4 +1,4 @@
-"""transformers: the towers that resample a learned table image by image, each with its replacement, and their table.
+"""transformers: the towers that resample a learned table image by image, each with its replacement.
 
 Siglip2 (also LFM2-VL's tower), Cosmos3-Edge, RADIO's packed images and HunYuan-VL. The whole batch is resampled at
 once, in float32 at least, and cast once. transformers computes Siglip2's and Cosmos3-Edge's table in its own dtype on
@@ -8,6 +8,7 @@ they hand over. Ours is right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..tracing import tracer
-from .library import Library, Replacement, original, runs
+from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
 
 _MODELS = "transformers.models"
 SIGLIP2 = f"{_MODELS}.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
@@ -26,51 +27,62 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
-    table = self.position_embedding.weight
-    who = runs(LIBRARY, self, (SIGLIP2, "forward"), pixel_values, table, unless=None)
-    if who == "stock":
+    key = SIGLIP2, "forward"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: (self.position_embedding.weight,))
+    if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, spatial_shapes)
-    how: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=who)
-    return _linear(self, pixel_values) + resample_pos_embeds(_square(self, table), spatial_shapes, **how)
+    options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
+    return _linear(self, pixel_values) + resample_pos_embeds(_square(self, *tables), spatial_shapes, **options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    table = self.position_embedding.weight
-    who = runs(LIBRARY, self, (COSMOS3, "forward"), pixel_values, table, unless=_in_exported_graph())
-    if who == "stock":
+    key = COSMOS3, "forward"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding.weight,))
+    if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
-    how: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=who)
-    return _add_packed(_linear(self, pixel_values), _square(self, table), grid_thw, how, table.dtype)
+    options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
+    table = _square(self, *tables)
+    return _add_packed(_linear(self, pixel_values), table, grid_thw, options, table.dtype)
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image behind its prefix, as before."""
-    table, key = self.position_embedding, (RADIO, "_embed_packed_patches")
-    who = runs(LIBRARY, self, key, pixel_values, table, unless=_in_exported_graph())
-    if who == "stock":
+    key = RADIO, "_embed_packed_patches"
+    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding,))
+    if strategy == "stock":
         return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
-    how: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=who)
-    table = table.reshape(self.max_rows, self.max_cols, -1).float()
+    options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
+    table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
     tokens = self.patch_projection(pixel_values)
-    tokens = _add_packed(tokens, table, image_grid_hw, how, tokens.dtype)
+    tokens = _add_packed(tokens, table, image_grid_hw, options, tokens.dtype)
     images = tokens.split(image_grid_hw.prod(-1).tolist())
     return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
 
 
 def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    table, mode = self.position_embedding.weight, self.config.interpolate_mode
-    unless = _in_exported_graph() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
-    who = runs(LIBRARY, self, (HUNYUAN, "forward"), pixel_values, table, unless=unless)
-    if who == "stock":
+    mode = self.config.interpolate_mode
+
+    def inputs() -> tuple[Tensor, ...] | str:
+        reason = _exported() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
+        return reason or (self.position_embedding.weight,)
+
+    strategy, tables = _resolve(self, (HUNYUAN, "forward"), pixel_values, inputs)
+    if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
     patch = self.patch_embedding
     pixels = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
-    table = table[1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
-    how: dict[str, Any] = dict(mode=mode, antialias=False, strategy=who)
+    table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
+    options: dict[str, Any] = dict(mode=mode, antialias=False, strategy=strategy)
     tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
-    return _add_packed(tokens, table, grid_thw, how, tokens.dtype, one_for_all=True)[None]
+    return _add_packed(tokens, table, grid_thw, options, tokens.dtype, one_for_all=True)[None]
+
+
+def _resolve(
+    tower: Any, key: tuple[str, str], pixels: Tensor, inputs: Callable[[], Any]
+) -> tuple[str, tuple[Tensor, ...]]:
+    return resolve_impl(LIBRARY, tower, key, pixels, inputs=lambda _: inputs())
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -82,26 +94,25 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _in_exported_graph() -> str | None:
+def _exported() -> str | None:
     return "a packed batch in an exported graph" if tracer() == "export" else None
 
 
 @torch.compiler.disable  # the sizes are read on the host, as transformers does
 def _add_packed(
-    tokens: Tensor, table: Tensor, sizes: Any, how: dict[str, Any], dtype: torch.dtype, one_for_all: bool = False
+    tokens: Tensor, table: Tensor, sizes: Any, options: dict[str, Any], dtype: torch.dtype, one_for_all: bool = False
 ) -> Tensor:
     """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``; with ``one_for_all``, T may be 1.
 
     Raises:
         ValueError: the sizes name another number of tokens, or a size cannot be merged.
     """
-    embeddings = resample_pos_embeds(table, sizes, **how)
+    embeddings = resample_pos_embeds(table, sizes, **options)
     if len(embeddings) != len(tokens) and not (one_for_all and len(tokens) == 1):
         raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {len(tokens)}")
     return tokens + embeddings.to(dtype)
 
 
-_WHO = {"interpolate_cached": "interpolate_cached", "matmul": "matmul"}
 _RADIO = "_interpolate_position_embedding cls_register_token patch_projection"
 _SQUARE = "patch_embedding position_embedding position_embedding_size resize_positional_embeddings"
 
@@ -111,17 +122,17 @@ LIBRARY = Library(
     newest=(5, 23, 0),
     roots=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
-    modes=("stock", *_WHO),
-    table={
-        (home, name): Replacement("pos_embed", ours, _WHO, reads)
-        for home, name, ours, reads in (
+    modes=("stock", *SAME_RESULT),
+    replacements={
+        (home, name): Replacement("pos_embed", function, SAME_RESULT, attributes)
+        for home, name, function, attributes in (
             (SIGLIP2, "forward", siglip2_forward, _SQUARE),
             (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config"),
             (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO),
             (HUNYUAN, "forward", hunyuan_forward, "config interpolate_pos_encoding patch_embedding patch_size"),
         )
     },
-    reads={
+    copied_methods={
         (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
         (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
     },

@@ -103,7 +103,9 @@ def seen_before(sources: tuple[Tensor, ...]) -> bool:
 
     Ask it before :func:`cached_resized`: a table that nobody uses again would only cost memory.
     """
-    versions = tuple(0 if source.is_inference() else source._version for source in sources)
+    versions: tuple[int, ...] = ()
+    for source in sources:
+        versions += (0 if source.is_inference() else source._version,)
     key = ("parameters", *map(id, sources))
     entry = _entries.get(key)
     if entry is not None and entry.versions == versions:
@@ -240,15 +242,17 @@ def _bytes_of(value: Any) -> int:
 
 
 def _same_bits(before: Tensor, now: Tensor) -> bool:
+    """Whether two tensors hold the same bits: as the widest possible integers, which takes the least time."""
     if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
         return False
-    return torch.equal(*_as_integers(before, now.detach()))
+    if before.dtype is torch.int64:
+        return torch.equal(before, now)
+    now, size = now.detach(), now.element_size()
+    if before.is_contiguous() and now.is_contiguous():
+        whole = before.numel() * size % 8 == 0 and now.storage_offset() * size % 8 == 0
+        as_int = torch.int64 if whole else _INTEGERS[size]
+        return torch.equal(before.view(-1).view(as_int), now.view(-1).view(as_int))
+    return torch.equal(before.view(_INTEGERS[size]), now.view(_INTEGERS[size]))
 
 
-def _as_integers(*tensors: Tensor) -> list[Tensor]:
-    """Views on the same bits as integers, the widest possible: comparing takes time by the number of elements."""
-    size = tensors[0].element_size()
-    if all(t.is_contiguous() and t.numel() * size % 8 == 0 and t.storage_offset() * size % 8 == 0 for t in tensors):
-        return [t.view(-1).view(torch.int64) for t in tensors]
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return [t.view(as_int) for t in tensors]
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

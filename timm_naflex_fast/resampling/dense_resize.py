@@ -23,8 +23,10 @@ def resample(tables: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec
     table = tables[0]
     size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))
     for group in groups:
-        matrices = (axis_matrix(axis, group.h, group.w, n0, spec) for axis, n0 in enumerate(size))
-        a_h, a_w = (matrix.to(table.device, table.dtype, non_blocking=True) for matrix in matrices)
+        a_h, a_w = (
+            axis_matrix(axis, group.h, group.w, n0, spec).to(table.device, table.dtype, non_blocking=True)
+            for axis, n0 in enumerate(size)
+        )
         if len(tables) == 2:
             yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
         elif spec.copies_own_size and (group.h, group.w) == size:

@@ -129,11 +129,17 @@ def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], C
     Raises:
         ValueError: N is not h*w.
     """
+    check_whole(x, grid_size)
     h, w = int(grid_size[0]), int(grid_size[1])
     batch, length = x.shape[:2]
-    if length != h * w:
-        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
     return [GridGroup(h, w, list(range(batch)), length)], [(length, 0)] * batch
+
+
+def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
+    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
+    h, w = grid_size
+    if x.shape[1] != h * w:
+        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
 
 
 def sizes_on_host(grid_sizes: Any, batch: int | None = None) -> FrameSizes:

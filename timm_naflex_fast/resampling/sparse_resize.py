@@ -118,15 +118,17 @@ def resample_learned(
     """
     size, channels = (table.shape[0], table.shape[1]), table.shape[2]
     own = table.detach().reshape(-1, channels).contiguous()
-    flat = None
-    for same_height in _group_by_height(groups, spec):
+    others = []
+    for group in groups:
+        if spec.copies_own_size and (group.h, group.w) == size:
+            yield group, own
+        else:
+            others.append(group)
+    flat = own.to(dtype) if others else own
+    for same_height in _group_by_height(others, spec) if others else ():
         strip = None
         for group in same_height:
             steps = make_steps(group.h, group.w, size, spec, False, dtype, table.device)
-            if not steps:
-                yield group, own
-                continue
-            flat = own.to(dtype) if flat is None else flat
             if len(steps) == 1:
                 yield group, steps[0](flat)
             else:  # a row of the table is one long row (W0*C) for the sum along y

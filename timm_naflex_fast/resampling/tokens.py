@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Tokens:
         if x.ndim == 3 and not x.is_contiguous():
             return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
-        parts = x.view(-1, x.shape[-1]).split_with_sizes([n for pair in counts for n in pair])
+        parts = x.view(-1, x.shape[-1]).split_with_sizes(list(chain.from_iterable(counts)))
         return cls(parts[::2], parts[1::2])
 
     @property
@@ -50,10 +51,10 @@ class Tokens:
         if group.embeds_padding:
             for sample in group.samples:
                 self.padding[sample].add_(embeddings[:1])
-        if group.cell_of_token is None:
-            embeddings = embeddings[: group.tokens]
-        else:
+        if group.cell_of_token is not None:
             embeddings = embeddings[group.cell_of_token.to(embeddings.device, non_blocking=True)]
+        elif group.tokens < len(embeddings):
+            embeddings = embeddings[: group.tokens]
         for sample in group.samples:
             self.in_grid[sample].add_(embeddings)
 

@@ -50,8 +50,12 @@ class SparseSums(Strategy):
 
     def worth_keeping(self, tables: Tables, groups: list[GridGroup]) -> bool:
         """To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid."""
-        cells = tables[0].shape[0] * tables[0].shape[1] if len(tables) == 1 else 0
-        return cells <= 4 * sum(group.h * group.w for group in groups)
+        if len(tables) == 2:
+            return True
+        of_grids = 0
+        for group in groups:
+            of_grids += group.h * group.w
+        return tables[0].shape[0] * tables[0].shape[1] <= 4 * of_grids
 
 
 STRATEGY = SparseSums()

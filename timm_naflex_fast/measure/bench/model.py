@@ -2,7 +2,7 @@
 
 | phase | what is timed |
 | --- | --- |
-| train | forward, cross entropy over 1,000 classes, backward, AdamW's step, zeroing the gradients |
+| train | forward, cross entropy over the classes, backward, AdamW's step, zeroing the gradients |
 | infer | the forward pass, eval mode, under ``torch.inference_mode`` |
 
 The batch has random patches, padded and numbered as timm's NaFlex collator does it. A dtype other than float32 runs
@@ -25,14 +25,12 @@ from ...patching.install import enable
 from ...patching.settings import Mode
 from ..contenders import BASELINE
 from .meters import WARMUPS, mark, seconds
-from .race import Contender, Race, Row
+from .race import Race, Timed
 from .workloads import Workload, coordinates
 
-CHOICES: dict[str, list[Any]] = dict(
+DEFAULTS: dict[str, list[Any]] = dict(
     batches=[8], dtypes=["float32"], phases=["train", "infer"], contenders=[BASELINE, "matmul"]
 )
-CLASSES = 1000
-STEPS = {"train": "a training step", "infer": "an inference"}
 
 
 def race(
@@ -45,7 +43,7 @@ def race(
     pixels = 3 * model.embeds.patch_size[0] * model.embeds.patch_size[1]
     images = {"patches": torch.randn(*coord.shape[:2], pixels, device=device), "patch_coord": coord}
     images["patch_valid"] = torch.arange(coord.shape[1], device=device) < lengths[:, None]
-    targets = torch.randint(CLASSES, (batch,), device=device)
+    targets = torch.randint(model.num_classes or model.num_features, (batch,), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
     shares, embeds_share = defaultdict[str, list[float]](list), dict[str, float]()
@@ -71,7 +69,7 @@ def race(
 
     about = dict(grids=len(set(grids)), tokens=int(lengths.sum()), device=device, embeds_share=embeds_share)
     about["model"] = model.pretrained_cfg["architecture"]
-    made = tuple(Contender(name, step, partial(prepare, name), ours=name != BASELINE) for name in contenders)
+    made = tuple(Timed(name, step, partial(prepare, name)) for name in contenders)
     return Race("model", workload.name, phase, batch, dtype, made, about)
 
 
@@ -100,24 +98,3 @@ def _share(marks: list[Any]) -> float:
     """Which share of a step the embeddings take; their marks come in pairs, beginning and end."""
     start, *pairs, end = marks
     return sum(map(seconds, pairs[::2], pairs[1::2])) / seconds(start, end)
-
-
-def conclude(rows: Sequence[Row]) -> Iterator[str]:
-    """One sentence per batch of a model: how much of a step each of our strategies saves."""
-    batches = defaultdict[Any, list[Row]](list)
-    for row in rows:
-        batches[row.about["model"], row.workload, row.batch, row.dtype].append(row)
-    for (model, workload, batch, dtype), found in batches.items():
-        spreads = [row.spread for row in found if row.spread is not None]
-        noise = f"differ by up to {100 * max(spreads):.1f} %" if spreads else "were too few to tell the noise"
-        for name in dict.fromkeys(row.contender for row in found if row.ours and row.times_faster):
-            savings = " and ".join(_saving(row) for row in found if row.contender == name)
-            yield (
-                f"On this machine, for {model} with {batch} images ({workload}, {dtype}), `{name}` {savings}; "
-                f"rounds of the same code {noise}."
-            )
-
-
-def _saving(row: Row) -> str:
-    saved = 100 * (1 - 1 / (row.times_faster or 1))
-    return f"{'saves' if saved >= 0 else 'adds'} {abs(saved):.1f} % {'of' if saved >= 0 else 'to'} {STEPS[row.phase]}"

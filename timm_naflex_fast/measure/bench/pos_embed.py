@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contenders import LEARNED, NAMES, OURS, PLAIN_ADD, missing, use
-from .race import Contender, Race
+from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
+from .race import Race, Timed
 from .workloads import Workload, coordinates
 
-CHOICES: dict[str, list[Any]] = dict(
+DEFAULTS: dict[str, list[Any]] = dict(
     batches=[64], dtypes=["float32"], phases=["infer", "frozen", "train"], contenders=[*NAMES, PLAIN_ADD]
 )
 
@@ -75,22 +75,15 @@ def race(
             left_out[name] = why
         else:
             on.enter_context(use(name, embeds))
-            made.append(_contender(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
-    about = dict(
-        tokens=sum(h * w for h, w in grids),
-        grids=len(set(grids)),
-        channels=channels,
-        table=workload.options,
-        device=device,
-        x_bytes=x.numel() * x.element_size(),
-        left_out=left_out,
-    )
+            made.append(_timed(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
+    about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
+    about |= dict(table=workload.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
     return Race("pos_embed", workload.name, phase, batch, dtype, tuple(made), about)
 
 
-def _contender(
+def _timed(
     name: str, embeds: Any, coord: Tensor, x: Tensor, g: Tensor | None, values: Iterator[Tensor] | None
-) -> Contender:
+) -> Timed:
     table, anchor = embeds.pos_embed, torch.zeros((), device=x.device, requires_grad=True)
     table.requires_grad_(g is not None)
 
@@ -101,18 +94,16 @@ def _contender(
         table.grad = None
         return x if g is None else _Activation.apply(x.detach(), anchor)
 
-    def forward(x: Tensor) -> None:
-        with torch.no_grad():
-            getattr(embeds, LEARNED)(x, coord)
-
     def step(x: Tensor) -> None:
-        getattr(embeds, LEARNED)(x, coord)
-        x.backward(g)
+        with torch.set_grad_enabled(g is not None):
+            getattr(embeds, LEARNED)(x, coord)
+        if g is not None:
+            x.backward(g)
 
-    return Contender(name, forward if g is None else step, prepare, ours=name in OURS)
+    return Timed(name, step, prepare)
 
 
-def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Contender:
+def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Timed:
     """One addition of ready numbers into ``x``; in training also one reading of the gradient."""
 
     def touch(_: None) -> None:
@@ -120,4 +111,4 @@ def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Contender:
         if g is not None:
             g.sum((0, 1))
 
-    return Contender(PLAIN_ADD, touch)
+    return Timed(PLAIN_ADD, touch)

@@ -14,20 +14,20 @@ from functools import partial
 from typing import Any
 
 from ..contenders import BASELINE, PLAIN_ADD
-from ..output import number, print_table, progress
+from ..output import number, print_table
 from .meters import WARMUPS, peak_memory, stopwatch
 
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
+DISTURBED = 2.0  # a median so many times the fastest round is measured again
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed. ``ours``: of this package."""
+class Timed:
+    """One code that does the work: ``run(prepare())``, of which only ``run`` is timed."""
 
     name: str
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
-    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Race(Work):
             ``"left_out"``: {contender: why it does not run}.
     """
 
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Timed, ...]
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,7 +90,6 @@ class Row(Work):
     times_plain_add: float | None
     peak_bytes: int | None
     about: dict[str, Any]
-    ours: bool = False
     spread: float | None = None
 
 
@@ -101,37 +100,58 @@ def run(
     device: str = "cpu",
     budget: float = math.inf,
     timed: Callable[[Callable[[], Any]], float] | None = None,
+    advance: Callable[[float], Any] = lambda share: None,
 ) -> list[Row]:
-    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count; print the progress.
+    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count.
+
+    Where some contender's rounds differ too much, all run as many rounds again, once.
 
     Args:
         race: the contenders and what they do.
         rounds: at least 1.
         device: "cpu" or "cuda".
-        budget: seconds; a contender that would need more (as its last warm-up shows) runs in fewer rounds, at least
-            ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
+        budget: seconds; a contender that would need more (as its fastest call so far shows) runs in fewer rounds, at
+            least ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
         timed: runs the work that it gets and returns the seconds that took; the device's clock if not given.
+        advance: called with the share of the race that was done since its last call, 1 in all.
 
     Returns:
         A row per contender.
     """
     timed = timed or stopwatch(device)
-    advance = progress(race.title, len(race.contenders) * (WARMUPS[device] + rounds))
     seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
-    share = dict.fromkeys(seconds, rounds)
+    fastest = dict.fromkeys(seconds, math.inf)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
-    for turn in range(-WARMUPS[device], rounds):
+    spent = done = 0.0
+
+    def share(name: str) -> int:
+        return int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
+
+    def play(turn: int) -> None:
+        nonlocal spent, done
         shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
         for contender in order:
             name = contender.name
-            if turn >= 0 and (turn + 1) * share[name] // rounds == turn * share[name] // rounds:
+            if turn >= 0 and (turn + 1) * share(name) // rounds == turn * share(name) // rounds:
                 continue  # not one of its turns, which are spread evenly over the rounds
             taken = timed(partial(contender.run, contender.prepare()))
+            fastest[name] = min(fastest[name], taken)
             if turn >= 0:
                 seconds[name].append(taken)
-            else:
-                share[name] = int(min(rounds, max(LEAST_ROUNDS, budget / max(taken, 1e-9))))
-            advance()
+            spent += taken
+            # What is left: each contender's rounds; those that have not run yet are taken for average ones.
+            known = [other for other in fastest if fastest[other] < math.inf]
+            left = sum(fastest[other] * max(0, share(other) - len(seconds[other])) for other in known)
+            now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
+            advance(now - done)
+            done = now
+
+    for turn in range(-WARMUPS[device], rounds):
+        play(turn)
+    if any(statistics.median(values) > DISTURBED * min(values) for values in seconds.values()):
+        for turn in range(rounds):
+            play(turn)
+    advance(1 - done)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
     peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
@@ -145,7 +165,6 @@ def run(
             times_plain_add=None if plain is None else medians[one.name] / plain,
             peak_bytes=peaks.get(one.name),
             about=race.about,
-            ours=one.ours,
             spread=_spread(seconds[one.name]),
         )
         for one in race.contenders
@@ -163,16 +182,17 @@ def _spread(values: Sequence[float]) -> float | None:
 def _cells(row: Row) -> dict[str, str]:
     """A row of the table: text by heading, "-" where there is no figure."""
     share = row.about.get("embeds_share", {}).get(row.contender)
-    size, faster, plain = row.peak_bytes, row.times_faster, row.times_plain_add
-    return {
+    figures = {
         "contender": row.contender,
         "median ms": number(row.median_ms),
-        f"times faster than {BASELINE}": "-" if faster is None else number(faster),
-        "times one plain add": "-" if plain is None else number(plain),
-        "share of embeddings": "-" if share is None else f"{100 * share:.1f} %",
-        "extra peak MB": "-" if size is None else f"{size / 1e6:,.1f}",
+        f"times faster than {BASELINE}": row.times_faster and number(row.times_faster),
+        "times one plain add": row.times_plain_add and number(row.times_plain_add),
+        "share of embeddings": share and f"{100 * share:.1f} %",
+        "extra peak MB": row.peak_bytes is not None and f"{row.peak_bytes / 1e6:,.1f}",
         "rounds": str(row.rounds),
+        "spread": row.spread is not None and f"{100 * row.spread:.0f} %",
     }
+    return {heading: text or "-" for heading, text in figures.items()}
 
 
 def print_race(title: str, rows: list[Row]) -> None:

@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..images import image_sources, read
+from ..output import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,13 +116,18 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
 
 
 def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Workload:
-    """Batches drawn from these grids in random order, each one once before any comes again; the table of ``like``."""
+    """Batches drawn evenly from all these grids, each one once before any comes again; the table of ``like``.
 
-    def draw(source: random.Random) -> Iterator[Grid]:
-        while True:
-            yield from reversed(source.sample(grids, len(grids)))
+    From wide to tall they are numbered; the numbers' bits in reverse order lead through all shapes again and again, so
+    a small batch has the shapes of the whole folder.
+    """
+    ordered = sorted(grids, key=lambda grid: (grid[0] / grid[1], grid))
+    order = sorted(range(len(grids)), key=lambda place: f"{place:064b}"[::-1])
 
-    return replace(like, name=Path(folder).resolve().name, draw=draw)
+    def draw(_: random.Random) -> Iterator[Grid]:
+        return cycle([ordered[place] for place in order])
+
+    return replace(like, name=printable(Path(folder).resolve().name), draw=draw)
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.

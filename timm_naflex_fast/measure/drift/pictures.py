@@ -1,14 +1,13 @@
-"""Images as the model saw them, each with a map of drift over its patches per contender."""
+"""Which images show the drift, and each of them as the model saw it, with a map of drift over its patches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-SHOWN = ("grid_sample", "issue-2514-zeros")  # the contenders whose maps are kept; maps of exact ones are empty
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Picture:
     """One image and its maps.
 
     Attributes:
-        name: the file's, or its number.
+        name: the file's, or its number, and why it was chosen.
         pixels: (height, width, 3), or (height, width) of a gray image; contrast stretched to 0...1.
         maps: per contender (h, w): the length of the token's difference over the RMS length of timm's tokens.
     """
@@ -26,14 +25,32 @@ class Picture:
     maps: dict[str, Tensor]
 
 
-def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], sample: int, embeds: Any) -> Picture:
-    """Put the patches of one sample together again, and its numbers in the contenders' maps (B, N) onto the grid."""
-    valid = batch["patch_valid"][sample]
-    y, x = batch["patch_coord"][sample][valid].long().cpu().unbind(-1)
+def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
+    """The images to show, each with the reason: the worst, the median, and the one for which the table shrinks most.
+
+    Args:
+        shares: drift of each image, as a share of its embeddings.
+        shrinks: table cells per patch, of each image.
+    """
+    order = sorted(range(len(shares)), key=shares.__getitem__)
+    picks = [(order[-1], f"the worst of {len(order)} images"), (order[(len(order) - 1) // 2], "the median")]
+    if smaller := [place for place in order if shrinks[place] > 1]:
+        most = max(smaller, key=shrinks.__getitem__)
+        picks.append((most, f"the table shrinks most ({shrinks[most]:.1f} cells per patch)"))
+    reasons: dict[int, str] = {}
+    for place, why in picks:
+        reasons[place] = f"{reasons[place]}, {why}" if place in reasons else why
+    return reasons
+
+
+def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], embeds: Any) -> Picture:
+    """Put the patches of a batch's one image together again, and its numbers in the maps (1, N) onto the grid."""
+    valid = batch["patch_valid"][0]
+    y, x = batch["patch_coord"][0][valid].long().cpu().unbind(-1)
 
     def arranged(values: Tensor) -> Tensor:
         cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
-        cells[y, x] = values[sample][valid].float().cpu()
+        cells[y, x] = values[0][valid].float().cpu()
         return cells
 
     patches, size, channels = arranged(batch["patches"]), embeds.patch_size, embeds.in_chans

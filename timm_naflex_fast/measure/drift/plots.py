@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-import textwrap
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
-from ..contenders import CONTENDERS
+from ..contenders import BASELINE
 from ..style import COLOURS, INK, panels
 from .pictures import Picture
 from .survey import Survey
@@ -16,20 +16,30 @@ from .survey import Survey
 MARKERS = "osD^vPX*"
 
 
-def curves(survey: Survey) -> str:
-    """Drift of the embeddings over downsampling, a mark per patch grid."""
-    figure, axes = panels(1, 1, 8.0, 4.2)
-    for name, marker in zip(survey.drift, MARKERS):
-        values = [100 * grid.embed_rel_rms[name] for grid in survey.grids]
-        look: dict[str, Any] = dict(color=COLOURS[name], marker=marker, markersize=4.5, linestyle="none", alpha=0.85)
-        axes[0, 0].plot([grid.shrink for grid in survey.grids], values, **look, label=CONTENDERS[name])
+def curves(survey: Survey, width: float) -> str:
+    """Drift of the embeddings over downsampling, a mark per patch grid; ``width`` in inches.
+
+    Contenders whose marks would lie on each other have one name together; timm's own zeros are not drawn.
+    """
+    series: dict[tuple[float, ...], list[str]] = {}
+    for name in survey.drift:
+        if name != BASELINE:
+            values = tuple(round(100 * grid.embed_rel_rms[name], 2) for grid in survey.grids)
+            series.setdefault(values, []).append(name)
+    figure, axes = panels(1, 1, width, 3.6)
+    for (values, names), marker in zip(series.items(), cycle(MARKERS)):
+        look: dict[str, Any] = dict(color=COLOURS[names[0]], marker=marker, markersize=4.5, alpha=0.85)
+        shrinks = [grid.shrink for grid in survey.grids]
+        axes[0, 0].plot(shrinks, values, **look, linestyle="none", label=",\n".join(names))
     axes[0, 0].set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=8)
+    if series:
+        columns = max(1, int(width / 2))
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=8)
     return _address(figure, "svg")
 
 
 def scale(pictures: Sequence[Picture]) -> float:
-    """Where the maps' colours end: the largest value of the first contender shown, ``grid_sample`` if it ran."""
+    """Where the maps' colours end: the largest value of the first contender shown."""
     return max(next(iter(one.maps.values())).max().item() for one in pictures) or 1e-6
 
 
@@ -43,8 +53,7 @@ def drift_map(picture: Picture, top: float) -> str:
     photo.set_title(f"as the model sees it\n{h}x{w} patches", fontsize=8)
     for panel, (name, values) in zip(others, picture.maps.items()):
         mapped = panel.imshow(100 * values.numpy(), cmap="viridis", vmin=0, vmax=100 * top)
-        title = textwrap.fill(CONTENDERS[name].removeprefix("the "), int(9 * across))
-        panel.set_title(f"{title}\nat most {100 * values.max().item():.2f} %", fontsize=8)
+        panel.set_title(f"{name}\nat most {100 * values.max().item():.2f} %", fontsize=8)
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)

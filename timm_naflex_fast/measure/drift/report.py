@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contenders import BASELINE, CONTENDERS, OURS
+from ...names import STRATEGIES
+from ..contenders import BASELINE, CONTENDERS
+from ..output import json_text, write_files
+from . import FILES
 from .survey import Drift, Survey
 
 
@@ -18,8 +21,9 @@ class Report:
 
     Attributes:
         model: its name.
-        weights: which weights it held, in words; those that begin with "stand-in" are not trained ones.
+        weights: which weights it held, in words; those that begin with "random" are not trained ones.
         facts: what was measured: {label: text}.
+        notes: what a reader must know besides, in sentences.
         made: command, date, machine and versions.
         skipped: the images that could not be read, each with the reason.
     """
@@ -27,35 +31,38 @@ class Report:
     model: str
     weights: str
     facts: dict[str, str]
+    notes: list[str]
     made: dict[str, Any]
     skipped: list[str]
     survey: Survey
 
     @property
-    def stand_in(self) -> bool:
+    def untrained(self) -> bool:
         """The weights are not trained ones, so the figures say nothing about a trained model."""
-        return self.weights.startswith("stand-in")
+        return self.weights.startswith("random")
 
 
 def headline(survey: Survey) -> str:
-    """The answer in one line: to which of this package's strategies one may switch, `matmul` first."""
-    ours = sorted((name for name in OURS if name in survey.drift), key="matmul".__ne__)
-    answers = "; ".join(f"`{name}`: {'yes' if survey.exact(name) else 'no'}" for name in ours)
-    return f"Safe to switch to {answers}" if ours else "No strategy of this package was measured"
+    """The answer in one line: to which of this package's strategies one may switch, those first."""
+    exact = {name: survey.exact(name) for name in reversed(STRATEGIES) if name in survey.drift}
+    answers = "; ".join(
+        f"`{name}`: {'yes' if exact[name] else 'no'}" for name in sorted(exact, key=lambda name: not exact[name])
+    )
+    return f"Safe to switch to {answers}" if exact else "No strategy of this package was measured"
 
 
-def verdict(survey: Survey, stand_in: bool = False) -> str:
-    """The figures behind the answer, in one sentence; ``stand_in`` adds that trained weights may differ."""
-    parts = [_sentence(survey, name) for name in OURS if name in survey.drift]
+def verdict(survey: Survey, untrained: bool = False) -> str:
+    """The figures behind the answer, in one sentence; ``untrained`` adds that trained weights may differ."""
+    parts = [_sentence(survey, name) for name in STRATEGIES if name in survey.drift]
     sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
-    return sentence + ("; with stand-in weights, a trained model may differ." if stand_in else ".")
+    return sentence + ("; these weights are random, a trained model may differ." if untrained else ".")
 
 
 def _sentence(survey: Survey, name: str) -> str:
     own, timms = survey.drift[name], survey.drift[BASELINE]
     if survey.exact(name):
-        how = f"but for rounding (embeddings within {own.embed_max_abs:.1e})" if own.embed_max_abs else "bit for bit"
-        return f"{name} gives timm's own result {how}"
+        phrase = f"but for rounding (embeddings within {own.embed_max_abs:.1e})" if own.embed_max_abs else "bit for bit"
+        return f"{name} gives timm's own result {phrase}"
     words = [f"{name} moves the embeddings by {percent(own.embed_rel_rms)} (RMS)"]
     words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
     if own.accuracy is not None and timms.accuracy is not None:
@@ -81,20 +88,22 @@ def columns(timms: Drift) -> dict[str, str]:
     return {key: heading for key, heading in headings.items() if getattr(timms, key) is not None}
 
 
-def cells(drift: Drift, keys: Iterable[str]) -> list[str]:
+def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:
     """A contender's figures under these :func:`columns`, the same text in every table."""
     numbers = ("embed_max_abs", "pooled_cosine_distance")
     return [f"{getattr(drift, key):.2g}" if key in numbers else percent(getattr(drift, key)) for key in keys]
 
 
-FILES = ("report.json", "report.md", "report.html")
+def markdown(text: object) -> str:
+    """Text that stands in a Markdown page as it is: no markup, no HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|#~])", r"\\\1", str(text))
 
 
 def record(report: Report) -> dict[str, Any]:
     """The figures, and what follows from them in words; without the pictures."""
     found = asdict(report)
     del found["survey"]["pictures"]
-    return {**found, "headline": headline(report.survey), "verdict": verdict(report.survey, report.stand_in)}
+    return {**found, "headline": headline(report.survey), "verdict": verdict(report.survey, report.untrained)}
 
 
 def write(report: Report, folder: str | Path) -> list[Path]:
@@ -103,19 +112,19 @@ def write(report: Report, folder: str | Path) -> list[Path]:
 
     from . import plots
 
-    environment = Environment(
+    environment: Any = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: str(name).endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["markdown"] = markdown
     words = record(report)
     headings = columns(report.survey.drift[BASELINE])
-    known = dict(report=report, survey=report.survey, headings=headings, cells=cells, names=CONTENDERS, plots=plots)
-    texts = [json.dumps(words) + "\n"]
-    texts += [environment.get_template(f"{name}.j2").render(**words | known) for name in FILES[1:]]
+    known = dict(report=report, survey=report.survey, headings=headings, row_text=row_text, names=CONTENDERS)
+    texts = [json_text(words)]
+    texts += [environment.get_template(f"{name}.j2").render(**words | known, plots=plots) for name in FILES[1:]]
     files = [Path(folder) / name for name in FILES]
-    for file, text in zip(files, texts):
-        file.write_text(text, encoding="utf-8")
+    write_files(dict(zip(files, texts)))
     return files

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..contenders import BASELINE, OURS, missing, use
+from ...names import STRATEGIES
+from ..contenders import BASELINE, missing, use
 from .metrics import agreement, cosine_distance, nearest, relative_rms
-from .pictures import SHOWN, Picture, picture
+from .pictures import Picture, choose, picture
+from .rounding import position_tables, rounding
 
 Grid = tuple[int, int]
 
@@ -22,7 +24,9 @@ class Drift:
 
     Attributes:
         embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the embeddings' units.
-        embed_rel_rms: root mean square of that difference over that of timm's embeddings.
+        embed_roundings: the largest difference of an element over what rounding explains there (see ``rounding``);
+            up to 1 nothing but rounding differs.
+        embed_rel_rms: root mean square of the differences over that of timm's embeddings.
         pooled_cosine_distance: 1 - cosine of the pooled outputs, mean over images.
         neighbours: share of images whose nearest other image (by pooled output) is timm's.
         agreement: share of images with timm's predicted class; None for a model without classes.
@@ -30,6 +34,7 @@ class Drift:
     """
 
     embed_max_abs: float
+    embed_roundings: float
     embed_rel_rms: float
     pooled_cosine_distance: float
     neighbours: float
@@ -60,13 +65,11 @@ class Survey:
 
     Attributes:
         images: how many were measured.
-        tolerance: an ``embed_max_abs`` up to this is rounding: 2e-6 times the table's largest value (1 at least), or
-            the last bit of the largest embedding where that is more.
         left_out: contenders that this model cannot run, each with the reason.
+        pictures: the images that show the drift, if it was asked for and there is any.
     """
 
     images: int
-    tolerance: float
     drift: dict[str, Drift]
     grids: list[GridDrift]
     left_out: dict[str, str]
@@ -74,91 +77,124 @@ class Survey:
 
     def exact(self, name: str) -> bool:
         """Whether a contender is timm's own result but for rounding."""
-        return self.drift[name].embed_max_abs <= self.tolerance
+        return self.drift[name].embed_roundings <= 1
+
+
+Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 
 
 def survey(
     model: Any,
-    batches: Iterable[tuple[dict[str, Any], Tensor | None]],
-    contenders: Iterable[str] = OURS,
-    pictures: int = 0,
-    after_pass: Callable[[], None] = lambda: None,
+    batches: Batches,
+    contenders: Iterable[str] = STRATEGIES,
+    pictures: bool = False,
+    after_pass: Callable[[], Any] = lambda: None,
 ) -> Survey:
     """Drift of each contender from timm's own result, on the model's device and in its dtype (no autocast).
 
     Args:
         model: a timm NaFlexVit in eval mode.
-        batches: (input dict of timm's NaFlex collator, labels (B,) or None); read once. The dict may hold "names", a
-            list of B strings.
+        batches: (input dict of timm's NaFlex collator, labels (B,) or None). The dict may hold "names", a list of B
+            strings. For pictures they are read a second time.
         contenders: names out of ``contenders.NAMES``; those that this model cannot run are left out.
-        pictures: how many images to keep with a map of drift over their patches, each of another grid.
+        pictures: keep a few images with maps of drift over their patches.
         after_pass: called after each contender's pass over each batch.
 
     Raises:
-        ValueError: no images.
+        ValueError: no images; or infinity or NaN in a position table or in what the model computes.
     """
     embeds, parameter = model.embeds, next(model.parameters())
+    tables = list(position_tables(embeds).values())
     reasons = {name: missing(name, embeds) for name in dict.fromkeys([BASELINE, *contenders])}
     passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name, why in reasons.items() if why is None}
     labels: list[Tensor] = []
     grids: list[Grid] = []
-    kept: dict[Grid, Picture] = {}
     for inputs, targets in batches:
-        batch = {key: inputs[key].to(parameter.device) for key in ("patches", "patch_coord", "patch_valid")}
-        batch["patches"] = batch["patches"].to(parameter.dtype)
-        maps: dict[str, Tensor] = {}
+        batch = _on_device(inputs, parameter)
         for name, found in passes.items():
-            with use(name, model), torch.inference_mode():
-                tokens, results = _forward(model, batch)
+            tokens, results = _forward(model, batch, name)
             if name == BASELINE:
-                timms = tokens
-            squares = (tokens - timms).square().sum(-1)  # (B, N)
-            if name in SHOWN:
-                maps[name] = (squares / timms[batch["patch_valid"]].square().sum(-1).mean()).sqrt()
-            found.append({**results, "moved": squares.sum(1), "largest_move": (tokens - timms).abs().amax((1, 2))})
+                timms, allowed = tokens, rounding(embeds, batch["patch_coord"], tokens)
+            moves = (tokens - timms).abs()  # (B, N, C)
+            results["moved"], results["largest_move"] = moves.square().sum((1, 2)), moves.amax((1, 2))
+            results["roundings"] = (moves / allowed).amax((1, 2))
+            found.append(results)
             after_pass()
-        for i, (h, w) in enumerate((batch["patch_coord"].amax(1) + 1).long().tolist()):
-            grids.append((h, w))
-            if maps and len(kept) < pictures and (h, w) not in kept:
-                name = inputs["names"][i] if "names" in inputs else f"image {len(grids)}"
-                kept[h, w] = picture(name, batch, maps, i, embeds)
+        grids += [(h, w) for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist()]
         labels += [] if targets is None else [targets.to(parameter.device)]
     if not grids:
         raise ValueError("there is no image to measure on")
     seen = {name: {key: torch.cat([one[key] for one in found]) for key in found[0]} for name, found in passes.items()}
-    tables = [table for name, table in embeds.named_parameters() if name.startswith("pos_embed")]
-    rounding = torch.finfo(parameter.dtype).eps * seen[BASELINE]["largest"].max().item()
+    cells = [n for table in tables for n in table.shape[1:-1]]
+    drift = {name: _drift(own, seen[BASELINE], labels) for name, own in seen.items()}
+    shown = [name for name in drift if drift[name].embed_roundings > 1]
+    shown = [name for name in shown if name in STRATEGIES] or shown[:1]
+    kept: list[Picture] = []
+    if pictures and shown:
+        shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
+        kept = _pictures(model, batches, shown, choose(shares, [_shrink(cells, grid) for grid in grids]))
     return Survey(
         images=len(grids),
-        tolerance=max([2e-6, rounding, *(2e-6 * table.abs().max().item() for table in tables)]),
-        drift={name: _drift(own, seen[BASELINE], labels) for name, own in seen.items()},
-        grids=_by_grid(grids, seen, [n for table in tables for n in table.shape[1:-1]]),
+        drift=drift,
+        grids=_by_grid(grids, seen, cells),
         left_out={name: why for name, why in reasons.items() if why is not None},
-        pictures=list(kept.values()),
+        pictures=kept,
     )
 
 
-def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def _on_device(inputs: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    batch = {key: inputs[key].to(parameter.device) for key in ("patches", "patch_coord", "patch_valid")}
+    return {**batch, "patches": batch["patches"].to(parameter.dtype)}
+
+
+def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Tensor, dict[str, Tensor]]:
     """The embedded patch tokens (B, N, C) in float64, 0 for padding; and each image's results, B of each kind."""
     embedded: list[Any] = []
-    with model.embeds.register_forward_hook(lambda module, args, out: embedded.append(out)):
-        features = model.forward_features(inputs["patches"], inputs["patch_coord"], inputs["patch_valid"])
     valid = inputs["patch_valid"]
-    tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
-    tokens = tokens[:, -valid.shape[1] :].double().masked_fill(~valid[..., None], 0)  # no class and register tokens
-    results = {"squares": tokens.square().sum((1, 2)), "largest": tokens.abs().amax((1, 2))}
-    if isinstance(features, dict):
-        features, valid = features["patches"], features["patch_valid"]
-    results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
-    if model.num_classes:
-        results["classes"] = model.forward_head(features, patch_valid=valid).argmax(-1)
+    hook = model.embeds.register_forward_hook(lambda module, args, out: embedded.append(out))
+    with hook, use(contender, model), torch.inference_mode():
+        features = model.forward_features(inputs["patches"], inputs["patch_coord"], valid)
+        tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
+        tokens = tokens[:, -valid.shape[1] :].double().masked_fill(~valid[..., None], 0)  # no class, register tokens
+        results = {"squares": tokens.square().sum((1, 2))}
+        if isinstance(features, dict):
+            features, valid = features["patches"], features["patch_valid"]
+        results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
+        if model.num_classes:
+            results["classes"] = model.forward_head(features, patch_valid=valid).argmax(-1)
+    for what, values in (("embedded tokens", tokens), ("pooled output", results["pooled"])):
+        if not values.isfinite().all():
+            dtype = str(inputs["patches"].dtype).removeprefix("torch.")
+            raise ValueError(f"with {contender}, the model's {what} hold infinity or NaN in {dtype}")
     return tokens, results
+
+
+def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int, str]) -> list[Picture]:
+    """The images with these numbers, why each was chosen, and the contenders' maps: the second look at them."""
+    found: dict[int, Picture] = {}
+    first = 0
+    for inputs, _ in batches:
+        batch = _on_device(inputs, next(model.parameters()))
+        count = len(batch["patches"])
+        for place in why.keys() & range(first, first + count):
+            i = place - first
+            one = {key: value[i : i + 1] for key, value in batch.items()}
+            timms = _forward(model, one, BASELINE)[0]
+            length = timms[one["patch_valid"]].square().sum(-1).mean()
+            maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
+            name = inputs["names"][i] if "names" in inputs else f"image {place + 1}"
+            found[place] = picture(f"{name}: {why[place]}", one, maps, model.embeds)
+        first += count
+        if len(found) == len(why):
+            break
+    return [found[place] for place in why if place in found]
 
 
 def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
     classes = own.get("classes")
     return Drift(
         embed_max_abs=own["largest_move"].max().item(),
+        embed_roundings=own["roundings"].max().item(),
         embed_rel_rms=relative_rms(own["moved"], timms["squares"]),
         pooled_cosine_distance=cosine_distance(own["pooled"], timms["pooled"]).mean().item(),
         neighbours=agreement(nearest(own["pooled"]), nearest(timms["pooled"])),
@@ -172,8 +208,11 @@ def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[
     found = []
     for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):
         where = [place for place, other in enumerate(grids) if other == grid]
-        shrink = max((n / patches for n, patches in zip(cells, grid)), default=1.0)
         timms = seen[BASELINE]["squares"][where]
         drift = {name: relative_rms(own["moved"][where], timms) for name, own in seen.items()}
-        found.append(GridDrift(grid, len(where), shrink, drift))
+        found.append(GridDrift(grid, len(where), _shrink(cells, grid), drift))
     return found
+
+
+def _shrink(cells: list[int], grid: Grid) -> float:
+    return max((n / patches for n, patches in zip(cells, grid)), default=1.0)

@@ -1,0 +1,139 @@
+"""Count what torch.compile and torch.export make of a whole model: no clock takes part, so it holds on every machine.
+
+uv run benchmarks/graphs.py --json results/graphs.json        # some minutes
+
+20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A break
+is a place where Dynamo leaves the graph; recompiled are graphs that a later batch made necessary. In export the batch
+and the number of tokens are dynamic, and the program must give eager mode's result for other images and grids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import sys
+from contextlib import ExitStack
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from timm_naflex_fast import enable
+from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
+from timm_naflex_fast.measure.output import check_writable, write_json
+from timm_naflex_fast.measure.provenance import provenance
+
+BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
+CONTENDERS = {
+    "timm": ("stock", "timm's grid_sample", "interpolate_cached", "grid_sample", "matmul"),
+    "transformers": ("stock", "interpolate_cached", "matmul"),
+}
+# How the model is compiled, and the numbers of tokens of the batches, in turn.
+WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "compile, one length": ({}, (256,)),
+    "compile, four lengths": ({}, (64, 128, 196, 256)),
+    "dynamic=True": ({"dynamic": True}, (64, 128, 196, 256)),
+    "fullgraph=True": ({"fullgraph": True}, (64, 128, 196, 256)),
+    "export": ({}, (64, 128, 196)),
+}
+
+
+def make(library: str, contender: str) -> torch.nn.Module:
+    """A small model of a library, the same for every contender."""
+    torch.manual_seed(0)
+    if library == "timm":
+        import timm
+
+        own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
+        flag = contender == "timm's grid_sample"
+        model = timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
+        torch.nn.init.normal_(model.embeds.pos_embed)
+        return model
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
+    return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
+
+
+def draw(library: str, tokens: int, seed: int, images: int = IMAGES) -> dict[str, torch.Tensor]:
+    """A batch of images of other shapes each, padded to ``tokens``, as the model's ``forward`` takes it."""
+    grids = list(islice(siglip_grids(tokens)(random.Random(seed)), images))
+    patches = torch.randn(images, tokens, 768, generator=torch.Generator().manual_seed(seed))
+    lengths = torch.tensor([[h * w] for h, w in grids])
+    valid = torch.arange(tokens) < lengths
+    if library == "timm":
+        coord = coordinates(grids)
+        coord = torch.nn.functional.pad(coord, (0, 0, 0, tokens - coord.shape[1]))
+        return {"patches": patches, "patch_coord": coord, "patch_valid": valid}
+    names = "pixel_values", "pixel_attention_mask", "spatial_shapes"
+    return dict(zip(names, (patches, valid.long(), torch.tensor(grids))))
+
+
+def result(library: str, run: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What a model makes of a batch."""
+    return run(batch) if library == "timm" else run(**batch).pooler_output
+
+
+def count(library: str, contender: str, way: str) -> dict[str, Any]:
+    """The graphs, breaks and recompiled graphs of one way, or what it raised."""
+    torch._dynamo.reset()
+    counters.clear()
+    model, (options, lengths) = make(library, contender), WAYS[way]
+    with ExitStack() as on:
+        if contender not in ("stock", "timm's grid_sample"):
+            on.enter_context(enable(contender, library=library))
+        if way == "export":
+            return export(library, model.eval(), lengths)
+        run, first = torch.compile(model, backend="aot_eager", **options), 0
+        for step in range(BATCHES):
+            result(library, run, draw(library, lengths[step % len(lengths)], step)).square().sum().backward()
+            first = first or counters["stats"]["unique_graphs"]  # a backend may be called twice for one graph
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return {"graphs": graphs, "breaks": breaks, "recompiled": graphs - first}
+
+
+def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> dict[str, Any]:
+    """Export with dynamic sizes, and compare on other sizes."""
+    batch = draw(library, lengths[0], 0)
+    images, tokens = torch.export.Dim("images", min=1, max=64), torch.export.Dim("tokens", min=2, max=4096)
+    sizes = {name: {0: images} if name == "spatial_shapes" else {0: images, 1: tokens} for name in batch}
+    args, named, free = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
+    program = torch.export.export(model, args, named, dynamic_shapes=free)
+    loaded, worst = program.module(), 0.0
+    with torch.no_grad():
+        for seed, length in enumerate(lengths, 1):
+            other = draw(library, length, seed, images=seed)
+            got, want = (result(library, run, other) for run in (loaded, model))
+            worst = max(worst, ((got - want).abs().max() / want.abs().max()).item())
+    ours = any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
+    if worst > 1e-4:
+        raise ValueError(f"the exported program is off by {worst:.1e}")
+    return {"graphs": 1, "breaks": 0, "recompiled": 0, "needs this package": ours}
+
+
+def main() -> None:
+    """Count, print a table, and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    check_writable(options.json)
+    rows = []
+    for library, way in product(options.library, options.way):
+        for contender in CONTENDERS[library]:
+            try:
+                found = count(library, contender, way)
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+            rows.append({"library": library, "way": way, "contender": contender, **found})
+            print(rows[-1], flush=True)
+    if options.json:
+        command = shlex.join(["uv", "run", "benchmarks/graphs.py", *sys.argv[1:]])
+        write_json(options.json, {**provenance(command), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Races that ``naflex-fast bench`` does not run: rotary embeddings, patch kernels, and transformers' Siglip2.
+
+Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only shows that they run.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timm_naflex_fast import disable, enable
+from timm_naflex_fast.measure.bench.race import BASELINE, Race, Row, Timed, run
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+
+ROPE_TYPES: dict[str, dict[str, Any]] = {
+    "axial": {},
+    "dinov3": dict(rope_temperature=100.0, rope_rotate_half=True),
+    "mrope": dict(rope_mrope_section=(8, 12, 12)),
+    "mixed": dict(rope_temperature=10.0, rope_grid_indexing="xy"),
+}
+HEADS, HEAD_DIM, DEPTH = 6, 64, 2
+PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (48, 48)))
+PATCHES += (((16, 16), (12, 12)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
+PATIENCE_MS = 10_000.0  # a contender that takes longer does not run at larger batch sizes
+
+
+def time(race: Race, budget: float, tiny: bool) -> list[Row]:
+    """The rows of a race."""
+    return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
+
+
+def rope(tiny: bool) -> Iterator[list[Row]]:
+    """timm's ``NaFlexVit._generate_rope_naflex`` alone, on ``diverse`` grids.
+
+    "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train", of mixed ones alone,
+    keeps all blocks' and computes the gradient of the frequencies.
+    """
+    for kind, phase in [*((kind, "infer") for kind in ROPE_TYPES), ("mixed", "train")]:
+        names = [BASELINE, "batched"]
+        for batch in (1,) if tiny else (1, 128, 256):
+            with ExitStack() as on:
+                race = _rope_race(kind, phase, batch, names, on)
+                rows = time(race, 0.7, tiny)
+            yield rows
+            names = [row.contender for row in rows if row.median_ms <= PATIENCE_MS]
+
+
+def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStack) -> Race:
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+
+    coord = coordinates(list(islice(WORKLOADS["diverse"].draw(random.Random(0)), batch)))
+    x = torch.zeros(()).expand(*coord.shape[:2], HEADS * HEAD_DIM)  # only its shape and dtype count
+    g = torch.randn(batch, HEADS, coord.shape[1], 2 * HEAD_DIM)
+
+    def infer(model: Any) -> None:
+        with torch.no_grad():
+            found = model._generate_rope_naflex(x, coord)
+            for one in [found] if isinstance(found, Tensor) else found:
+                del one
+
+    def train(model: Any) -> None:
+        model.rope.freqs.grad = None
+        found = list(model._generate_rope_naflex(x, coord))
+        torch.autograd.backward(found, [g] * len(found))
+
+    contenders = []
+    for name in names:
+        own = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1, patch_size=1)
+        own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind, **ROPE_TYPES[kind])
+        model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)
+        if name == "batched":
+            on.enter_context(enable("stock", rope=name, model=model))
+        contenders.append(Timed(name, train if phase == "train" else infer, lambda model=model: model))
+    return Race("rope", kind, phase, batch, "float32", tuple(contenders))
+
+
+def patch_kernels(tiny: bool) -> Iterator[list[Row]]:
+    """Patch kernels of 3 channels, linear (O, H*W*I) and conv (O, I, H, W), resampled by timm's module.
+
+    "train": forward and backward at a size met before; "first": the forward at a new size; "frozen": one patch
+    projected without gradients, with a size and a weight met before.
+    """
+    for (old, new), layout, phase in product(PATCHES, ("linear", "conv"), ("train", "first", "frozen")):
+        with ExitStack() as on:
+            yield time(_patch_race(old, new, layout, phase, 2 if tiny else 768, on), 0.5, tiny)
+
+
+def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: ExitStack) -> Race:
+    from timm.layers.patch_embed import PatchEmbedInterpolator
+
+    linear = layout == "linear"
+    shape, wanted = (((h * w * 3,) if linear else (3, h, w)) for h, w in (old, new))
+    weight = torch.randn(kernels, *shape).requires_grad_(phase == "train")
+    upstream = torch.randn(kernels, *wanted)
+    patch = torch.zeros((1, 1, *new, 3) if linear else (1, 3, *new))
+
+    def prepare(name: str, known: Any) -> Callable[[], Tensor]:
+        on.close()
+        if phase == "first":
+            disable()  # empties our caches; a new module empties timm's
+        if name != BASELINE:
+            on.enter_context(enable("stock", patch_embed=name))
+        module = PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) if phase == "first" else known
+        if phase == "frozen":
+            return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
+        return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
+
+    def step(resample: Callable[[], Tensor]) -> None:
+        with torch.set_grad_enabled(phase == "train"):
+            out = resample()
+        if phase == "train":
+            weight.grad = None
+            out.backward(upstream)
+
+    modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
+    contenders = tuple(Timed(name, step, partial(prepare, name, module)) for name, module in modules.items())
+    title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
+    return Race("patch_embed", title, phase, 0, "float32", contenders)
+
+
+def other_libraries(tiny: bool) -> Iterator[list[Row]]:
+    """transformers' Siglip2 embeddings (base: a 16x16 table, 768 channels, 256 tokens): "infer", and "train".
+
+    Every call has other grids, all of them met before; patches hold one value each, so that their projection costs
+    little.
+    """
+    import transformers
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    width = 8 if tiny else 768
+    own = Siglip2VisionEmbeddings(transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256))
+    own.patch_embedding = torch.nn.Linear(1, width)
+    models = {name: copy.deepcopy(own) for name in (BASELINE, "interpolate_cached", "matmul")}
+    grids = WORKLOADS["siglip"].grids(64)
+    with ExitStack() as on:
+        for name, model in models.items():
+            if name != BASELINE:
+                on.enter_context(enable(name, model=model))
+            with torch.no_grad():
+                model(torch.zeros(64, 256, 1), torch.tensor(grids))
+        for batch, phase in product((1,) if tiny else (1, 8, 64), ("infer", "train")):
+            pixels, draw = torch.randn(batch, 256, 1), random.Random(batch)
+
+            def step(sizes: Tensor, model: Any, pixels: Tensor = pixels, train: bool = phase == "train") -> None:
+                with torch.set_grad_enabled(train):
+                    out = model(pixels, sizes)
+                if train:
+                    model.zero_grad()
+                    out.backward(torch.ones_like(out))
+
+            def prepare(draw: random.Random = draw, batch: int = batch) -> Tensor:
+                return torch.tensor(draw.sample(grids, batch))
+
+            contenders = tuple(Timed(name, partial(step, model=model), prepare) for name, model in models.items())
+            about = {"transformers": transformers.__version__}
+            yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)

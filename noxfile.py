@@ -1,0 +1,175 @@
+"""The tests on every supported release, and the tests of timm and transformers under each mode: uv run nox -l.
+
+uv run nox -s pairing                                    # all pairings, into results/versions/matrix.json
+uv run nox -s "pairing(timm-1.0.16)" "pairing(timm-1.0.22)"
+uv run nox -s timm_tests -- stock matmul                 # the installed release's own tests, under these modes (all)
+uv run nox -s transformers_tests -- CHECKOUT             # transformers' own, of the models that are patched
+
+Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A session's row in the
+result file is replaced, the other rows stay; the session fails if a test fails that passes with the library's own code.
+With RESULTS=FOLDER the files go there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import tarfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import nox
+
+from timm_naflex_fast.measure.provenance import provenance
+
+ROOT = Path(__file__).resolve().parent
+nox.options.sessions = ["pairing", "timm_tests"]
+# What `uv run` adds to the project's own environment, which has the newest of everything.
+PAIRINGS = {f"timm-{v}": f"--with timm=={v}" for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")}
+PAIRINGS |= {"newest": "", "torch-2.4": "--with torch==2.4.1 --with torchvision==0.19.1"}
+# Triton 3.6's interpreter does not run on numpy 2.4.
+OLD_TRITON = "--with triton==3.6.0 --with numpy<2.4"
+PAIRINGS |= {"torch-2.11": f"--with torch==2.11.0 --with torchvision==0.26.0 {OLD_TRITON}"}
+PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
+PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
+LAYERS = {"operation": ("resampling", "rope"), "patch": ("patching",), "model": ("models",)}  # folders of tests
+MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
+TIMM_TESTS = [f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")]
+# Of the tests of models only those about NaFlex, without downloads and without models larger than base.
+ABOUT_NAFLEX = "not test_models or (naflexvit and not (load_pretrained or giant or huge or large or so400m or so150m))"
+# No other test of timm may fail where it passes unpatched. This one expects entries in timm's private cache of
+# pseudo-inverses, which our patch kernels do not fill.
+MAY_FAIL = "test_patch_embed_interpolator_reuses_nonpersistent_cache"
+HF_MODELS = [
+    f"tests/models/{m}/test_modeling_{m}.py" for m in ("siglip2", "lfm2_vl", "cosmos3_edge", "radio", "hunyuan_vl")
+]
+HF_NEEDS = "parameterized accelerate requests httpx pytest-env pytest-timeout"
+ABOUT = (
+    "import importlib.metadata as m, json, platform; "
+    "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
+    "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
+)
+# A plugin of pytest: each of its processes adds lines, how often each code ran.
+WITNESS = """
+from pathlib import Path
+from timm_naflex_fast import status
+def pytest_sessionfinish():
+    with Path(__file__).with_name("calls").open("a") as file:
+        file.writelines(f"{impl} {count}\\n" for (_, impl), count in status().calls.items())
+"""
+
+
+def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
+    """Run a command by ``uv run`` with the options ``extra``."""
+    return session.run("uv", "run", *extra.split(), *command, external=True, **options)
+
+
+def pytest(session: nox.Session, extra: str, *arguments: str) -> dict[str, Any]:
+    """The counts of one run of pytest, and the names of the tests that failed."""
+    out = Path(session.create_tmp()).resolve() / "report.xml"
+    out.unlink(missing_ok=True)
+    uv(
+        session,
+        extra,
+        "python",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={out}",
+        *arguments,
+        success_codes=[0, 1],
+    )
+    suite = ElementTree.parse(out).getroot()[0]
+    bad = [case for case in suite.iter("testcase") if {"failure", "error"} & {child.tag for child in case}]
+    tests, skipped, failed = int(suite.get("tests", 0)), int(suite.get("skipped", 0)), len(bad)
+    names = [f"{case.get('classname')}.{case.get('name')}" for case in bad]
+    return {"passed": tests - skipped - failed, "failed": failed, "skipped": skipped, "failures": names}
+
+
+def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: str) -> None:
+    """Put a row into a result file, in the place of the one with the same ``key``, with the versions that it ran on."""
+    out = Path(os.environ.get("RESULTS", ROOT / "results" / "versions")) / file
+    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    versions = json.loads(uv(session, extra, "python", "-c", ABOUT, silent=True).strip().splitlines()[-1])
+    row |= {**provenance(f"uv run nox -s {session.name}"), **versions}
+    rows = [row if old[key] == row[key] else old for old in rows]
+    out.write_text(json.dumps({"rows": rows if row in rows else [*rows, row]}, indent=1) + "\n")
+
+
+def sdist(session: nox.Session, name: str, release: str, folder: Path) -> Path:
+    """The unpacked source of a release."""
+    source = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"{name}=={release}")
+    uv(session, "--with pip --with setuptools", "python", "-m", *source, "--dest", str(folder))
+    with tarfile.open(next(folder.glob(f"{name}-*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / f"{name}-{release}"
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("extra", list(PAIRINGS.values()), ids=list(PAIRINGS))
+def pairing(session: nox.Session, extra: str) -> None:
+    """The layers of tests that touch the libraries, on one pairing of releases."""
+    folders = {layer: [f"tests/{name}" for name in names] for layer, names in LAYERS.items()}
+    layers = {layer: pytest(session, extra, "-m", "not fuzz", *names) for layer, names in folders.items()}
+    keep(session, "matrix.json", "pairing", {"pairing": session.name[8:-1], "layers": layers}, extra)
+    if failed := [name for counts in layers.values() for name in counts["failures"]]:
+        session.error(f"failed: {failed}")
+
+
+def under_modes(session: nox.Session, file: str, modes: list[str], extra: str, *arguments: str) -> None:
+    """A library's own tests, in this folder, under each mode; the first, ``stock``, tells what fails anyway."""
+    known: list[str] = []
+    plugin = ("-q", "-n", "auto", "-p", "witness", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode")
+    Path("witness.py").write_text(WITNESS)
+    session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    for mode in modes:
+        Path("calls").write_text("")
+        counts = pytest(session, extra, *plugin, mode, *arguments)
+        calls = [line.split() for line in Path("calls").read_text().splitlines()]
+        counts["calls"] = sum(int(count) for impl, count in calls if impl == mode)
+        keep(session, file, "mode", {"mode": mode, **counts}, extra)
+        print(f"{session.name} {mode}: {counts}")
+        known = counts["failures"] if mode == modes[0] else known
+        if broken := [name for name in counts["failures"] if name not in known and MAY_FAIL not in name]:
+            session.error(f"fail under {mode} alone: {broken}")
+        if mode != "stock" and not counts["calls"]:
+            session.error(f"{mode} never ran")
+
+
+@nox.session(venv_backend="none")
+def timm_tests(session: nox.Session) -> None:
+    """timm's own tests about NaFlex, from the sdist of the installed release."""
+    folder = Path(session.create_tmp()).resolve()
+    source = sdist(session, "timm", importlib.metadata.version("timm"), folder)
+    # Beside the sdist's own timm folder the installed timm would be hidden, so the tests move away from it.
+    shutil.rmtree(folder / "tests", ignore_errors=True)
+    shutil.move(source / "tests", folder / "tests")
+    shutil.copy(source / "pyproject.toml", folder)
+    with session.chdir(folder):
+        under_modes(session, "timm_tests.json", session.posargs or [*MODES], "", "-k", ABOUT_NAFLEX, *TIMM_TESTS)
+
+
+@nox.session(venv_backend="none")
+def transformers_tests(session: nox.Session) -> None:
+    """transformers' own tests of the models that are patched.
+
+    Its sdist has the classes that these tests build on, but not the tests. So they come from a checkout, and the
+    published classes of the installed release take the place of the checkout's.
+    """
+    checkout, folder = Path(session.posargs[0]), Path(session.create_tmp()).resolve()
+    for name in ("tests", "utils"):
+        shutil.copytree(checkout / name, folder / name, dirs_exist_ok=True)
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(checkout / name, folder)
+    source = sdist(session, "transformers", importlib.metadata.version("transformers"), folder)
+    shutil.copytree(source / "tests", folder / "tests", dirs_exist_ok=True)
+    (folder / "src").mkdir(exist_ok=True)
+    shutil.copytree(source / "src" / "transformers", folder / "src" / "transformers", dirs_exist_ok=True)
+    extra = " ".join(f"--with {name}" for name in HF_NEEDS.split())
+    with session.chdir(folder):
+        library = ("-W", "ignore", "--naflex-library", "transformers")
+        under_modes(session, "transformers_tests.json", [*MODES[:3]], extra, *library, *HF_MODELS)

@@ -1,0 +1,58 @@
+"""Folders as people have them: damaged files, pipes, closed folders, names with anything in them."""
+
+import io
+import os
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from timm_naflex_fast.measure.bench.workloads import read_sizes
+from timm_naflex_fast.measure.images import image_sources, read
+
+
+def bad_tiff():
+    """A TIFF whose place of the pixels is a fraction: Pillow raises TypeError."""
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(file, "TIFF")
+    data = bytearray(file.getvalue())
+    at = struct.unpack_from("<I", data, 4)[0]
+    for i in range(struct.unpack_from("<H", data, at)[0]):
+        if struct.unpack_from("<H", data, at + 2 + 12 * i)[0] == 273:
+            struct.pack_into("<H", data, at + 4 + 12 * i, 5)
+    return bytes(data)
+
+
+def test_what_cannot_be_read_is_named_and_skipped(tmp_path, monkeypatch):
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "good.png")
+    (tmp_path / "bad.tif").write_bytes(bad_tiff())
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    skipped = []
+    found = list(read(image_sources(tmp_path), lambda image: image.convert("RGB").size, skipped))
+    assert found == [("good.png", (40, 30))]
+    assert [line.split(":")[0] for line in skipped] == ["bad.tif", "closed", "gone.png", "pipe.png"]
+    assert "cannot be listed" in skipped[1] and skipped[3].endswith("not a regular file")
+    grids, unreadable = read_sizes(tmp_path)
+    assert len(grids) + len(unreadable) == 5 and any(line.startswith("closed") for line in unreadable)
+
+
+@pytest.mark.parametrize("name", [b"a\nb.png", b"a\x1b[2J.png", b"a\xff.png"])
+def test_names_become_one_line_of_text(name, tmp_path):
+    with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:
+        file.write(b"no image")
+    ((shown, _),) = image_sources(tmp_path)
+    with pytest.raises(ValueError, match="none of the images can be read"):
+        list(read(image_sources(tmp_path), lambda image: image.size, skipped := []))
+    for text in (shown, *skipped):
+        assert text.isprintable() and text.encode()

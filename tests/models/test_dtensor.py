@@ -1,0 +1,135 @@
+"""Tables that are DTensors: replicated ones count as the table that each rank holds, sharded ones are a named error."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from timm_naflex_fast import enable, status
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_pos_embed,
+    resample_pos_embeds,
+)
+
+tensor = pytest.importorskip("torch.distributed.tensor")
+if not hasattr(tensor, "DTensor"):
+    pytest.skip("torch < 2.5 has DTensor under another name", allow_module_level=True)
+
+SIZES = [(5, 7), (4, 3), (8, 2)]
+COORD = torch.cartesian_prod(torch.arange(5), torch.arange(7)).expand(3, -1, -1)
+TABLE = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def functions(strategy):
+    """Every function that takes a table, by name: a table in, embeddings out."""
+    options = dict(mode="bilinear", strategy=strategy)
+    return {
+        "packed": lambda table: resample_pos_embeds(table, SIZES, **options),
+        "padded": lambda table: resample_pos_embeds(table, SIZES, length=40, **options),
+        "one": lambda table: resample_pos_embed(table, (9, 4)),
+        "coordinates": lambda table: add_pos_embed_(torch.zeros(3, 35, 8), table, COORD, **options),
+        "sizes": lambda table: add_pos_embed_(torch.zeros(3, 35, 8), table, grid_sizes=SIZES, **options),
+        "factorized": lambda table: add_factorized_pos_embed_(
+            torch.zeros(3, 35, 8), table[0], table[:, 0], COORD, strategy=strategy
+        ),
+    }
+
+
+def result_and_gradient(function, table):
+    table = table.detach().requires_grad_()
+    result = function(table)
+    (gradient,) = torch.autograd.grad((result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum(), table)
+    return result.detach(), gradient
+
+
+def check_replicated(mesh, names=None, compiled=lambda function: function):
+    whole = tensor.distribute_tensor(TABLE, mesh, [tensor.Replicate()])
+    for strategy in ("matmul", "interpolate_cached"):
+        for name, function in functions(strategy).items():
+            if names is None or name in names:
+                want, want_gradient = result_and_gradient(function, TABLE)
+                got, gradient = result_and_gradient(compiled(function), whole)
+                assert isinstance(gradient, tensor.DTensor) and gradient.placements == whole.placements, name
+                torch.testing.assert_close(got, want, atol=2e-6, rtol=0, msg=name)
+                torch.testing.assert_close(gradient.to_local(), want_gradient, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_replicated_table_is_the_table_of_each_rank(mesh):
+    check_replicated(mesh)
+
+
+def test_compiled_too(mesh):
+    check_replicated(mesh, {"padded", "coordinates"}, lambda function: torch.compile(function, backend="eager"))
+
+
+def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
+    for strategy in ("matmul", "interpolate_cached"):
+        for name, function in functions(strategy).items():
+            if name != "factorized":  # a part of a sharded table is a DTensor of its own
+                for placement in (tensor.Shard(0), tensor.Shard(2)):
+                    with pytest.raises(ValueError, match=r"table is a DTensor .*Shard.*full_tensor\(\)"):
+                        function(tensor.distribute_tensor(TABLE, mesh, [placement]))
+    tokens = tensor.distribute_tensor(torch.zeros(3, 35, 8), mesh, [tensor.Replicate()])
+    with pytest.raises(ValueError, match=r"x is a DTensor.*to_local\(\)"):
+        add_pos_embed_(tokens, TABLE, COORD)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
+    """Compiled too. One image, because timm's own loop mixes DTensors with plain tensors: of one number it may."""
+    from timm.models.naflexvit import NaFlexEmbeds
+
+    options = dict(proj_type="linear", class_token=False, pos_embed_grid_size=(6, 5))
+    embeds = NaFlexEmbeds(patch_size=2, in_chans=1, embed_dim=8, **options)
+    patches = torch.randn(1, 35, 4)
+    with torch.no_grad():
+        want = embeds(patches, patch_coord=COORD[:1])[0]
+        tensor.distribute_module(embeds, mesh)
+        patches = tensor.distribute_tensor(patches, mesh, [tensor.Replicate()])
+        torch._dynamo.reset()
+        with enable():
+            model = torch.compile(embeds, backend="eager") if compiled else embeds
+            got = model(patches, patch_coord=COORD[:1])[0]
+            assert set(status().fallbacks) == {"a tensor of the class DTensor"}
+    torch.testing.assert_close(got.to_local(), want, atol=2e-6, rtol=0)
+
+
+def rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mesh = dist.init_device_mesh("cpu", (2,))
+    check_replicated(mesh)
+    # A table that is trained: the ranks' gradients are one and the same DTensor, and so are the steps.
+    table = nn.Parameter(tensor.distribute_tensor(TABLE.clone(), mesh, [tensor.Replicate()]))
+    resample_pos_embeds(table, SIZES, mode="bilinear").square().sum().backward()
+    torch.optim.SGD([table], 0.1).step()
+    plain = nn.Parameter(TABLE.clone())
+    resample_pos_embeds(plain, SIZES, mode="bilinear").square().sum().backward()
+    torch.testing.assert_close(table.full_tensor(), plain - 0.1 * plain.grad, atol=1e-5, rtol=1e-5)
+    for placement in (tensor.Shard(0), tensor.Shard(1)):
+        sharded = tensor.distribute_tensor(TABLE, mesh, [placement]).requires_grad_()
+        with pytest.raises(ValueError, match=r"full_tensor\(\)"):
+            resample_pos_embeds(sharded, SIZES, mode="bilinear")
+        resample_pos_embeds(sharded.full_tensor(), SIZES, mode="bilinear").sum().backward()  # what the error says
+        assert sharded.grad.placements == (placement,)
+    torch.save(True, f"{folder}/{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # to take gloo's threads down sometimes aborts the process
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    mp.spawn(rank, (str(tmp_path),), nprocs=2)
+    assert (tmp_path / "0.pt").exists() and (tmp_path / "1.pt").exists()

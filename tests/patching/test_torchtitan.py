@@ -1,0 +1,181 @@
+"""``enable(library="torchtitan")``: the loops of its two vision encoders, replaced and put back."""
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+import titan
+import torch
+from oracles import relative
+
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching.torchtitan import KIMI, QWEN
+
+NAME = "_compute_learned_pos_embeds"
+GRIDS = [[1, 4, 6], [3, 10, 2], [1, 8, 8], [2, 8, 8], [1, 4, 6], [1, 12, 14]]
+LENGTH, DIM = 170, 6
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """torchtitan's two modules by their home, with its loops in words of our own."""
+    for home in ("torchtitan", QWEN[:-1], KIMI[:-1]):
+        parts = home.split(".")
+        for name in (".".join(parts[: n + 1]) for n in range(len(parts))):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["torchtitan"].__version__ = titan.__version__
+    found = {QWEN: sys.modules[QWEN[:-1]], KIMI: sys.modules[KIMI[:-1]]}
+    for home, functions in ((QWEN, titan.Qwen), (KIMI, titan.Kimi)):
+        vars(found[home]).update({name: f for name, f in vars(functions).items() if not name.startswith("__")})
+    yield found
+    disable()
+
+
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_the_loops_in_our_words_are_those_of_the_installed_release(home):
+    theirs = pytest.importorskip(home[:-1], exc_type=ImportError)
+    ours = ModuleType("ours")
+    vars(ours).update(vars(titan.Qwen if home == QWEN else titan.Kimi))
+    for got, want in zip(result_and_gradient({home: ours}, home), result_and_gradient({home: theirs}, home)):
+        assert relative(got, want) <= 1e-6
+    with enable(library="torchtitan"):
+        got, _ = result_and_gradient({home: theirs}, home)
+        assert status().calls == {("pos_embed", "matmul"): 1}
+    assert relative(got, want := result_and_gradient({home: theirs}, home)[0]) <= 2e-6, want
+
+
+def call(modules, home, table, grids=GRIDS, mode="bicubic"):
+    function = getattr(modules[home], NAME)
+    if home == QWEN:
+        return function(table, grids, LENGTH, 8, 2, DIM)
+    return function(table, grids, LENGTH, mode)
+
+
+def table_of(home, dtype=torch.float32):
+    shape = (64, DIM) if home == QWEN else (8, 8, DIM)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+
+
+def result_and_gradient(modules, home, **options):
+    table = table_of(home)
+    out = call(modules, home, table, **options)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    return out.detach(), torch.autograd.grad((out * weight).sum(), table)[0]
+
+
+@pytest.mark.ran
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_equals_torchtitan_forward_and_gradient(modules, home, mode):
+    for grids in (GRIDS, [[1, h, w] for _, h, w in GRIDS]):
+        want, gradient = result_and_gradient(modules, home, grids=grids)
+        with enable(mode, library="torchtitan"):
+            got, found = result_and_gradient(modules, home, grids=grids)
+            assert status().calls == {("pos_embed", mode): 1}
+        assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * want.abs().max()
+        assert relative(found, gradient) <= 1e-5
+
+
+@pytest.mark.ran
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_half_precision_is_computed_in_float32_and_cast_once(modules, home):
+    table = table_of(home, torch.bfloat16)
+    want = call(modules, home, table)
+    with enable(library="torchtitan"):
+        got = call(modules, home, table)
+    assert got.dtype == torch.bfloat16
+    assert (got != want).float().mean() < 0.01 and relative(got.float(), want.float()) < 2**-7  # ties
+
+
+@pytest.mark.ran
+def test_another_interpolation_of_kimis(modules):
+    want, gradient = result_and_gradient(modules, KIMI, mode="bilinear")
+    with enable(library="torchtitan"):
+        got, found = result_and_gradient(modules, KIMI, mode="bilinear")
+        assert relative(got, want) <= 2e-6 and relative(found, gradient) <= 1e-5
+        want = call(modules, KIMI, table_of(KIMI), mode="nearest")
+        assert status().fallbacks == {"a table resized by nearest": 1}
+    assert torch.equal(call(modules, KIMI, table_of(KIMI), mode="nearest"), want)
+
+
+@pytest.mark.ran("matmul")
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_compiled_without_a_break(modules, home):
+    table = table_of(home)
+    want = call(modules, home, table)
+    with enable(library="torchtitan"):
+        got = torch.compile(lambda: call(modules, home, table), backend="eager", fullgraph=True)()
+    assert relative(got, want) <= 2e-6
+
+
+def test_everything_is_put_back_and_shown(modules):
+    before = {home: getattr(module, NAME) for home, module in modules.items()}
+    with enable(library="torchtitan"):
+        assert status().replaced == {f"{home[:-1]}.{NAME}": "matmul" for home in (KIMI, QWEN)}
+    assert all(getattr(module, NAME) is before[home] for home, module in modules.items())
+
+
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_torchtitans_type_checks_see_its_own_code(modules, home, monkeypatch):
+    checker = ModuleType("spmd_types")
+    checker.is_type_checking = lambda: True
+    monkeypatch.setitem(sys.modules, "spmd_types", checker)
+    with enable(library="torchtitan"):
+        call(modules, home, table_of(home))
+        assert status().fallbacks == {"torchtitan's type checks": 1}
+
+
+@pytest.mark.ran("matmul")
+@pytest.mark.parametrize("home", [QWEN, KIMI])
+def test_a_replicated_dtensor_stays_one(modules, home, tmp_path):
+    dtensors = pytest.importorskip("torch.distributed.tensor")
+    if not hasattr(dtensors, "DTensor"):
+        pytest.skip("torch < 2.5 has DTensor under another name")
+    want, gradient = result_and_gradient(modules, home)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        table = dtensors.distribute_tensor(table_of(home).detach(), mesh, [dtensors.Replicate()]).requires_grad_()
+        with enable(library="torchtitan"):
+            out = call(modules, home, table)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        (out * dtensors.distribute_tensor(weight, mesh, [dtensors.Replicate()])).sum().backward()
+        assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_what_cannot_be_chosen_is_named(modules):
+    with pytest.raises(ValueError, match=r"grid_sample.*'stock', 'interpolate_cached', 'matmul'"):
+        enable("grid_sample", library="torchtitan")
+    with pytest.raises(ValueError, match="torchtitan knows no model"):
+        enable(library="torchtitan", model=torch.nn.Linear(2, 2))
+    assert not status().replaced
+
+
+def test_a_part_whose_needs_are_not_installed_is_left_out(modules, monkeypatch):
+    """Qwen3.5 needs a package that Kimi does not."""
+    missing, import_module = {QWEN[:-1]}, importlib.import_module
+
+    def without_fla(name):
+        if name in missing:
+            raise ModuleNotFoundError("No module named 'fla'", name="fla")
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", without_fla)
+    with enable(library="torchtitan"):
+        assert [getattr(modules[home], NAME).__name__ for home in (QWEN, KIMI)] == [NAME, "kimi_pos_embeds"]
+    missing.add(KIMI[:-1])
+    with pytest.raises(RuntimeError, match="No module named 'fla'"):
+        enable(library="torchtitan")
+
+
+def test_an_older_and_a_changed_release_are_refused(modules, monkeypatch):
+    monkeypatch.setattr(sys.modules["torchtitan"], "__version__", "0.2.9")
+    with pytest.raises(RuntimeError, match=r"needs torchtitan >= 0\.3\.0"):
+        enable(library="torchtitan")
+    monkeypatch.setattr(sys.modules["torchtitan"], "__version__", "0.3.1")
+    monkeypatch.setattr(modules[KIMI], NAME, lambda pos_embed, grids: None)
+    with pytest.raises(RuntimeError, match=f"{NAME} takes"):
+        enable(library="torchtitan")

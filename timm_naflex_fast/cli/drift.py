@@ -1,0 +1,123 @@
+"""The command ``naflex-fast drift``: options, and the way from them to a report. torch is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..measure import images
+from ..measure.contenders import BASELINE, NAMES, missing
+from ..measure.drift import FILES
+from ..measure.models import add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, print_table, printable, progress, write_json
+from ..measure.provenance import provenance
+from ..names import STRATEGIES
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which a model, its weights, images and what to measure are chosen."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--images", type=path, metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
+    add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
+    add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
+    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(STRATEGIES)}; with --out all)")
+    add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
+    add("--json", type=path, metavar="FILE", help="also write the figures there")
+    add("--out", type=path, metavar="DIR", help="also write report.json, report.md and report.html there")
+
+
+def drift(options: argparse.Namespace) -> int:
+    """Measure a named model on images, print the table and the verdict, write what was asked for.
+
+    Raises:
+        ValueError: no model, before anything is loaded.
+        OSError: results that cannot be written, before a model is loaded.
+        RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
+    """
+    if not options.model:
+        raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
+    check(options)
+    sources = images.image_sources(options.images) if options.images else images.photos()
+    settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights, dtype=options.dtype)
+    model, weights = load_model(options.model, options.checkpoint, **settings)
+    batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
+    source = f"folder {printable(Path(options.images).resolve().name)}" if options.images else images.PHOTOS_WORDS
+    return measure_and_show(model, batches, options, weights, source)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find out whether the results can be written, before anything is loaded; the folder of ``--out`` is made."""
+    if options.out:
+        for module in ("matplotlib", "matplotlib.figure", "jinja2"):
+            try:
+                import_module(module)
+            except Exception as error:  # missing, or made for another NumPy
+                name = module.split(".")[0]
+                raise RuntimeError(f"--out needs {name}: pip install {name} ({error})") from error
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            check_writable(Path(options.out) / name)
+    check_writable(options.json)
+
+
+def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weights: str, source: str) -> int:
+    """Measure ``batches`` (as ``survey`` takes them, with a length) under checked options; print and write.
+
+    ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
+    """
+    from ..measure.drift.report import Report, columns, headline, record, row_text, verdict, write
+    from ..measure.drift.survey import survey
+
+    names = options.contenders or (NAMES if options.out else STRATEGIES)
+    runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
+    print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
+    with progress("measuring", len(runs) * len(batches)) as bar:
+        found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
+    # The fields without their "pos_embed_".
+    own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
+    facts = {
+        "Images": f"{found.images:,} ({source})",
+        "Sequence length": f"{options.max_seq_len} patches at most",
+        "The model's own resampling (its settings)": ", ".join(
+            f"{key} {value}" for key, value in own.items() if value is not None
+        ),
+        "Number type": options.dtype,
+        "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
+        f"embedding is made, and the last bit of it and of the token in {options.dtype}",
+    }
+    skipped = getattr(batches, "skipped", [])
+    notes = siglip2_notes(options.model, model.embeds)
+    report = Report(options.model, weights, facts, notes, provenance(options.command), skipped, found)
+    for line in skipped:
+        print(f"skipped, not readable as an image: {line}", file=sys.stderr)
+    print(f"Drift from timm's own result: {report.model}; weights: {weights}; {found.images:,} images")
+    headings = columns(found.drift[BASELINE])
+    lines = [[name, *row_text(drift, headings)] for name, drift in found.drift.items()]
+    print_table(["contender", *headings.values()], lines)
+    for name, why in found.left_out.items():
+        print(f"not measured: {name}, {why}")
+    print("\n".join([*notes, headline(found), verdict(found, report.untrained)]))
+    if options.json:
+        write_json(options.json, record(report))
+    if options.out:
+        print(f"written: {', '.join(map(printable, write(report, options.out)))}")
+    return 0
+
+
+def siglip2_notes(name: str, embeds: Any) -> list[str]:
+    """What to know about a SigLIP-2 model that is resampled by bicubic, as timm before 1.0.30 did."""
+    if "siglip" not in name or getattr(embeds, "pos_embed_interp_mode", None) != "bicubic":
+        return []
+    import timm
+
+    return [
+        f"This model resamples by bicubic (timm {timm.__version__}). SigLIP-2 was trained with bilinear, by which timm "
+        "resamples it since 1.0.30: the same checkpoint gives another result there. These figures compare with bicubic."
+    ]

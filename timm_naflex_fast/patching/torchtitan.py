@@ -1,0 +1,108 @@
+"""torchtitan: the vision encoders that resample a learned table grid by grid, with their replacements.
+
+Qwen3.5 (bilinear, aligned corners, in blocks) and Kimi-K2.7 (bicubic), both without antialiasing and padded to one
+length. Their loops are functions, which know no model: a choice holds for every model. The whole batch is resampled at
+once, in float32 at least, and cast once, as in torchtitan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional import resample_pos_embeds
+from ..tracing import is_dtensor
+from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
+
+QWEN = "torchtitan.models.qwen3_5.vision_encoder:"
+KIMI = "torchtitan.models.kimi_k2_7.vision_encoder:"
+_NAME = "_compute_learned_pos_embeds"
+
+
+def qwen_pos_embeds(
+    learned_pos_embed: Tensor,
+    grids: list[list[int]],
+    max_num_patch: int,
+    num_grid_per_side: int,
+    spatial_merge_size: int,
+    dim: int,
+) -> Tensor:
+    """Modifications: all images and frames at once, in one step of autograd."""
+    impl = _impl(QWEN, learned_pos_embed)
+    if impl == "stock":
+        options = (grids, max_num_patch, num_grid_per_side, spatial_merge_size, dim)
+        return _original(QWEN)(learned_pos_embed, *options)
+
+    def embeddings(table: Tensor) -> Tensor:
+        table = table.reshape(num_grid_per_side, num_grid_per_side, dim)
+        options: dict[str, Any] = dict(mode="bilinear", align_corners=True, merge=spatial_merge_size, strategy=impl)
+        return resample_pos_embeds(table, grids, antialias=False, length=max_num_patch, **options)
+
+    return _on_each_rank(embeddings, learned_pos_embed)
+
+
+def kimi_pos_embeds(pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str) -> Tensor:
+    """Modifications: all images and frames at once, in one step of autograd; then the frames' times, as before."""
+    known = interpolation_mode in ("bilinear", "bicubic")
+    impl = _impl(KIMI, pos_embed, None if known else f"a table resized by {interpolation_mode}")
+    if impl == "stock":
+        return _original(KIMI)(pos_embed, grids, max_num_patch, interpolation_mode)
+
+    def embeddings(table: Tensor) -> Tensor:
+        options: dict[str, Any] = dict(mode=interpolation_mode, antialias=False, strategy=impl)
+        cells = resample_pos_embeds(table, grids, length=max_num_patch, **options)
+        return cells + _times(cells, grids) if any(t > 1 for t, _, _ in grids) else cells
+
+    return _on_each_rank(embeddings, pos_embed)
+
+
+def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
+    """What torchtitan adds to the frames of a video, (N, P, C) like ``cells``; zeros for images."""
+    time_embed = sys.modules[KIMI[:-1]]._get_temporal_pos_embed
+    times = torch.zeros_like(cells, requires_grad=False)
+    for image, (t, h, w) in zip(times, grids):
+        if t > 1:
+            image[: t * h * w].view(t, h * w, -1)[:] = time_embed(t, cells.shape[-1], device=cells.device)[:, None]
+    return times
+
+
+def _impl(home: str, table: Tensor, reason: str | None = None) -> str:
+    """Who computes the embeddings: torchtitan's own code also where it checks types, and for sharded tables."""
+    spmd = sys.modules.get("spmd_types")
+    if spmd is not None and spmd.is_type_checking():
+        reason = "torchtitan's type checks"
+    replicated = is_dtensor(table) and all(p.is_replicate() for p in table.placements)  # type: ignore[attr-defined]
+    looked_at = table.to_local() if replicated else table  # type: ignore[attr-defined]
+    return resolve_impl(LIBRARY, None, (home, _NAME), looked_at, inputs=lambda _: reason or ())[0]
+
+
+def _on_each_rank(embeddings: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
+    """``embeddings(table)``, a replicated DTensor for a replicated DTensor, as torchtitan has it."""
+    if not is_dtensor(table):
+        return embeddings(table)
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = table.device_mesh, table.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(embeddings(table.to_local()), mesh, placements)  # type: ignore[attr-defined]
+
+
+def _original(home: str) -> Callable[..., Tensor]:
+    return original(sys.modules[home[:-1]], _NAME)
+
+
+LIBRARY = Library(
+    name="torchtitan",
+    oldest=(0, 3, 0),
+    newest=(0, 3, 0),
+    roots=(),
+    example="",
+    modes=("stock", *SAME_RESULT),
+    replacements={
+        (QWEN, _NAME): Replacement("pos_embed", qwen_pos_embeds, SAME_RESULT),
+        (KIMI, _NAME): Replacement("pos_embed", kimi_pos_embeds, SAME_RESULT),
+    },
+)

@@ -1,0 +1,245 @@
+"""Write the tables of the pages and the README's picture from results/: uv run tools/pages.py. --check: are they new?
+
+No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the
+entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+import timm_naflex_fast
+from timm_naflex_fast import functional
+from timm_naflex_fast.measure.contenders import CONTENDERS
+from timm_naflex_fast.measure.output import number
+from timm_naflex_fast.measure.style import COLOURS, INK, panels
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+STOCK, OURS, PLAIN_ADD, FLAG = "stock", "matmul", "plain-add", "timm-flag-bilinear"
+ORIGIN = ("machine", "torch", "timm", "date", "commit")
+Race = dict[str, dict[str, Any]]  # rows by contender
+Column = Callable[[Race], str]
+
+
+def read(pattern: str) -> list[Any]:
+    """The result files that exist, each with its name."""
+    paths = sorted(RESULTS.glob(f"{pattern}.json"))
+    return [{**json.loads(path.read_text()), "again": str(path.relative_to(RESULTS).with_suffix(""))} for path in paths]
+
+
+def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
+    """The rows of result files by what was timed, and by contender."""
+    found: dict[tuple[Any, ...], Race] = {}
+    for row in ({**record, **row.get("about", {}), **row} for record in read(pattern) for row in record["rows"]):
+        found.setdefault(tuple(row[name] for name in by), {})[row["contender"]] = row
+    return found
+
+
+def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any] = (), command: str = "") -> str:
+    """A table, where its figures come from (each fact once where the files agree), and what measures them again."""
+    text = tabulate([[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True)
+    if not abouts:
+        return text
+    origin = [" / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)) for fact in ORIGIN]
+    again = command or f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
+    return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)
+
+
+def ratio(other: str, ours: str = OURS) -> Column:
+    """How many times faster ours is than ``other``; of the plain add, how many times slower."""
+
+    def text(race: Race) -> str:
+        if not {ours, other} <= {*race}:
+            return "-"
+        quotient = race[other]["median_ms"] / race[ours]["median_ms"]
+        return number(1 / quotient if other == PLAIN_ADD else quotient)
+
+    return text
+
+
+def ms(contender: str) -> Column:
+    """Milliseconds."""
+    return lambda race: number(race[contender]["median_ms"]) if contender in race else "not run"
+
+
+def count(name: str, unit: float = 0) -> Column:
+    """A figure of a race that has one contender."""
+    return lambda race: " ".join(number(row[name] / unit) if unit else f"{row[name]:,}" for row in race.values())
+
+
+def percent(share: Callable[[dict[str, Any], dict[str, Any]], float]) -> Column:
+    """A share that is computed from timm's row and ours."""
+    return lambda race: f"{100 * share(race[STOCK], race[OURS]):.1f} %"
+
+
+STEP = ("workload", "phase", "batch")
+FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": ratio(FLAG)}
+FASTER |= {"times one plain add": ratio(PLAIN_ADD)}
+POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
+SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
+SAVED |= {"saved": percent(lambda stock, ours: 1 - ours["median_ms"] / stock["median_ms"])}
+SAVED |= {"timm's rounds differ by": percent(lambda stock, _: stock["spread"])}
+SAVED |= {"embeddings' share, timm": percent(lambda stock, _: stock["embeds_share"][STOCK])}
+SAVED |= {"`matmul`": percent(lambda _, ours: ours["embeds_share"][OURS])}
+COUNTS = {"GB moved": count("memory", unit=1e9), "host syncs": count("host_waits"), "operators": count("operators")}
+COUNTS |= {"copies as large as `x`": count("whole_writes")}
+ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
+SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
+ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
+# Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
+RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
+    "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64, "heap/kept"}, {"diverse", 64, "heap/kept"}]),
+    "heap": ("heap/*", (*STEP, "again"), FASTER, ANY),
+    "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
+    "model": ("model/*", ("model", *STEP), SAVED, ANY),
+    "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
+    "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
+    "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
+    "rope": ("rope", STEP, ROPE, ANY),
+    "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
+    "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
+}
+
+
+DRIFT = {"embedding, largest difference": "{embed_max_abs:.2g}", "embedding, relative RMS": "{embed_rel_rms:.2%}"}
+DRIFT |= {"output, cosine distance": "{pooled_cosine_distance:.2g}", "same nearest image": "{neighbours:.2%}"}
+DRIFT |= {"same class": "{agreement:.2%}", "accuracy": "{accuracy:.2%}"}
+
+
+def race_table(name: str) -> str:
+    """One of RACES."""
+    pattern, by, shown, needed = RACES[name]
+    found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
+    lines = [[", ".join(map(str, key)), *(column(race) for column in shown.values())] for key, race in found.items()]
+    if not lines:
+        return "Not measured: never run on a GPU."
+    return table([", ".join(by).replace("again", "heap"), *shown], lines, read(pattern))
+
+
+def model_sentence() -> str:
+    """What a whole step can gain at most."""
+    shares = [100 * row["about"]["embeds_share"][STOCK] for record in read("model/*") for row in record["rows"]]
+    percents = f"{min(shares):.1f} to {max(shares):.1f} %"
+    return f"On a CPU timm's embeddings take {percents} of a step, so a whole step gains nothing that can be measured."
+
+
+def graphs_short() -> str:
+    """What the compiler makes of timm's NaFlexVit."""
+    return graphs([("timm", f"`{name}`") for name in (STOCK, "timm's grid_sample", OURS)])
+
+
+def graphs(shown: Sequence[Any] = ()) -> str:
+    """What the compiler makes of each mode."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    (record,) = read("graphs")
+    for row in record["rows"]:
+        text = "works" if row["way"] in ("fullgraph=True", "export") else "{graphs} / {breaks} / {recompiled}"
+        one = found.setdefault((row["library"], f"`{row['contender']}`"), {})
+        one[row["way"]] = "fails" if "error" in row else text.format(**row)
+    ways = dict.fromkeys(row["way"] for row in record["rows"])
+    lines = [[*key, *one.values()] for key, one in found.items() if not shown or key in shown]
+    return table(["model", "mode", *ways], lines, [record])
+
+
+def drift_peers() -> str:
+    """The table of drift on the digits."""
+    (report,) = read("drift/digits/report")
+    found = report["survey"]["drift"].items()
+    lines = [[f"`{name}`", CONTENDERS[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
+    return table(["mode", "what it is", *DRIFT], lines, [report["made"]], report["made"]["command"])
+
+
+def drift_sentence() -> str:
+    """How far grid_sample moves embeddings: on the digits, and on photos at SigLIP-2's usual number of tokens."""
+    few, usual = (record["survey"] for name in ("digits", "photos") for record in read(f"drift/{name}/report"))
+    (low, high), (_, most) = ([f(grid["shrink"] for grid in one["grids"]) for f in (min, max)] for one in (few, usual))
+    moved = [100 * one["drift"]["grid_sample"]["embed_rel_rms"] for one in (few, usual)]
+    return (
+        f"The digits' grids shrink the table {low:.1f} to {high:.1f} times, and `grid_sample` moves their embeddings "
+        f"by {moved[0]:.1f} %.\nPhotos at SigLIP-2's 256 tokens shrink it at most {most:.1f} times, and `grid_sample` "
+        f"moves them by {moved[1]:.1f} % (random weights)."
+    )
+
+
+def words(run: dict[str, Any]) -> str:
+    """Counts of one run of pytest."""
+    return f"{run['passed']} passed, {f'**{n} failed**, ' if (n := run['failed']) else ''}{run['skipped']} skipped"
+
+
+def versions() -> str:
+    """The tests on every pairing of releases."""
+    names, rows = ("timm", "torch", "transformers", "python"), read("versions/matrix")[0]["rows"]
+    lines = [[*(row.get(name, "") for name in names), *map(words, row["layers"].values())] for row in rows]
+    return table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
+
+
+def timm_tests() -> str:
+    """timm's own tests under each mode."""
+    rows = read("versions/timm_tests")[0]["rows"]
+    lines = [[f"`{row['mode']}`", words(row)] for row in rows]
+    return table(["mode", "timm's own tests"], lines, rows, "uv run nox -s timm_tests")
+
+
+def api() -> str:
+    """A section for each public function, from its docstring."""
+    parts = []
+    for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
+        for name in names:
+            text, _, example = inspect.getdoc(getattr(module, name)).partition("\n>>> ")
+            call = name + str(inspect.signature(getattr(module, name))).replace("'", "")
+            parts.append(f"### `{module.__name__}.{name}`\n\n```python\n{call}\n\n>>> {example.strip()}\n```")
+            parts.append(f"```text\n{text.strip()}\n```")
+    return "\n\n".join(parts)
+
+
+FUNCTIONS = (graphs, graphs_short, model_sentence, drift_peers, drift_sentence, versions, timm_tests, api)
+PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def fill(text: str) -> str:
+    """``text`` with what is between the markers of each of its sections replaced."""
+    sections = {function.__name__: function for function in FUNCTIONS} | dict.fromkeys(RACES)
+    for name, render in sections.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+        if begin in text:
+            head, rest = text.split(begin)
+            text = head + begin + (render() if render else race_table(name)) + end + rest.split(end.strip())[1]
+    return text
+
+
+def draw() -> None:
+    """The README's picture of drift."""
+    figure, ((panel,),) = panels(1, 1, 6.4, 3.4)
+    survey = read("drift/digits/report")[0]["survey"]
+    for name, label in {"grid_sample": "grid_sample (timm's fast flag)", OURS: "matmul (this package)"}.items():
+        points = [(grid["shrink"], 100 * grid["embed_rel_rms"][name]) for grid in survey["grids"]]
+        panel.plot(*zip(*points), "o", markersize=4, alpha=0.6, color=COLOURS[name], label=label)
+    panel.set(xlabel="table cells per patch (above 1 the table is shrunk)", ylabel="embeddings off by, RMS (%)")
+    panel.set_title(f"Drift from timm's own result, {survey['images']:,} held-out digits", fontsize=10)
+    panel.legend(frameon=False, labelcolor=INK, fontsize=9)
+    figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
+
+
+def main() -> int:
+    """Write the pages and the picture, or tell which pages are old."""
+    new = {page: fill(page.read_text()) for page in PAGES}
+    old = [page for page, text in new.items() if text != page.read_text()]
+    if "--check" in sys.argv:
+        print(*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), sep="\n")
+        return bool(old)
+    for page in old:
+        page.write_text(new[page])
+    draw()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
