@@ -158,7 +158,7 @@ READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = {
     "learned": READS_GRIDS,
     "factorized, interpolate_cached": READS_GRIDS,
-    "factorized, grid_sample": READS_GRIDS | {"backends/eager.py": 1},
+    "factorized, grid_sample": READS_GRIDS,
     "packed, sizes on the device": READS_GRIDS,
     "rope, mixed": {"rope/grids.py": 1},
 }

@@ -64,9 +64,9 @@ def serves(x: Tensor, table: Tensor, spec: ResizeSpec) -> bool:
 
     Whether they give the right numbers here, :func:`agrees` finds out where they run.
     """
-    rows, cols, channels = table.shape[-3:]
-    if not (HAS_TRITON and x.is_cuda and table.device == x.device and {x.dtype, table.dtype} <= DTYPES):
+    if not (x.is_cuda and HAS_TRITON and table.device == x.device and {x.dtype, table.dtype} <= DTYPES):
         return False
+    rows, cols, channels = table.shape[-3:]
     too_large = max(rows, cols) > LENGTHS[0] or cols * channels > WIDEST or x.shape[1] > LENGTHS[-1]
     return not too_large and spec.sampler != "affine_grid"
 
