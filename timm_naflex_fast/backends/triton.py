@@ -12,7 +12,7 @@
 
 Single tokens are those of samples in another order, or of a resized height above 64.
 
-This mirrors the CPU's form. The matrices are those of ``resampling.matrices``, kept on the device as ``bands`` (17 MB
+This mirrors the CPU's form. The matrices are those of ``resampling.matrices``, kept on the device as ``bands`` (20 MB
 for a 32 x 32 table), so that every weight is bit-equal to the CPU's. Blocks of channels are the slowest axis of
 programs: all that run at one time share a slice of the strip rows, which stays in L2.
 
@@ -256,7 +256,9 @@ def _kept_bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, l
 def _lost(device: torch.device) -> Tensor:
     """A counter on the device: the tokens that became NaN."""
     if device not in _lost_on:
-        _lost_on[device] = _outside_pools(device, lambda: torch.zeros(1, dtype=torch.int32, device=device))
+        # A copy, which is waited for: another stream than the thread's may be the first to count.
+        zero = torch.zeros(1, dtype=torch.int32, device="cpu")
+        _lost_on[device] = _outside_pools(device, lambda: zero.to(device, copy=True))
     return _lost_on[device]
 
 
