@@ -40,11 +40,11 @@ def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def learned(coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, **options):
+def learned(coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
     def case(to):
         table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
         x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
-        out = add_pos_embed_(x * 1, table, to(coord), **options)
+        out = add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
         weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
         grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
         more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
@@ -53,11 +53,11 @@ def learned(coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False
     return case
 
 
-def factorized(coord=COORD, **options):
+def factorized(coord=COORD, stays=False, **options):
     def case(to):
         tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
         x = to(random(*coord.shape[:2], 8)).requires_grad_()
-        out = add_factorized_pos_embed_(x * 1, *tables, to(coord), **options)
+        out = add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
         return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
 
     return case
@@ -128,6 +128,10 @@ CASES = {
     "factorized, ar_preserving": factorized(ar_preserving=True),
     "factorized, interpolate_cached": factorized(strategy="interpolate_cached"),
     "factorized, grid_sample": factorized(strategy="grid_sample"),
+    "host coordinates": learned(stays=True),
+    "host coordinates, reordered": learned(REORDERED, stays=True),
+    "host coordinates, interpolate_cached": learned(stays=True, strategy="interpolate_cached"),
+    "host coordinates, factorized": factorized(stays=True),
     "packed": by_sizes(),
     "packed, merge": by_sizes(merge=2),
     "packed, frames, merge": by_sizes(((2, 4, 6), (1, 2, 2)), merge=2),
@@ -153,12 +157,14 @@ CASES |= {
 }
 
 
+FACTORIZED = ["factorized", "factorized, reordered", "factorized, ar_preserving", "host coordinates, factorized"]
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = {
     "learned": READS_GRIDS,
     "factorized, interpolate_cached": READS_GRIDS,
     "factorized, grid_sample": READS_GRIDS,
+    "host coordinates, factorized": {"backends/portable.py": 1},
     "packed, sizes on the device": READS_GRIDS,
     "rope, mixed": {"rope/grids.py": 1},
 }
@@ -176,7 +182,7 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
         again = CASES[name](lambda t: t.to("cuda", non_blocking=True))
     for a, b, c in zip(got, want, again, strict=True):
         assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held)
-        if name in ("factorized", "factorized, reordered", "factorized, ar_preserving"):  # another form there
+        if name in FACTORIZED:  # takes another form there
             torch.testing.assert_close(a.held, b, atol=2e-6, rtol=1e-5)
         else:
             assert torch.equal(a.held, b)
