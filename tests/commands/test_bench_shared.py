@@ -60,7 +60,9 @@ def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
             with pytest.raises(OSError, match="no space"):
                 output.write_files({old: "x", new: "y"})
         assert [path.name for path in tmp_path.iterdir()] == ["old.md"] and old.read_text() == "the old report"
+    old.chmod(0o600)
     output.write_files({old: "a byte: \udcff", new: "y"})
+    assert old.stat().st_mode & 0o777 == 0o600
     assert old.read_text() == "a byte: \\udcff" and sorted(p.name for p in tmp_path.iterdir()) == ["new.md", "old.md"]
     output.write_json("/dev/null", {})
     assert not Path("/dev/null").is_file()

@@ -72,7 +72,7 @@ def test_info_outside_a_run(capsys):
         assert re.search(rf"^{name} +\S", out, re.M), name
     with timm_naflex_fast.enable():
         assert main(["info"]) == 0
-    assert "NaFlexEmbeds._apply_learned_naflex_pos_embed" in capsys.readouterr().out
+    assert "timm: position embeddings" in capsys.readouterr().out
 
 
 # Installed only by those who use it, or brought by torch (triton), torchvision (Pillow, NumPy) and timm (tqdm).

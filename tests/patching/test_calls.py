@@ -117,7 +117,7 @@ def test_each_reason_is_warned_of_once():
 
     def who(x, reason=()):
         key = timm.EMBEDS, "_apply_learned_naflex_pos_embed"
-        assert library.resolve_impl(timm.LIBRARY, model.embeds, key, x, inputs=lambda: reason)[0] == "stock"
+        assert library.resolve_impl(timm.LIBRARY, model.embeds, key, x, inputs=lambda _: reason)[0] == "stock"
         return x
 
     for reason, run in {
@@ -172,7 +172,8 @@ def test_the_status_in_words():
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_while_tracing_plain_images_alone_are_left_to_timm(kind, monkeypatch):
     model = small_vit(pos_embed=kind)
-    monkeypatch.setattr(timm, "_capturing", lambda: True)
+    monkeypatch.setattr(timm, "recorded", lambda: True)
+    monkeypatch.setattr(timm, "tracer", lambda: "export")
     enable()
     embed(model)
     assert status().calls == {("pos_embed", "matmul"): 1}
@@ -193,12 +194,12 @@ def test_the_librarys_own_functions_are_found_patched_or_not():
 
 def test_whoever_wants_stock_has_no_fallback():
     meta, asked = (torch.zeros(2, device="meta"),), []
-    assert library.resolve("stock", meta, lambda: asked.append(1) or "a reason") == ("stock", None)
-    assert library.resolve("matmul", meta, lambda: asked.append(1) or "a reason") == ("stock", "a meta tensor")
+    assert library.resolve("stock", meta, lambda _: asked.append(1) or "a reason") == ("stock", None)
+    assert library.resolve("matmul", meta, lambda _: asked.append(1) or "a reason") == ("stock", "a meta tensor")
     assert not asked  # what ours would compute with is not even read
-    assert library.resolve("matmul", (), lambda: "a reason") == ("stock", "a reason")
-    assert library.resolve("matmul", (), lambda: meta) == ("stock", "a meta tensor")
-    assert library.resolve("matmul", (), lambda: "") == ("stock", "")
+    assert library.resolve("matmul", (), lambda _: "a reason") == ("stock", "a reason")
+    assert library.resolve("matmul", (), lambda _: meta) == ("stock", "a meta tensor")
+    assert library.resolve("matmul", (), lambda _: "") == ("stock", "")
 
 
 def test_the_status_of_an_unpatched_process_in_words():

@@ -1,8 +1,9 @@
 """``enable(library="torchtitan")``: the loops of its two vision encoders, replaced and put back."""
 
+import builtins
 import importlib
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 import titan
@@ -27,7 +28,13 @@ def modules(monkeypatch):
     sys.modules["torchtitan"].__version__ = titan.__version__
     found = {QWEN: sys.modules[QWEN[:-1]], KIMI: sys.modules[KIMI[:-1]]}
     for home, functions in ((QWEN, titan.Qwen), (KIMI, titan.Kimi)):
-        vars(found[home]).update({name: f for name, f in vars(functions).items() if not name.startswith("__")})
+        module = vars(found[home])
+        module |= {name: value for name, value in vars(titan).items() if not name.startswith("__")}
+        module["__builtins__"] = builtins
+        for name, f in vars(functions).items():
+            if isinstance(f, FunctionType):  # the same code, defined in that module
+                module[name] = FunctionType(f.__code__, module, name, f.__defaults__, f.__closure__)
+                module[name].__kwdefaults__ = f.__kwdefaults__
     yield found
     disable()
 
@@ -164,8 +171,9 @@ def test_a_part_whose_needs_are_not_installed_is_left_out(modules, monkeypatch):
         return import_module(name)
 
     monkeypatch.setattr(importlib, "import_module", without_fla)
+    monkeypatch.delitem(sys.modules, QWEN[:-1])
     with enable(library="torchtitan"):
-        assert [getattr(modules[home], NAME).__name__ for home in (QWEN, KIMI)] == [NAME, "kimi_pos_embeds"]
+        assert list(status().replaced) == [f"{KIMI[:-1]}.{NAME}"]
     missing.add(KIMI[:-1])
     with pytest.raises(RuntimeError, match="No module named 'fla'"):
         enable(library="torchtitan")
@@ -176,6 +184,7 @@ def test_an_older_and_a_changed_release_are_refused(modules, monkeypatch):
     with pytest.raises(RuntimeError, match=r"needs torchtitan >= 0\.3\.0"):
         enable(library="torchtitan")
     monkeypatch.setattr(sys.modules["torchtitan"], "__version__", "0.3.1")
-    monkeypatch.setattr(modules[KIMI], NAME, lambda pos_embed, grids: None)
+    changed = FunctionType((lambda pos_embed, grids: None).__code__, vars(modules[KIMI]), NAME)
+    monkeypatch.setattr(modules[KIMI], NAME, changed)
     with pytest.raises(RuntimeError, match=f"{NAME} takes"):
         enable(library="torchtitan")

@@ -9,8 +9,8 @@ from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import transformers as patching_transformers
 from timm_naflex_fast.patching.compat import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
@@ -246,8 +246,8 @@ def test_other_releases(monkeypatch):
 @pytest.mark.ran
 @pytest.mark.parametrize("kind", TOWERS)
 def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
-    seen, unusual, tower = [], library.unusual, made(kind)
-    monkeypatch.setattr(library, "unusual", lambda *tensors: seen.extend(tensors) or unusual(*tensors))
+    seen, why, tower = [], library.why_unsupported, made(kind)
+    monkeypatch.setattr(library, "why_unsupported", lambda *tensors: seen.extend(tensors) or why(*tensors))
     with enable(library="transformers"):
         embed(kind, tower)
     pixels, table = seen
@@ -259,7 +259,7 @@ def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
 def test_packed_towers_stay_with_transformers_where_a_program_is_written(kind, monkeypatch):
     tower = made(kind)
     want = embed(kind, tower)
-    monkeypatch.setattr(dispatch, "traced_plainly", lambda: True)
+    monkeypatch.setattr(patching_transformers, "tracer", lambda: "export")
     with enable(library="transformers"), pytest.warns(UserWarning, match="a packed batch in an exported graph"):
         library.warned.clear()
         assert torch.equal(embed(kind, tower), want)

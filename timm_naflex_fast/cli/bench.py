@@ -97,7 +97,9 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
         if options.device == "cuda" and not options.dtypes:
             chosen["dtypes"] = ["bfloat16"]
-        settings: dict[str, Any] = ({} if options.checkpoint else {"num_classes": 1000}) | dict(options.model_kwargs)
+        settings: dict[str, Any] = dict(options.model_kwargs)
+        if not options.checkpoint:
+            settings = {"num_classes": 1000} | settings
         settings["random_weights"] = not options.checkpoint
         made, _ = load_model(options.model, options.checkpoint, **settings)
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]

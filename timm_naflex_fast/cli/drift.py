@@ -113,7 +113,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
 
 def siglip2_notes(name: str, embeds: Any) -> list[str]:
     """What to know about a SigLIP-2 model that is resampled by bicubic, as timm before 1.0.30 did."""
-    if "siglip" not in name or getattr(embeds, "pos_embed_interp_mode", None) != "bicubic":
+    naflex_siglip = name.startswith("naflexvit") and "siglip" in name
+    if not naflex_siglip or getattr(embeds, "pos_embed_interp_mode", None) != "bicubic":
         return []
     import timm
 

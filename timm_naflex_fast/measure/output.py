@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,8 @@ def write_files(texts: Mapping[Path, str]) -> None:
             parts[target].write_text(text, encoding="utf-8", errors="backslashreplace")
         for target, part in parts.items():
             if part is not target:
+                if target.exists():
+                    shutil.copymode(target, part)
                 part.replace(target)
     finally:
         for target, part in parts.items():

@@ -11,6 +11,7 @@ import threading
 from functools import lru_cache, partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import patch_embed as patch_embed_module
 from timm.models import naflexvit
@@ -93,7 +94,8 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
 
 
 def _spec(embeds: Any, strategy: str) -> ResizeSpec:
-    return _make_spec(
+    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
+    return make(
         embeds.pos_embed_interp_mode,
         getattr(embeds, "pos_embed_antialias", True),
         getattr(embeds, "pos_embed_align_corners", False),
