@@ -179,7 +179,7 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
         from . import operator  # registering operators takes longer than importing all the rest
 
         return operator
-    if x.is_cuda and learned and triton.serves(x, tables[0], spec):
+    if learned and triton.serves(x, tables[0], spec):
         return triton
     return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
 

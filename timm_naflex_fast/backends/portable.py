@@ -68,7 +68,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """
     if x.shape[1] == 0:
         return
-    grids = grids_on_device(patch_coord, spec)
+    grids = grids_on_device(patch_coord.to(x.device), spec)
     resample = _learned if len(tables) == 1 else _factorized
     embeddings = resample(tables, grids, spec, x.dtype)
     embeddings = embeddings.masked_fill(grids.wrong[..., None], torch.nan)
