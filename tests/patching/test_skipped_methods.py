@@ -6,7 +6,6 @@ from oracles import BATCH, small_vit
 from timm.layers.patch_embed import PatchEmbedInterpolator
 
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import library
 
 
 class Tripled(PatchEmbedInterpolator):
@@ -35,15 +34,15 @@ def test_patch_kernels(make, frozen):
     interpolator, patches = make(), torch.randn(1, 4, 8, 8, 3)
     weight = torch.randn(5, 768, requires_grad=not frozen)
     want = interpolator(patches, weight, None, (8, 8))
-    library.warned.clear()
-    with enable(), pytest.warns(UserWarning, match="stays with timm's own code"):
+    with enable():
         for _ in range(2):
             assert torch.allclose(interpolator(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
-        assert sum(status().fallbacks.values()) >= 2
+        before = status().calls["patch_embed", "matmul"]
+        assert before >= 2  # what another's method calls in the end is ours
         plain = PatchEmbedInterpolator((16, 16), 3, 5)
         plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
         plain(patches, weight, None, (8, 8))
-        assert status().calls["patch_embed", "matmul"] == 1
+        assert status().calls["patch_embed", "matmul"] == before + 1
 
 
 def test_rotary_embeddings(monkeypatch):
@@ -72,11 +71,9 @@ def test_transformers():
             return 3 * Siglip2VisionEmbeddings.resize_positional_embeddings(*args, **kwargs)
 
     config = transformers.Siglip2VisionConfig(num_patches=16, hidden_size=32, patch_size=4)
-    for cls, calls in (
-        (Tripling, {("pos_embed", "stock"): 1}),
-        (Siglip2VisionEmbeddings, {("pos_embed", "matmul"): 1}),
-    ):
-        tower, pixels, sizes = cls(config), torch.randn(2, 20, 48), torch.tensor([(3, 4), (4, 5)])
+    pixels, sizes = torch.randn(2, 20, 48), torch.tensor([(3, 4), (4, 5)])
+    for cls, impl in ((Tripling, "stock"), (Siglip2VisionEmbeddings, "matmul")):
+        tower = cls(config)
         want = tower(pixels, sizes)
         with enable(library="transformers"):
             assert torch.allclose(tower(pixels, sizes), want, atol=1e-5)

@@ -121,7 +121,7 @@ def resolve_impl(
     replacement = library.replacements[key]
     wanted = replacement.impls.get(mode_of(module, replacement.component, library.settings), "stock")
     impl, found = resolve(wanted, tensors, inputs)
-    if impl != "stock" or not replacement.delegates or found is not None:
+    if impl != "stock" or not replacement.delegates:
         record_call(library.name, replacement.component, impl, found if impl == "stock" else None)
     return impl, found
 

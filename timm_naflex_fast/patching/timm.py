@@ -143,8 +143,8 @@ def interpolator_forward(
     """Modifications: while the weight is frozen its resampled kernel is reused; an empty batch works."""
     size = tuple(self.base_patch_size if patch_size is None else patch_size)
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    key, skipped = (INTERPOLATOR, "forward"), _changed(self, _LINEAR)
-    if not fits or _impl(self, key, proj_weight, self.interpolation, skipped) == "stock":
+    reason = _changed(self, _LINEAR)
+    if not fits or _impl(self, (INTERPOLATOR, "forward"), proj_weight, self.interpolation, reason) == "stock":
         return original(type(self), "forward")(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     if is_frozen(proj_weight):
         layout = self.in_chans, getattr(self, "channels_last", True)
