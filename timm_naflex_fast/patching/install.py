@@ -216,6 +216,9 @@ class Handle:
             _settle()  # always: an interrupted call can be repeated
 
     def __enter__(self) -> Handle:
+        enabled = self._enabled()
+        if enabled is None or enabled.settings is None:
+            raise RuntimeError("this handle has been left, and what it stands for has ended; call enable() again")
         return self
 
     def __exit__(self, *exc: object) -> None:
