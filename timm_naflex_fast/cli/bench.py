@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where (cpu)")
     add("--channels", type=positive, default=768, metavar="C", help="width of the tokens (768; a model has its own)")
     add("--rounds", type=positive, default=30, metavar="R", help="timed rounds, at most (30)")
-    add(
-        "--budget", type=seconds, default=2.0, metavar="S", help="seconds per contender and race, at least 3 rounds (2)"
-    )
+    add("--budget", type=seconds, default=2.0, metavar="S", help="seconds per contender and race, but 3 rounds (2)")
     add_model_arguments(parser)
     add("--json", type=path, metavar="FILE", help="also write the figures there, after each race")
 

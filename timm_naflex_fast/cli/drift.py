@@ -80,14 +80,12 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     with progress("measuring", len(runs) * len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
-    # The fields without their "pos_embed_".
-    own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
+    known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]
+    own = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "The model's own resampling (its settings)": ", ".join(
-            f"{key} {value}" for key, value in own.items() if value is not None
-        ),
+        "The model's own resampling (its settings)": ", ".join(own),
         "Number type": options.dtype,
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",

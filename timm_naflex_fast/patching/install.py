@@ -22,18 +22,7 @@ from torch import nn
 from ..resampling import cache
 from .compat import Slot, anothers, check, slot_of, unsupported, version_of
 from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
-from .settings import (
-    ATTRIBUTE,
-    STOCK,
-    Counts,
-    Enabled,
-    Mode,
-    Settings,
-    check_name,
-    may_hold,
-    own_settings,
-    parse_settings,
-)
+from .settings import ATTRIBUTE, STOCK, Enabled, Mode, Settings, check_name, may_hold, own_settings, parse_settings
 from .status import Status
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -181,7 +170,7 @@ def _settle() -> None:
         library.settings = settings
     alive = _in_force()
     _enabled[:] = map(weakref.ref, alive)
-    count_into(alive[-1].counts if alive else Counts())
+    count_into(alive[-1].counts if alive else None)
     for library in _in_use():
         of_models = [e.settings for e in alive if e.model and library.name in e.libraries]
         if all(settings is None or settings.is_stock for settings in (library.settings, *of_models)):

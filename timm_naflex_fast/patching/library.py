@@ -145,10 +145,10 @@ def counts() -> Counts:
     return _counts
 
 
-def count_into(found: Counts) -> None:
-    """Count into these from now on."""
+def count_into(found: Counts | None) -> None:
+    """Count into these, or from zero, from now on."""
     global _counts
-    _counts = found
+    _counts = found or Counts()
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
