@@ -298,7 +298,7 @@ def main() -> int:
     o.out = o.out.resolve()
     o.out.mkdir(parents=True, exist_ok=True)
     if o.part:
-        from timm_naflex_fast.measure.provenance import provenance
+        from timm_naflex_fast.measure.output import provenance
 
         found = globals()[o.part](o)
         record = {**provenance("python benchmarks/gpu.py --out DIR" + " --quick" * o.quick), "rows": [], **found}

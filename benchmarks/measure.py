@@ -21,8 +21,7 @@ import counts
 import graphs
 import races
 
-from timm_naflex_fast.measure.output import write_json
-from timm_naflex_fast.measure.provenance import provenance
+from timm_naflex_fast.measure.output import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"

@@ -12,7 +12,7 @@ from PIL import Image
 from timm_naflex_fast.measure import output
 from timm_naflex_fast.measure.contenders import NAMES, PLAIN_ADD
 from timm_naflex_fast.measure.drift import plots
-from timm_naflex_fast.measure.provenance import provenance
+from timm_naflex_fast.measure.output import provenance
 
 
 def test_provenance():

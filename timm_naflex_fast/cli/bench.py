@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, printable, progress, seconds, write_json
-from ..measure.provenance import provenance
+from ..measure.output import check_writable, path, positive, printable, progress, provenance, seconds, write_json
 from ..names import STRATEGIES
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
         modules = {home.partition(":")[0] for home, _ in library.replacements}
         if any(cls.__name__ in library.roots and cls.__module__ in modules for cls in classes):
             _library(library.name)
-            owners = tuple(owner for (owner, _, _), is_function in homes(library) if not is_function)
+            owners = tuple(owner for owner, _, _ in homes(library) if isinstance(owner, type))
             if inside := [module for module in model.modules() if isinstance(module, owners)]:
                 targets[library] = inside
     if not targets:
@@ -317,7 +317,7 @@ def status(model: nn.Module | None = None) -> Status:
         own = next(filter(None, map(own_settings, modules)), None)
         for library in libraries:
             settings = own or library.settings
-            for (owner, name, replacement), _ in homes(library):
+            for owner, name, replacement in homes(library):
                 slot, mode = slot_of(owner, name, library), getattr(settings, replacement.component)
                 if slot is Slot.OURS:
                     impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")
