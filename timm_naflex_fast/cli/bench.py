@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
-from ..measure.models import add_model_arguments, load_model
+from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, path, positive, printable, progress, provenance, seconds, write_json
 from ..names import STRATEGIES
 
@@ -28,13 +28,13 @@ SLOW = 2.0  # a frozen table that takes so many times the time of a changing one
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add, some = parser.add_argument, dict[str, Any](nargs="+", metavar="NAME")
-    dtypes, phases, contenders = ("float32", "bfloat16", "float16"), ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
+    phases, contenders = ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
     shapes = parser.add_mutually_exclusive_group().add_argument
     shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)} (all; a model: siglip)")
     shapes("--sizes-from", type=path, metavar="DIR", help="grids of a folder's images; only their headers are read")
     add("--max-seq-len", type=positive, metavar="N", help="most patches per image, no workload's (256)")
     add("--batch", dest="batches", nargs="+", type=positive, metavar="B", help="batch sizes (64; a model: 8)")
-    add("--dtype", dest="dtypes", **some, choices=dtypes, help="of the tokens (float32; a model on a GPU: bfloat16)")
+    add("--dtype", dest="dtypes", **some, choices=DTYPES, help="of the tokens (float32; a model on a GPU: bfloat16)")
     add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)} (all)")
     whole = f"of {' '.join(contenders)} (all; a model: stock matmul)"
     add("--contenders", **some, choices=contenders, help=whole)

@@ -11,11 +11,9 @@ from typing import Any
 from ..measure import images
 from ..measure.contenders import BASELINE, NAMES, missing
 from ..measure.drift import FILES
-from ..measure.models import add_model_arguments, load_model
+from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, path, positive, print_table, printable, progress, provenance, write_json
 from ..names import STRATEGIES
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

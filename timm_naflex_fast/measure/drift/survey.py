@@ -133,13 +133,8 @@ def survey(
     if pictures and shown:
         shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
         kept = _pictures(model, batches, shown, choose(shares, [_shrink(cells, grid) for grid in grids]))
-    return Survey(
-        images=len(grids),
-        drift=drift,
-        grids=_by_grid(grids, seen, cells),
-        left_out={name: why for name, why in reasons.items() if why is not None},
-        pictures=kept,
-    )
+    left_out = {name: why for name, why in reasons.items() if why is not None}
+    return Survey(len(grids), drift, _by_grid(grids, seen, cells), left_out, kept)
 
 
 def _on_device(inputs: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
