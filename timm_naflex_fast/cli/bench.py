@@ -94,11 +94,8 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
         if options.device == "cuda" and not options.dtypes:
             chosen["dtypes"] = ["bfloat16"]
-        settings: dict[str, Any] = dict(options.model_kwargs)
-        if not options.checkpoint:
-            settings = {"num_classes": 1000} | settings
-        settings["random_weights"] = not options.checkpoint
-        made, _ = load_model(options.model, options.checkpoint, **settings)
+        untrained: dict[str, Any] = {} if options.checkpoint else dict(num_classes=1000, random_weights=True)
+        made, _ = load_model(options.model, options.checkpoint, **untrained | dict(options.model_kwargs))
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]
     workloads = _workloads(options, patch_size)
     for workload in [] if options.model else list(workloads):
