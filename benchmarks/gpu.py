@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT)]
 LIMITS = dict(machine=(30, 60), tests=(120, 900), step=(150, 1500), seed=(80, 300))
 LIMITS |= dict(model=(80, 900), rope=(30, 120), kernels=(50, 300))
 ISSUE_MS = {256: (240, 1940), 512: (370, 7230)}  # timm issue 2514: forward, forward and backward
-CONTENDERS = "stock timm-flag-bilinear timm-flag-bicubic interpolate_cached grid_sample matmul plain-add"
+CONTENDERS = "stock timm-flag-bilinear timm-flag-bicubic hf-siglip2 interpolate_cached grid_sample matmul plain-add"
 
 
 def clock(work: Callable[[], Any], device: str, rounds: int) -> float:

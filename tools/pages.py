@@ -109,8 +109,6 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
 }
 
 
-# What other code does, measured at the commit that the table names.
-PEERS = {"issue-2514-zeros": "the proposal in timm issue 2514", "hf-siglip2": "the loop in HF transformers' Siglip2"}
 DRIFT = {"embedding, largest difference": "{embed_max_abs:.2g}", "embedding, relative RMS": "{embed_rel_rms:.2%}"}
 DRIFT |= {"output, cosine distance": "{pooled_cosine_distance:.2g}", "same nearest image": "{neighbours:.2%}"}
 DRIFT |= {"same class": "{agreement:.2%}", "accuracy": "{accuracy:.2%}"}
@@ -154,8 +152,8 @@ def graphs(shown: Sequence[Any] = ()) -> str:
 def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
-    words, found = CONTENDERS | PEERS, report["survey"]["drift"].items()
-    lines = [[f"`{name}`", words[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
+    found = report["survey"]["drift"].items()
+    lines = [[f"`{name}`", CONTENDERS[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
     return table(["mode", "what it is", *DRIFT], lines, [report["made"]], report["made"]["command"])
 
 

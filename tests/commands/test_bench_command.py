@@ -103,7 +103,7 @@ def test_command_line_errors_are_one_line_and_come_first(arguments, message, cap
         (["--workload", "nope"], ["--workload: invalid choice: 'nope'", "single", "radio"]),
         (["--phase", "nope"], ["--phase: invalid choice: 'nope'", "infer", "frozen", "train"]),
         (["--dtype", "float8"], ["--dtype: invalid choice: 'float8'", "float32", "bfloat16", "float16"]),
-        (["--contenders", "nope"], ["--contenders: invalid choice: 'nope'", "stock", "timm-flag-bicubic", "plain-add"]),
+        (["--contenders", "nope"], ["--contenders: invalid choice: 'nope'", "stock", "hf-siglip2", "plain-add"]),
         (["--device", "tpu"], ["--device: invalid choice: 'tpu'", "cpu", "cuda"]),
         (["--batch", "0"], ["--batch: invalid positive value: '0'"]),
         (["--budget", "-1"], ["--budget: invalid seconds value: '-1'"]),

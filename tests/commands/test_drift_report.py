@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from measured import batches, table_model
+from measured import WITHOUT_HF, batches, table_model
 from oracles import row_major, small_vit, vit_batch
 from PIL import Image
 
@@ -35,9 +35,7 @@ def one_survey(**drifts):
 
 def test_verdict_is_one_sentence_from_the_figures():
     exact, moved = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
-    text = verdict(
-        one_survey(matmul=exact, grid_sample=moved, **{"timm-flag-bicubic": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)})
-    )
+    text = verdict(one_survey(matmul=exact, grid_sample=moved, **{"hf-siglip2": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}))
     assert text == (
         "On 40 images, grid_sample moves the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest "
         "neighbour and takes accuracy from 90.00 % to 85.00 %; matmul gives timm's own result but for rounding "
@@ -52,7 +50,7 @@ def test_verdict_is_one_sentence_from_the_figures():
 
 def test_headline_answers_first():
     exact, moved = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
-    text = headline(one_survey(grid_sample=moved, matmul=exact, **{"timm-flag-bicubic": moved}))
+    text = headline(one_survey(grid_sample=moved, matmul=exact, **{"hf-siglip2": moved}))
     assert text == "Safe to switch to `matmul`: yes; `grid_sample`: no"
     assert headline(one_survey(matmul=moved)) == "Safe to switch to `matmul`: no"
     assert headline(one_survey()) == "No strategy of this package was measured"
@@ -100,7 +98,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def report():
     pytest.importorskip("matplotlib")
-    found = survey(table_model(), list(batches(labels=True)), NAMES, pictures=True)
+    found = survey(table_model(), list(batches(labels=True)), WITHOUT_HF, pictures=True)
     made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
     return Report("tiny <vit>", "random & drawn", {"Images": "8 (noise)"}, ["a *note*"], made, ["a.png: <no>"], found)
 
@@ -124,7 +122,7 @@ def test_page_is_whole_and_needs_nothing_from_outside(report, written):
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
     for name in report.survey.drift:
         assert f"<code>{name}</code>" in text
-    assert "timm&#39;s own grid_sample setting, bicubic" in text and "<dd>8 (noise)</dd>" in text
+    assert "the proposal in timm issue 2514" in text and "<dd>8 (noise)</dd>" in text
 
 
 def test_plots_are_pictures_that_open(report, written):
@@ -134,7 +132,7 @@ def test_plots_are_pictures_that_open(report, written):
     svg = base64.b64decode(found[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
     words = " ".join(" ".join(root.itertext()).split())
-    assert "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
+    assert "table cells per patch" in words and "issue-2514-zeros" in words and "stock" not in words
     assert "interpolate_cached, matmul" in words and "grid_sample, timm-flag-bilinear" in words  # on each other
     for _, data in found[2:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
@@ -172,7 +170,7 @@ def test_json_schema(written):
     assert set(record) == {"model", "weights", "facts", "notes", "made", "skipped", "survey", "headline", "verdict"}
     found = record["survey"]
     assert set(found) == {"images", "drift", "grids", "left_out"}
-    assert set(found["drift"]) == set(found["grids"][0]["embed_rel_rms"]) == set(NAMES)
+    assert set(found["drift"]) == set(found["grids"][0]["embed_rel_rms"]) == set(WITHOUT_HF)
     for drift in found["drift"].values():
         assert set(drift) == {field.name for field in fields(Drift)}
 
@@ -219,7 +217,7 @@ def test_command_writes_the_report(small_timm, folder, tmp_path, capsys):
     assert report["headline"] in printed.out and report["verdict"] in printed.out
     assert len(report["skipped"]) == 1 and facts["Number type"] == "bfloat16"
     assert facts["Sequence length"] == "36 patches at most" and "interp_mode bicubic" in str(facts)
-    assert {"timm-flag-bilinear", "matmul"} <= set(drifts)
+    assert {"issue-2514-zeros", "timm-flag-bilinear", "matmul"} <= set(drifts)
     assert report["made"]["command"].startswith("naflex-fast drift --model")
     passes = re.search(r"(\d+) contenders on (\d+) batches: stock, ", printed.err)
     assert int(passes[1]) == len(drifts) and int(passes[2]) == 1
