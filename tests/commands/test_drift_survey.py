@@ -8,8 +8,7 @@ from oracles import embed, small_vit, vit_batch
 
 from timm_naflex_fast import status
 from timm_naflex_fast.measure.contenders import NAMES, missing, use
-from timm_naflex_fast.measure.drift.metrics import agreement, cosine_distance, nearest, relative_rms
-from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
 from timm_naflex_fast.names import STRATEGIES
 from timm_naflex_fast.patching.settings import MODES
 

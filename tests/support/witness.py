@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from timm_naflex_fast.measure.provenance import provenance
+from timm_naflex_fast.measure.output import provenance
 
 seen: Counter[tuple[str, str]] = Counter()
 overruled: Counter[str] = Counter()  # by what was chosen; filled after ``force_stock``
