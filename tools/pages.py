@@ -99,6 +99,7 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64, "heap/kept"}, {"diverse", 64, "heap/kept"}]),
     "heap": ("heap/*", (*STEP, "again"), FASTER, ANY),
     "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
+    "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}]),
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
     "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
@@ -129,8 +130,8 @@ def model_sentence() -> str:
     shares = [100 * row["about"]["embeds_share"][STOCK] for record in read("model/*") for row in record["rows"]]
     batch = max(row["batch"] for record in read("model/*") for row in record["rows"])
     return (
-        f"**On a CPU** a whole step gains nothing that can be measured: up to {batch} images, timm's embeddings take "
-        f"{min(shares):.1f}\nto {max(shares):.1f} % of it."
+        f"**On a CPU** a whole step gains nothing that can be measured: with up to {batch} images, timm's embeddings\n"
+        f"take {min(shares):.1f} to {max(shares):.1f} % of it."
     )
 
 
