@@ -236,7 +236,7 @@ def enable(
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
-        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model`` it is found out.
+        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model``: whichever it is of.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
