@@ -130,7 +130,9 @@ def resample(
         return out if length is None else out.view(len(listed), length, table.shape[-1])
     sizes = _on_device(listed, table)
     out = _resample_on_device(backend, table, sizes, spec, merge, longest, first_cell_in_padding)
-    return out if length is not None else torch.cat([out[:0, 0], *(image[:n] for image, n in zip(out, tokens))])
+    if length is not None:
+        return out
+    return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, out.shape[-1])
 
 
 _resample_outside_graphs = torch.compiler.disable(resample)

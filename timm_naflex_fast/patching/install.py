@@ -193,7 +193,7 @@ class Handle:
 
     def __init__(self, settings: Settings, enabled: Enabled) -> None:
         self.flags = settings
-        self._enabled = weakref.ref(enabled)
+        self._enabled, self._left = weakref.ref(enabled), False
         enabled.handle = weakref.ref(self)
 
     def restore(self) -> None:
@@ -202,11 +202,11 @@ class Handle:
             enabled = self._enabled()
             if enabled is not None:
                 enabled.settings = None
+            self._left = True
             _settle()  # always: an interrupted call can be repeated
 
     def __enter__(self) -> Handle:
-        enabled = self._enabled()
-        if enabled is None or enabled.settings is None:
+        if self._left:
             raise RuntimeError("this handle has been left, and what it stands for has ended; call enable() again")
         return self
 
