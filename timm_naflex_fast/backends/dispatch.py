@@ -180,12 +180,20 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
     if who == "compile":
         if not learned:
             return portable
-        from . import operator  # registering operators takes longer than importing all the rest
+        _import_operator()
+        from . import operator
 
         return operator
     if learned and triton.serves(x, tables[0], spec):
         return triton
     return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
+
+
+# Registering operators takes longer than importing all the rest, so they are imported when a graph needs them. The
+# compiler calls this while it traces: past the import hooks of other packages it could not follow the import itself.
+@torch.compiler.assume_constant_result
+def _import_operator() -> None:
+    from . import operator  # noqa: F401
 
 
 def _on_device(sizes: FrameSizes, like: Tensor) -> Tensor:
