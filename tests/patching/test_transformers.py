@@ -157,6 +157,17 @@ def test_packed_towers_compile_with_graph_breaks(kind):
     assert counter.frame_count <= 1 + {"cosmos3": 1, "radio": 2, "hunyuan": 1}[kind]
 
 
+@pytest.mark.parametrize("kind", ["cosmos3", "hunyuan"])
+def test_a_list_of_sizes_breaks_no_graph(kind):
+    model = made(kind)
+    want, sizes = embed(kind, model), TOWERS[kind][2]
+    pixels = torch.randn(sum(t * h * w for t, h, w in sizes), 48, generator=torch.Generator().manual_seed(1))
+    with enable(library="transformers"):
+        got = torch.compile(model[0], backend="eager", fullgraph=True)(pixels, [list(size) for size in sizes])
+        assert status().calls == {("pos_embed", "matmul"): 1}
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
 def test_hunyuans_other_modes():
     model = made("hunyuan", interpolate_mode="bicubic")
     want = embed("hunyuan", model)

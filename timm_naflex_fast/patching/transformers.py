@@ -105,8 +105,12 @@ def _exported() -> str | None:
     return "a packed batch in an exported graph" if tracer() == "export" else None
 
 
-@torch.compiler.disable  # the sizes are read on the host, as transformers does
-def _add_packed(
+def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, *rest: Any, **options: Any) -> Tensor:
+    """As ``_packed``. A tensor of sizes has to be read on the host: a graph breaks there, as in transformers."""
+    return (_outside_graphs if isinstance(sizes, Tensor) else _packed)(tokens, table, sizes, *rest, **options)
+
+
+def _packed(
     tokens: Tensor, table: Tensor, sizes: Any, options: dict[str, Any], dtype: torch.dtype, one_for_all: bool = False
 ) -> Tensor:
     """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``; with ``one_for_all``, T may be 1.
@@ -118,6 +122,9 @@ def _add_packed(
     if len(embeddings) != len(tokens) and not (one_for_all and len(tokens) == 1):
         raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {len(tokens)}")
     return tokens + embeddings.to(dtype)
+
+
+_outside_graphs = torch.compiler.disable(_packed)
 
 
 _RADIO = "_interpolate_position_embedding cls_register_token patch_projection"
