@@ -14,7 +14,7 @@ own weights with PyTorch's own rounding. The weights are a triangle (bilinear), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,10 @@ class ResizeSpec:
             positions of timm's ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of
             older timm.
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
+
+    Attributes:
+        copies_own_size: a grid of the table's own size gets the table itself.
+        embeds_padding: padding tokens get the embedding of the cell that they name: timm's flag does so.
     """
 
     interpolation: str = "bicubic"
@@ -45,16 +49,13 @@ class ResizeSpec:
     ar_preserving: bool = False
     sampler: str = "interpolate"
     batch_max: tuple[int, int] = (0, 0)
+    copies_own_size: bool = field(init=False, repr=False, compare=False)
+    embeds_padding: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def embeds_padding(self) -> bool:
-        """Whether padding tokens get an embedding too, that of the cell their coordinate names: timm's flag does so."""
-        return self.sampler != "interpolate"
-
-    @property
-    def copies_own_size(self) -> bool:
-        """Whether a grid of the table's own size gets the table itself."""
-        return self.sampler == "interpolate"
+    def __post_init__(self) -> None:
+        is_interpolate = self.sampler == "interpolate"
+        object.__setattr__(self, "copies_own_size", is_interpolate)
+        object.__setattr__(self, "embeds_padding", not is_interpolate)
 
     def lengths(self, h: int, w: int) -> tuple[int, int]:
         """The size to which the table is resized for a grid (h, w), before the crop."""
