@@ -4,8 +4,9 @@ import threading
 
 import pytest
 import torch
-from oracles import Case, relative, stock, tables
 
+from tests.support.oracles import Case, relative, stock, tables
+from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import resample_pos_embeds, resize_matrix
 from timm_naflex_fast.resampling import cache
@@ -14,7 +15,7 @@ EXACT = ["matmul", "interpolate_cached"]
 
 
 def case_of(kind="learned", sizes=((6, 5),), **more):
-    return Case((6, 5), 4, "bicubic", True, False, False, list(sizes), 30, torch.float32, 7, kind=kind, **more)
+    return Case(sizes=list(sizes), length=30, kind=kind, **more)
 
 
 def add(embeds, case, x=None):
@@ -26,12 +27,11 @@ def add(embeds, case, x=None):
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("size", [(6, 5), (6, 3), (3, 5), (4, 4)])
-@pytest.mark.ran
 def test_what_is_cached_owns_its_memory(kind, mode, size):
     case = case_of(kind, [size])
     embeds = case.embeds().requires_grad_(False)
     want = add(embeds, case)
-    with enable(mode):
+    with running(mode):
         for _ in range(3):
             add(embeds, case)
         for parameter in tables(embeds):
@@ -98,7 +98,6 @@ def halve(parameter):
 @pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
-@pytest.mark.ran
 def test_gradients_share_no_memory(mode, sizes, kind):
     """A hook that changes one parameter's gradient in place, as clipping does, changes no other."""
     found = []
@@ -109,7 +108,7 @@ def test_gradients_share_no_memory(mode, sizes, kind):
             table.register_post_accumulate_grad_hook(halve)
         y = x * 1
         y.retain_grad()
-        with enable(mode if on else "stock"):
+        with running(mode if on else "stock"):
             add(embeds, case, y).square().sum().backward()
         found.append([x.grad, y.grad, *(table.grad for table in tables(embeds))])
     for theirs, mine in zip(*found):
@@ -123,7 +122,7 @@ def test_gradients_share_no_memory(mode, sizes, kind):
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_the_gradient_of_many_samples_does_not_drift(samples, mode, kind):
     """Equal numbers are the worst case: every rounding goes the same way."""
-    case = Case((4, 4), 2, "bicubic", True, False, False, [(2, 3)] * samples, 8, torch.float32, 7, kind=kind)
+    case = Case(sizes=[(2, 3)] * samples, table_size=(4, 4), channels=2, length=8, kind=kind)
     case.use_grid_sample = mode == "grid_sample"
     embeds, found = case.embeds(), []
     for dtype in (torch.float64, torch.float32):
@@ -182,14 +181,13 @@ def test_nothing_is_written_where_autograd_forbids_it(mode, kind, what):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.ran
 def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
     """A loader fills its buffer again; an optimizer steps: a linear map needs neither."""
     case = case_of(sizes=[(3, 4), (5, 2)])
     embeds, coord, found = case.embeds(), case.coord(), []
     for mode in ("stock", "matmul"):
         buffer, tokens = coord.clone(), torch.randn(2, 30, 1, generator=torch.Generator().manual_seed(0))
-        with enable(mode):
+        with running(mode):
             run = embeds if mode == "stock" else torch.compile(embeds, backend=backend, fullgraph=True)
             out = run(tokens, patch_coord=buffer)[0]
         buffer.zero_()

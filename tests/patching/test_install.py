@@ -14,14 +14,15 @@ from unittest import mock
 import pytest
 import timm
 import torch
-from oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
-from oracles import STOCK as STOCK_METHODS
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
+from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from tests.support.oracles import STOCK as STOCK_METHODS
+from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
@@ -50,7 +51,6 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.ran("grid_sample")
 def test_works_before_and_after_create_model():
     settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
     old = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
@@ -59,6 +59,7 @@ def test_works_before_and_after_create_model():
     new = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
     new.load_state_dict(old.state_dict())
     assert torch.equal(embed(new), embed(old)) and not torch.allclose(embed(new), want, atol=1e-4)
+    assert status().calls == {("pos_embed", "grid_sample"): 3}
 
 
 def test_handles_restore_what_was_there_nested_too():
@@ -149,12 +150,11 @@ def test_models_inside_others():
     assert uses(model) == "grid_sample"
 
 
-@pytest.mark.ran("grid_sample")
 def test_threads_never_see_half_a_patch():
     model = small_vit()
     reference = {}
     for mode in ("stock", "grid_sample"):
-        with enable(mode):
+        with running(mode):
             reference[mode] = embed(model)
     stop, bad, seen = threading.Event(), [], set()
 
@@ -248,7 +248,6 @@ def test_replacements_take_timms_arguments():
     assert checked == 8 + hasattr(NaFlexVitCfg, "rope_type")
 
 
-@pytest.mark.ran("matmul", "stock")
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
     ours = NaFlexEmbeds.__dict__["_apply_learned_pos_embed"]
@@ -262,6 +261,7 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
         with torch.no_grad():
             out = model.embeds(image)
         outputs.append(out[0] if isinstance(out, tuple) else out)
+        assert mode != "matmul" or status().calls == {("pos_embed", "matmul"): 1}
     for out in outputs[1:]:
         torch.testing.assert_close(out, outputs[0])
     NaFlexEmbeds._apply_learned_pos_embed = ours  # they leave, and put back what they found
@@ -433,12 +433,11 @@ def test_a_model_in_place_of_the_mode_says_how_to_give_it():
         enable(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.ran
 def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
     for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements}:
         monkeypatch.setitem(sys.modules, home, None)  # importing it is an ImportError
     model = small_vit()
-    with enable(model=model):
+    with running(model=model):
         embed(model)
         assert status().replaced and status().calls == {("pos_embed", "matmul"): 1}
     assert status().replaced == {}

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 import torch
-from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
+from tests.support.oracles import relative, small_vit
+from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import transformers as patching_transformers
@@ -134,13 +135,12 @@ def test_half_precision_is_one_cast_from_float32(kind, mode):
     assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-7
 
 
-@pytest.mark.ran("interpolate_cached")
 @pytest.mark.parametrize("kind", TOWERS)
 def test_autocast_gives_the_dtypes_of_transformers(kind):
     model = made(kind)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         want = embed(kind, model)
-        with enable("interpolate_cached", library="transformers"):
+        with running("interpolate_cached", library="transformers"):
             got = embed(kind, model)
     assert got.dtype == want.dtype and torch.equal(got, want)
 
@@ -243,12 +243,11 @@ def test_other_releases(monkeypatch):
     assert is_pristine()
 
 
-@pytest.mark.ran
 @pytest.mark.parametrize("kind", TOWERS)
 def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
     seen, why, tower = [], library.why_unsupported, made(kind)
     monkeypatch.setattr(library, "why_unsupported", lambda *tensors: seen.extend(tensors) or why(*tensors))
-    with enable(library="transformers"):
+    with running(library="transformers"):
         embed(kind, tower)
     pixels, table = seen
     assert pixels.data_ptr() not in {parameter.data_ptr() for parameter in tower.parameters()}

@@ -5,16 +5,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import cell_weights, reference
 
+from tests.support.oracles import cell_weights, reference
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import (
-    ResizeSpec,
-    affine_positions,
-    axis_matrix,
-    cell_positions,
-    taps,
-)
+from timm_naflex_fast.resampling.matrices import ResizeSpec, affine_positions, axis_matrix, cell_positions, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])

@@ -1,7 +1,8 @@
 """What every form of a strategy must hold: shared by the tests of the eager, the traceable and the Triton form."""
 
 import torch
-from oracles import relative, stock, tables, truth
+
+from tests.support.oracles import relative, stock, tables, truth
 
 HALF = (torch.bfloat16, torch.float16)
 
