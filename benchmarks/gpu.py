@@ -1,21 +1,24 @@
-"""Everything that only a GPU can answer, in one command, from the checkout: no installation, no network.
+"""A GPU day: everything that only a GPU can answer, in the order of its worth, in two commands of 10 minutes at most.
 
-python benchmarks/gpu.py --out DIR            # all parts
-python benchmarks/gpu.py --out DIR --quick    # 9 minutes at most
-python benchmarks/gpu.py --out DIR --quick --device cpu    # rehearsal, Triton's kernels in its interpreter
+python benchmarks/gpu.py first --out DIR     # machine correct waits graphs compiled sanitize times
+python benchmarks/gpu.py second --out DIR    # kernels model stock tests
+python benchmarks/gpu.py correct times --out DIR                # parts by name
+python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Triton's kernels in its interpreter
 
 | part | what it asks |
 | --- | --- |
-| machine | versions, bytes a second of a copy and of ``x.add_(ready)``, bfloat16 products |
-| tests | are the kernels right on the GPU: against timm, float64, TF32 flags, CUDA graphs, no host wait |
-| step | time of a step by contender, workload, phase, batch size and dtype (``naflex-fast bench``); without Triton |
-| seed | the experiment of timm issue 2514 (its figures: 240 and 1,940 ms at 256 images, 370 and 7,230 at 512) |
-| model | images a second of a whole training step, before and after; eager and compiled |
-| rope | rotary tables |
-| kernels | time of each kernel; its bytes and occupancy where ``ncu`` is |
+| machine | versions; bytes a second of a copy and of ``x.add_(ready)`` |
+| correct | are the kernels right: all workloads and dtypes against the CPU, on memory full of NaN, the same each time |
+| waits, graphs, compiled | the tests of tests/backends/test_cuda.py whose names hold these words |
+| sanitize | does compute-sanitizer find anything, where it is |
+| times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
+| kernels | the time of each kernel; what ``ncu`` counts, where it is |
+| model | a whole training step with the optimizer, 64 and 256 images, eager and compiled |
+| tests | the rest of test_cuda.py, test_triton.py and test_trial.py |
 
-Each part runs in a process with a time limit, so that one failure costs nothing else, and writes DIR/PART.json.
-DIR/summary.md tells the targets that were met and missed. Copy DIR to results/gpu and run tools/update_readme.py.
+Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
+DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. The times become DIR/step.json, in the
+form of results/gpu. Copy DIR to results/gpu.
 """
 
 from __future__ import annotations
@@ -23,305 +26,338 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
-# Seconds that each part may take: with --quick (9 minutes together), and without.
-LIMITS = dict(machine=(30, 60), tests=(120, 900), step=(150, 1500), seed=(80, 300))
-LIMITS |= dict(model=(80, 900), rope=(30, 120), kernels=(50, 300))
-ISSUE_MS = {256: (240, 1940), 512: (370, 7230)}  # timm issue 2514: forward, forward and backward
-CONTENDERS = "stock timm-flag-bilinear timm-flag-bicubic hf-siglip2 interpolate_cached grid_sample matmul plain-add"
+import timm  # noqa: E402
+import torch  # noqa: E402
+
+from timm_naflex_fast import enable  # noqa: E402
+from timm_naflex_fast.backends import eager, triton  # noqa: E402
+from timm_naflex_fast.measure.bench.meters import stopwatch  # noqa: E402
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates  # noqa: E402
+from timm_naflex_fast.measure.contenders import PLAIN_ADD, use  # noqa: E402
+from timm_naflex_fast.measure.provenance import provenance  # noqa: E402
+from timm_naflex_fast.resampling.matrices import ResizeSpec  # noqa: E402
+from timm_naflex_fast.strategies import STRATEGIES  # noqa: E402
+
+# Seconds that each part may take; the last two parts are for the rehearsal.
+FIRST = dict(machine=40, correct=170, waits=50, graphs=40, compiled=80, sanitize=60, times=120)
+SECOND = dict(kernels=90, model=170, stock=120, tests=180)
+LIMITS = {**FIRST, **SECOND, "hang": 20, "crash": 30}
+METRICS = "gpu__time_duration.sum,dram__bytes.sum,lts__t_bytes.sum,sm__inst_issued.avg.pct_of_peak_sustained_active"
+NCU = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:_kernel$", "--metrics", METRICS]
+Found = dict[str, Any]
+Cases = Iterator[tuple[str, Callable[[], Found]]]
 
 
-def clock(work: Callable[[], Any], device: str, rounds: int) -> float:
-    """Median milliseconds of ``work``, after one run that may compile; on a GPU its own time, with cold caches."""
-    import torch
+class Day:
+    """Where figures go, and on what they are taken: ``device``, B images, C channels, the dtypes."""
 
-    work()
-    times = []
-    ahead = torch.empty(2**29, dtype=torch.uint8, device=device) if device == "cuda" else None
-    for _ in range(rounds):
-        if ahead is None:
-            start = time.perf_counter()
-            work()
-            times.append(1e3 * (time.perf_counter() - start))
-            continue
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        for _ in range(4):  # the GPU is busy while the host puts the work into its queue
-            ahead.zero_()
-        begin.record()
+    def __init__(self, out: Path, device: str) -> None:
+        self.out, self.device, self.gpu = out, device, device != "cpu"
+        self.batch, self.channels = (512, 768) if self.gpu else (2, 16)
+        self.dtypes = [torch.float32, torch.bfloat16, torch.float16] if self.gpu else [torch.float32]
+
+    def tell(self, part: str, **facts: Any) -> None:
+        """Put down one line, at once."""
+        with open(self.out / "day.jsonl", "a") as file:
+            file.write(json.dumps({"part": part, **facts}) + "\n")
+        print(part, facts, flush=True)
+
+    def clock(self, work: Callable[[], Any], rounds: int = 10) -> list[float]:
+        """Milliseconds of each round, after one that may compile."""
         work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+        timed = stopwatch(self.device)
+        return [1e3 * timed(work) for _ in range(rounds if self.gpu else 1)]
+
+    def draw(self, name: str, batch: int) -> tuple[Any, Any, Any]:
+        """A workload, how it is resampled, and the coordinates of a batch; few small grids in the rehearsal."""
+        like = WORKLOADS[name]
+        return (
+            like,
+            ResizeSpec(like.mode, **like.more),
+            coordinates(like.grids(batch) if self.gpu else [(3, 5), (5, 2)]),
+        )
+
+    def random(self, *shape: int, dtype: Any = None) -> Any:
+        """Normal numbers, drawn on the device: a CPU would take seconds."""
+        return torch.randn(*shape, device=self.device, dtype=dtype)
 
 
-def draw(name: str, batch: int, device: str) -> tuple[Any, Any]:
-    """A workload of the bench, and the coordinates of a batch."""
-    from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
-
-    return WORKLOADS[name], coordinates(WORKLOADS[name].grids(batch)).to(device)
-
-
-@contextmanager
-def use(mode: str) -> Iterator[None]:
-    """Inside, timm's classes take ``mode``."""
-    import timm_naflex_fast
-
-    with timm_naflex_fast.enable(mode):
-        yield
+def machine(day: Day) -> Cases:
+    """Versions and the ceilings."""
+    n = 2**28 if day.gpu else 2**18
+    x, ready = day.random(2, n)
+    yield "versions", partial(provenance, "python benchmarks/gpu.py machine --out DIR")
+    yield "copy", lambda: {"tb_s": 8e-9 * n / statistics.median(day.clock(lambda: x.copy_(ready)))}
+    yield "add", lambda: {"tb_s": 12e-9 * n / statistics.median(day.clock(lambda: x.add_(ready)))}
 
 
-def machine(o: argparse.Namespace) -> dict[str, Any]:
-    """Versions and the two ceilings, measured."""
-    import torch
-
-    n = 2**28 if o.device == "cuda" else 2**20
-    x, ready = torch.zeros(n, device=o.device), torch.randn(n, device=o.device)
-    side = 8192 if o.device == "cuda" else 256
-    a, b = (torch.randn(side, side, device=o.device, dtype=torch.bfloat16) for _ in range(2))
-    found: dict[str, Any] = {"copy_tb_s": 8e-9 * n / clock(lambda: x.copy_(ready), o.device, 10)}
-    found["add_tb_s"] = 12e-9 * n / clock(lambda: x.add_(ready), o.device, 10)
-    found["bfloat16_tflop_s"] = 2e-9 * side**3 / clock(lambda: a @ b, o.device, 10)
-    if o.device == "cuda":
-        gpu = torch.cuda.get_device_properties(0)
-        found |= {"gpu": gpu.name, "memory_gib": gpu.total_memory / 2**30, "sms": gpu.multi_processor_count}
-    return found | {name: __import__(name).__version__ for name in ("triton", "numpy")}
+def correct(day: Day) -> Cases:
+    """The kernels against the CPU's form."""
+    names = ("siglip", "diverse", "radio", "extreme", "imagenet", "single") if day.gpu else ("siglip",)
+    orders = ("row-major", "shuffled", "dropped") if day.gpu else ("row-major",)
+    for name, order, dtype in product(names, orders, day.dtypes):
+        like, spec, coord = day.draw(name, 12)
+        if order != "row-major":
+            coord[::2] = coord[::2, torch.randperm(coord.shape[1], generator=torch.Generator().manual_seed(5))]
+            coord = coord[:, : coord.shape[1] * (4 if order == "shuffled" else 3) // 4].contiguous()
+        shape = *like.table, day.channels if order == "row-major" else 136
+        yield f"{name}, {order}, {dtype}", partial(compare, day, shape, spec, coord, dtype)
 
 
-def tests(o: argparse.Namespace) -> dict[str, Any]:
-    """The tests that need a GPU; in the rehearsal a few of them, by the interpreter."""
-    names = ["tests/backends/test_triton.py", "tests/backends/test_cuda.py"]
-    select = ["-m", "not slow"] if o.quick else ["-m", "slow or not slow"]
-    if o.device == "cpu":
-        select += ["-k", "bit_for_bit or out_of_place or serves_in"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *select, *names]
+def compare(day: Day, shape: tuple[int, ...], spec: Any, coord: Any, dtype: Any) -> Found:
+    """Forward, in place and as a copy, and gradient; three times over: a result that moves is a race."""
+    torch.manual_seed(1)
+    table, x = torch.randn(shape), torch.randn(*coord.shape[:2], shape[2]).to(dtype)
+    want, want_grad = x.clone(), eager.gradient(x, shape, coord, spec)
+    eager.add(want, (table,), coord, spec, STRATEGIES["matmul"])
+    given, where, there = (tensor.to(day.device) for tensor in (x, coord, table))
+    runs = []
+    for _ in range(3 if day.gpu else 1):
+        if day.gpu:
+            del [torch.full((2**26,), torch.nan, device=day.device) for _ in range(4)][:]
+        facts = triton.read_batch(where, given.device, table.shape, spec)
+        out, other = given.clone(), torch.full_like(given, torch.nan)
+        triton.launch_forward(out, out, there, facts, spec)
+        triton.launch_forward(given, other, there, facts, spec)
+        runs.append([t.cpu() for t in (out, other, triton.table_grad(given, table.shape, facts, spec))])
+    out, other, grad = runs[0]
+    apart, single = (out.float() - want.float()).abs(), dtype == torch.float32
+    found = dict(most=apart.max().item(), differ=(apart > 0).float().mean().item())
+    found["gradient"] = ((grad - want_grad).abs().max() / want_grad.abs().max()).item()
+    assert torch.equal(out, other), "in place and as a copy differ"
+    assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0])), "two runs differ"
+    assert found["most"] <= (4e-6 if single else 8 * torch.finfo(dtype).eps) and found["gradient"] <= 1e-5, found
+    assert single or found["differ"] <= 0.01, found
+    return found
+
+
+def pytest_lines(day: Day, part: str) -> Cases:
+    """Tests that need a GPU; in the rehearsal one that does not."""
+    words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
+    chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
+    files = [f"tests/backends/test_{name}.py" for name in ["cuda", *["triton", "trial"] * (part == "tests")]]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
+    command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if " passed" in line or line.startswith(("FAILED", "ERROR"))]
-    return {"passed": done.returncode == 0, "last_line": (lines or [done.stderr[-500:]])[-1], "failed": lines[:-1]}
+    print(done.stdout[-30000:], done.stderr[-2000:])
+    for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(.*)", done.stdout, re.M):
+        yield test, partial(expect, outcome == "PASSED", outcome)
+    yield "all", partial(expect, done.returncode in (0, 5), done.stdout[-500:])
 
 
-def step(o: argparse.Namespace) -> dict[str, Any]:
-    """``naflex-fast bench``; and matmul's other form, which reads the grids on the host."""
-    import torch
-
-    from timm_naflex_fast.backends import triton
-
-    file = o.out / "bench.part"
-    options = "--batch 2 --channels 4 --rounds 1 --budget 0.01 --dtype float32".split()
-    names = ["siglip", "diverse"] if o.quick else ["siglip", "diverse", "radio"]
-    if o.device == "cuda":
-        batches = "512" if o.quick else "1 64 512"
-        options = f"--batch {batches} --dtype float32 bfloat16 --budget {0.3 if o.quick else 2}".split()
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", "--device", o.device, "--workload", *names]
-    command += ["--contenders", *CONTENDERS.split(), *options, "--json", str(file)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads(file.read_text())
-    file.unlink()
-    triton.serves = lambda *_: False
-    found["without_triton_ms"] = {}
-    for name in names:
-        batch, channels = (512, 768) if o.device == "cuda" else (2, 4)
-        workload, coord = draw(name, batch, o.device)
-        embeds = workload.embeds(channels).to(o.device)
-        x = torch.zeros(*coord.shape[:2], channels, device=o.device)
-        with use("matmul"), torch.no_grad():
-            add = lambda: embeds._apply_learned_naflex_pos_embed(x, coord)  # noqa: B023, E731
-            found["without_triton_ms"][name] = clock(add, o.device, 3 if o.quick else 10)
-    return found
+def expect(right: bool, why: str) -> Found:
+    """Nothing, or an error."""
+    assert right, why
+    return {}
 
 
-def seed(o: argparse.Namespace) -> dict[str, Any]:
-    """``patch_emb(x, coords).sum().backward()`` on random grids up to 31 x 31, and a patch kernel 32 -> 16."""
-    import torch
-    from timm.layers.patch_embed import PatchEmbedInterpolator
-    from timm.models.naflexvit import NaFlexEmbeds
-
-    found: dict[str, Any] = {}
-    cuda, rounds = o.device == "cuda", 1 if o.quick else 5
-    channels = 768 if cuda else 8
-    for batch in ISSUE_MS if cuda else (2,):
-        _, coord = draw("diverse", batch, o.device)
-        x = torch.randn(*coord.shape[:2], 768, device=o.device)
-        for mode in ("stock", "matmul"):
-            embeds = NaFlexEmbeds(embed_dim=channels, proj_type="linear", pos_embed_grid_size=(32, 32)).to(o.device)
-            with use(mode):
-                with torch.no_grad():
-                    forward = clock(lambda: embeds(x, coord), o.device, rounds)  # noqa: B023
-                train = clock(lambda: _total(embeds(x, coord)).backward(), o.device, rounds)  # noqa: B023
-            found[f"{mode}, {batch} images, ms"] = [forward, train]
-    weight = torch.randn(channels, 32 * 32 * 3, device=o.device, requires_grad=True)
-    for mode in ("stock", "matmul"):
-        with use(mode):
-            patch = PatchEmbedInterpolator((32, 32), in_chans=3, embed_dim=channels)
-            train = clock(lambda: patch.resample_linear_weight(weight, (16, 16)).sum().backward(), o.device, 5)  # noqa: B023
-        found[f"{mode}, patch kernel, ms"] = train
-    return found
+def small_run(day: Day) -> Cases:
+    """Every kernel once: tall, whole, shuffled, cut; other tools watch it."""
+    coord = coordinates([(3, 4), (70, 1), (9, 12), (5, 5)] if day.gpu else [(3, 4), (5, 2), (4, 4), (5, 5)])
+    coord[3, :6] = coord[3, :6].flip(0)
+    yield from ((str(t), partial(compare, day, (32, 32, day.channels), ResizeSpec(), coord, t)) for t in day.dtypes[:2])
 
 
-def _total(out: Any) -> Any:
-    return (out[0] if isinstance(out, tuple) else out).sum()
+def sanitize(day: Day) -> Cases:
+    """Accesses out of bounds, races in shared memory, and reads of what nobody wrote."""
+    for tool in ("memcheck", "racecheck", "initcheck")[: 3 if day.gpu else 1]:
+        yield tool, partial(watch, day, ["compute-sanitizer", "--error-exitcode", "9", "--tool", tool])
 
 
-def model(o: argparse.Namespace) -> dict[str, Any]:
-    """Images a second: forward, backward, bfloat16 autocast."""
-    import timm
-    import torch
-    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
-
-    cuda, found = o.device == "cuda", {}
-    for batch in (2,) if not cuda else (64,) if o.quick else (64, 256):
-        _, coord = draw("siglip", batch, o.device)
-        data = {"patches": torch.randn(*coord.shape[:2], 768, device=o.device), "patch_coord": coord}
-        data["patch_valid"] = torch.ones(coord.shape[:2], dtype=torch.bool, device=o.device)
-        for form in ("eager", "compiled") if cuda else ("eager",):
-            for mode in ("stock", "matmul"):
-                if form == "compiled" and o.quick:
-                    continue
-                small = NaFlexVitCfg(embed_dim=32, depth=1, num_heads=2)
-                net = timm.create_model("naflexvit_base_patch16_siglip") if cuda else NaFlexVit(small)
-                net = net.to(o.device).train()
-                with use(mode):
-                    run = torch.compile(net) if form == "compiled" else net
-
-                    def train() -> None:
-                        with torch.autocast(o.device, torch.bfloat16):
-                            loss = run(data).float().sum()  # noqa: B023
-                        loss.backward()
-                        net.zero_grad()  # noqa: B023
-
-                    found[f"{form}, {mode}, {batch}: images/s"] = 1e3 * batch / clock(train, o.device, 5)
-    return found
+def watch(day: Day, tool: list[str]) -> Found:
+    """Run ``small_run`` under a tool, or alone in the rehearsal."""
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        [*(tool if day.gpu else []), *itself(day, "small_run")], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
+    return {"lines": done.stdout.splitlines()[-130:]}
 
 
-def rope(o: argparse.Namespace) -> dict[str, Any]:
-    """Rotary tables of a batch, timm's and ours."""
-    import torch
-    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
-
-    batch, found = 64 if o.device == "cuda" else 2, {}
-    _, coord = draw("siglip", batch, o.device)
-    for kind in ("axial", "mixed"):
-        cfg = NaFlexVitCfg(embed_dim=128, depth=2, num_heads=2, rope_type=kind, pos_embed="none")
-        net = NaFlexVit(cfg).to(o.device).eval()
-        x = torch.zeros(*coord.shape[:2], 128, device=o.device)
-        for mode in ("stock", "matmul"):
-            with use(mode), torch.no_grad():
-                found[f"{kind}, {mode}, ms"] = clock(lambda: net._generate_rope_naflex(x, coord), o.device, 5)  # noqa: B023
-    return found
+def times(day: Day) -> Cases:
+    """Against the least that can be done, and against timm's flag."""
+    names = ("siglip", "diverse", "radio", "single", "imagenet")
+    return race(day, ("plain-add", "matmul", "timm-flag-bilinear"), names if day.gpu else names[:1])
 
 
-def kernels(o: argparse.Namespace) -> dict[str, Any]:
-    """The time of each kernel of a training step at 512 images; in the rehearsal that all of them run."""
-    import torch
-
-    from timm_naflex_fast.backends import triton
-    from timm_naflex_fast.resampling.matrices import ResizeSpec
-
-    cuda, found = o.device == "cuda", {}
-    batch, channels = (512, 768) if cuda else (1, 16)
-    triton.LONGEST = triton.LONGEST if cuda else 64
-    for name in ("siglip",) if o.quick and not cuda else ("siglip", "diverse"):
-        like, coord = draw(name, batch, o.device)
-        how = ResizeSpec(like.mode, **like.more)
-        for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
-            table = torch.randn(*like.table, channels, device=o.device, requires_grad=True)
-            x, g = (torch.randn(*coord.shape[:2], channels, device=o.device, dtype=dtype) for _ in range(2))
-
-            def train() -> None:
-                out = x.clone()  # noqa: B023
-                triton.add_learned(out, table, coord, how)  # noqa: B023
-                torch.autograd.grad(out, table, g)  # noqa: B023
-
-            train()
-            if not cuda:
-                found[name] = "every kernel ran; the interpreter has no times"
-                continue
-            kind = torch.profiler.ProfilerActivity.CUDA
-            with torch.profiler.profile(activities=[kind]) as profile:
-                for _ in range(5):
-                    train()
-                torch.cuda.synchronize()
-            rows = profile.key_averages()
-            times = {row.key: [row.self_device_time_total / 5e3, row.count / 5] for row in rows}
-            found[f"{name} {dtype}: ms, launches a step"] = times
-    if cuda and shutil.which("ncu") and not o.quick and not os.environ.get("NCU_INSIDE"):
-        metrics = "gpu__time_duration.sum,dram__bytes.sum,sm__warps_active.avg.pct_of_peak_sustained_active"
-        command = ["ncu", "--csv", "--kernel-name", "regex:_kernel$", "--launch-count", "24", "--metrics", metrics]
-        command += [sys.executable, __file__, "--out", str(o.out / "ncu"), "--quick", "--part", "kernels"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NCU_INSIDE": "1"})
-        shutil.rmtree(o.out / "ncu", ignore_errors=True)
-        found["ncu"] = done.stdout.splitlines()[-100:]
-    return found
+def stock(day: Day) -> Cases:
+    """Against timm's own loop."""
+    return race(day, ("stock", "interpolate_cached"), ("siglip", "diverse") if day.gpu else ("siglip",))
 
 
-def summary(out: Path) -> list[str]:
-    """Targets met and missed, and the three slowest kernels."""
-    found = {part: json.loads((out / f"{part}.json").read_text()) for part in LIMITS if (out / f"{part}.json").exists()}
-    lines = [f"{part}: {data['error']}" for part, data in found.items() if "error" in data]
-    if "passed" in found.get("tests", {}):
-        lines.append(f"tests {'passed' if found['tests']['passed'] else 'FAILED'}: {found['tests']['last_line']}")
-    for row in found.get("step", {}).get("rows", []):
-        if row["contender"] != "matmul" or row["phase"] == "frozen" or row["batch"] != 512:
-            continue
-        times, most = row["times_plain_add"], 1.3 if row["phase"] == "infer" else 1.5
-        work = f"{row['workload']} {row['dtype']} {row['phase']} B={row['batch']}"
-        lines.append(f"{'met' if times <= most else 'MISSED'}: {work}: {times:.2f} times one plain add (target {most})")
-        if (row["workload"], row["phase"]) == ("diverse", "train") and row["times_faster"] is not None:
-            met = "met" if row["times_faster"] >= 300 else "MISSED"
-            lines.append(f"{met}: {work}: {row['times_faster']:.0f} times faster than timm (target 300)")
-    works = [(work, times) for work, times in found.get("kernels", {}).items() if isinstance(times, dict)]
-    every = [(ms, name, work) for work, times in works for name, (ms, _) in times.items() if name.endswith("_kernel")]
-    lines += [f"slowest kernels: {ms:.3f} ms {name}, {work.split(':')[0]}" for ms, name, work in sorted(every)[:-4:-1]]
-    return lines
+def race(day: Day, contenders: tuple[str, ...], names: tuple[str, ...]) -> Cases:
+    """Rows of ``step.json``."""
+    for case in product(names, day.dtypes[:2], ("infer", "train"), contenders):
+        yield ", ".join(map(str, case)), partial(step_time, day, *case)
+
+
+def step_time(day: Day, name: str, dtype: Any, phase: str, contender: str) -> Found:
+    """A row: the time of one contender."""
+    like, _, coord = day.draw(name, day.batch)
+    coord, embeds, train = coord.to(day.device), like.embeds(day.channels).to(day.device), phase == "train"
+    x, g = (day.random(*coord.shape[:2], day.channels, dtype=dtype) for _ in range(2))
+
+    def step() -> Any:
+        out = x.detach()
+        if contender == PLAIN_ADD:
+            return out.add_(g), train and g.sum((0, 1))
+        embeds._apply_learned_naflex_pos_embed(out, coord)
+        if train:
+            torch.autograd.grad(out, embeds.pos_embed, g)
+
+    with nullcontext() if contender == PLAIN_ADD else use(contender, embeds), torch.set_grad_enabled(train):
+        start = time.perf_counter()
+        step()
+        day.gpu and torch.cuda.synchronize()
+        first = time.perf_counter() - start
+        took = day.clock(step, max(2, min(30, int(2 / first))))
+    row = dict(workload=name, phase=phase, batch=day.batch, contender=contender, dtype=str(dtype).split(".")[1])
+    return row | dict(median_ms=statistics.median(took), min_ms=min(took), first_call_s=first)
+
+
+def kernels(day: Day) -> Cases:
+    """The time of each kernel."""
+    for name, dtype in product(("siglip", "diverse", "radio", "single") if day.gpu else ("siglip",), day.dtypes[:2]):
+        yield f"{name}, {dtype}", partial(kernel_times, day, name, dtype)
+    if day.gpu:
+        yield "ncu", partial(watch, day, NCU)
+
+
+def kernel_times(day: Day, name: str, dtype: Any) -> Found:
+    """Milliseconds of each kernel of a step; nothing in the rehearsal."""
+    like, spec, coord = day.draw(name, day.batch)
+    coord, table = coord.to(day.device), day.random(*like.table, day.channels)
+    x = day.random(*coord.shape[:2], day.channels, dtype=dtype)
+
+    def step() -> None:
+        facts = triton.read_batch(coord, x.device, table.shape, spec)
+        triton.launch_forward(x, x, table, facts, spec)
+        triton.table_grad(x, table.shape, facts, spec)
+
+    step()
+    kind = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kind.CUDA if day.gpu else kind.CPU]) as profile:
+        for _ in range(5 * day.gpu):
+            step()
+        day.gpu and torch.cuda.synchronize()
+    return dict(ms={row.key[:60]: row.self_device_time_total / 5e3 for row in profile.key_averages()})
+
+
+def model(day: Day) -> Cases:
+    """Images a second."""
+    for form, batch, mode in product(("eager", "compiled"), (64, 256), ("matmul", "stock")) if day.gpu else ():
+        yield f"{form}, {batch} images, {mode}", partial(train_time, day, form, batch, mode)
+
+
+def train_time(day: Day, form: str, batch: int, mode: str) -> Found:
+    """A step with bfloat16 autocast and AdamW."""
+    torch._dynamo.reset()
+    coord = day.draw("siglip", batch)[2].to(day.device)
+    data = {"patches": day.random(*coord.shape[:2], 768), "patch_coord": coord}
+    data["patch_valid"] = torch.ones(coord.shape[:2], dtype=torch.bool, device=day.device)
+    net = timm.create_model("naflexvit_base_patch16_siglip").to(day.device).train()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def train() -> None:
+        with torch.autocast(day.device, torch.bfloat16):
+            loss = run(data).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with enable(mode):
+        run = torch.compile(net) if form == "compiled" else net
+        ms = statistics.median(day.clock(train, 5))
+    return dict(ms=ms, images_s=1e3 * batch / ms)
+
+
+def hang(day: Day) -> Cases:
+    """A part that never ends, and has a child."""
+    child = subprocess.Popen(["sleep", "1000"])
+    yield "child", lambda: {"pid": child.pid}
+    child.wait()
+
+
+def crash(day: Day) -> Cases:
+    """A part that ends as a broken kernel may end it."""
+    yield "before", dict
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def itself(day: Day, part: str) -> list[str]:
+    """The command that runs one part in its own process."""
+    return [sys.executable, __file__, part, "--out", str(day.out), "--device", day.device, "--inside"]
+
+
+def run_inside(day: Day, part: str) -> int:
+    """Put down what each case of a part finds, or why it failed; 1 if one did."""
+    wrong, cases = 0, globals().get(part, partial(pytest_lines, part=part))
+    for case, work in cases(day):
+        try:
+            day.tell(part, case=case, ok=True, **work())
+        except Exception:
+            day.tell(part, case=case, ok=False, error=traceback.format_exc()[-1500:])
+            wrong = 1
+    return wrong
+
+
+def run_part(day: Day, part: str, limit: float) -> None:
+    """Run a part in a process group of its own, and end the group with all its children."""
+    start = time.monotonic()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **({} if day.gpu else {"TRITON_INTERPRET": "1"})}
+    with open(day.out / "day.log", "a") as log:
+        child = subprocess.Popen(itself(day, part), stdout=log, stderr=log, env=env, start_new_session=True)
+        try:
+            ended: Any = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {limit:.0f} s"
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    day.tell(part, ended=ended, seconds=round(time.monotonic() - start))
 
 
 def main() -> int:
-    """Run every part in a process, or the one that ``--part`` names in this one."""
+    """Run the parts that were asked for, each in its own process, and write the times as a result file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=["first", "second", *LIMITS, "small_run"], metavar="PART")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--quick", action="store_true", help="9 minutes at most")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--part", choices=LIMITS, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
-    o.out = o.out.resolve()
     o.out.mkdir(parents=True, exist_ok=True)
-    if o.part:
-        from timm_naflex_fast.measure.provenance import provenance
-
-        found = globals()[o.part](o)
-        record = {**provenance("python benchmarks/gpu.py --out DIR" + " --quick" * o.quick), "rows": [], **found}
-        (o.out / f"{o.part}.json").write_text(json.dumps(record, indent=1) + "\n")
-        return 0
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **({"TRITON_INTERPRET": "1"} if o.device == "cpu" else {})}
-    for part, limits in LIMITS.items():
-        start, limit = time.monotonic(), limits[not o.quick] * (3 if o.device == "cpu" else 1)
-        command = [sys.executable, __file__, "--out", str(o.out), "--device", o.device, "--part", part]
-        try:
-            done = subprocess.run(
-                command + ["--quick"] * o.quick, env=env, timeout=limit, capture_output=True, text=True
-            )
-            error = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-        except subprocess.TimeoutExpired:
-            error = [f"stopped after {limit} s"]
-        if error:
-            (o.out / f"{part}.json").write_text(json.dumps({"rows": [], "error": error[0]}) + "\n")
-        print(f"{part}: {time.monotonic() - start:.0f} s {''.join(error)}", flush=True)
-    lines = summary(o.out)
-    (o.out / "summary.md").write_text("\n".join(f"- {line}" for line in lines) + "\n")
-    print("\n".join(lines))
-    return 0
+    day = Day(o.out.resolve(), o.device)
+    if o.inside:
+        if not day.gpu:  # the interpreter takes programs one after another
+            triton.LENGTHS = (128, 2048, 4095)
+        return run_inside(day, o.parts[0])
+    begin, slower = time.monotonic(), 1 if day.gpu else 10
+    for part in (part for name in o.parts for part in {"first": FIRST, "second": SECOND}.get(name, [name])):
+        left = 580 * slower - (time.monotonic() - begin)
+        run_part(day, part, min(LIMITS[part] * (1 if part == "hang" else slower), left))
+    lines = [json.loads(line) for line in (day.out / "day.jsonl").read_text().splitlines()]
+    if rows := [line for line in lines if "median_ms" in line]:
+        record = {**provenance(f"python benchmarks/gpu.py {' '.join(o.parts)} --out DIR"), "rows": rows}
+        (day.out / "step.json").write_text(json.dumps(record, indent=1) + "\n")
+    wrong = [line for line in lines if not line.get("ok", True) or line.get("ended", 0)]
+    print(*wrong, f"{len(lines)} lines, {len(wrong)} of them wrong: {day.out / 'day.jsonl'}", sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA graphs.
 
-Never run: no GPU was available. ``test_triton.py`` runs there too, on the GPU itself.
+Never run on a GPU. ``test_triton.py`` runs there too; ``test_second_device.py`` pretends to have one.
 """
 
 import warnings
@@ -12,6 +12,7 @@ from oracles import BATCH, relative, small_vit, vit_batch
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import dispatch, triton
+from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = [
@@ -50,7 +51,9 @@ def waiting_is_an_error():
 
 def test_triton_serves():
     model, _ = on_gpu("learned")
-    assert triton.serves(torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed, ResizeSpec())
+    x, table = torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed
+    assert triton.serves(x, table, ResizeSpec())
+    assert all(triton.agrees(x, table.shape, ResizeSpec(), kind) for kind in ("in place", "copy", "gradient"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +109,21 @@ def test_never_waits_for_the_gpu(kind):
             model.eval()(batch)
 
 
+@pytest.mark.parametrize("kind", ["axial", "dinov3"])
+def test_rope_never_waits_for_the_gpu(kind):
+    """Mixed rotary embeddings, and random coordinates, read the grids once: ``test_second_device.py`` counts it."""
+    model = small_vit(pos_embed="none", rope_type=kind).cuda()
+    batch = {name: value.cuda() for name, value in BATCH.items()}
+    enable()
+    model(batch).sum().backward()
+    with waiting_is_an_error():
+        model(batch).sum().backward()
+
+
+@pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("whole", [False, True], ids=["embeds", "model"])
-def test_cuda_graph_serves_other_grids(kind, whole):
+def test_cuda_graph_serves_other_grids(kind, whole, evicted):
     model, batch = on_gpu(kind)
     run = model.eval() if whole else lambda batch: embeds(model, batch)
     other = {name: value.cuda() for name, value in vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5).items()}
@@ -123,6 +138,10 @@ def test_cuda_graph_serves_other_grids(kind, whole):
         held, graph = {name: value.clone() for name, value in batch.items()}, torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run(held)
+        if evicted:  # what the graph reads stays, whatever comes into the memory that is free now
+            cache.clear_all()
+            torch.cuda.empty_cache()
+            junk = torch.full((40, 2**22), torch.nan, device="cuda")  # noqa: F841
         for given, expected in zip((batch, other), want):
             for name, value in given.items():
                 held[name].copy_(value)
@@ -142,9 +161,11 @@ def test_inductor_forward_and_backward(mode):
         return out.detach().clone(), model.embeds.pos_embed.grad.clone()
 
     want = train(model)
+    cache.clear_all()
+    triton._agreed.clear()
     with enable():
         run = torch.compile(model, fullgraph=True, mode=mode)
-        for _ in range(3):  # CUDA graphs are recorded in the second
+        for _ in range(3):  # the first makes the trials and the bands; CUDA graphs are recorded in the second
             assert all(relative(a, b) <= 1e-4 for a, b in zip(train(run), want))
 
 
@@ -153,14 +174,14 @@ def test_inductor_forward_and_backward(mode):
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 24 * 2**30, reason="needs 24 GiB"
 )
 def test_more_numbers_than_a_32_bit_index_counts():
-    last, how = 2900, ResizeSpec("bicubic")
+    last, spec = 2900, ResizeSpec("bicubic")
     table = torch.randn(1, 16, 16, 768, device="cuda", requires_grad=True)
     coord = torch.cartesian_prod(torch.arange(32), torch.arange(31)).to("cuda").expand(last + 1, -1, -1)
     x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
     assert x[:last].numel() > 2**31
     few = x[:2].clone()
-    dispatch.add(x, (table,), coord, how)
-    dispatch.add(few, (table,), coord[:2], how)
+    dispatch.add(x, (table,), coord, spec)
+    dispatch.add(few, (table,), coord[:2], spec)
     assert torch.equal(x[last], few[0])
     g = torch.zeros_like(x).detach()
     g[last] = 1

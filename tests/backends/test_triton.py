@@ -1,20 +1,15 @@
 """The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
 
 Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file in a process
-of its own. Some of what the interpreter cannot show, a compiler without a GPU can: ``test_kernels_compile``. Neither
-shows races, timing, or CUDA's own rounding of float64 arithmetic.
+of its own. What it cannot show, races and the compiled code, ``test_compiled_kernels.py`` does; neither shows time.
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from checks import as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY
+from interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
 from oracles import NEW_TIMM, Case, relative, row_major, stock
 
 from timm_naflex_fast import enable
@@ -23,27 +18,23 @@ from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-runs = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no GPU: test_by_the_interpreter runs it")
 BASE = Case((3, 4), 5, "bicubic", True, False, False, [(2, 3), (4, 2), (3, 4), (2, 3)], 13, torch.float32, 7)
 SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic") if aa or NEW_TIMM]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Few strips and lengths: the interpreter takes its programs one after another. Heights above 16 go by tokens."""
-    if DEVICE == "cpu":
-        import triton.language as tl
+def no_trials(monkeypatch):
+    """Without the trial before each kernel, of which ``test_trial.py`` is."""
+    monkeypatch.setattr(matmul_triton, "agrees", lambda *_: True)
 
-        from timm_naflex_fast.backends import triton_kernels
 
-        monkeypatch.setattr(triton_kernels, "STRIPS", tl.constexpr(16))
-        monkeypatch.setattr(matmul_triton, "LONGEST", 96)
+def add_learned(x, table, coord, spec):
+    matmul_triton.add(x, (table,), coord, spec)
 
 
 def ours(case, embeds, x, coord):
-    matmul_triton.add_learned(x, embeds.pos_embed, coord, case.spec)
+    add_learned(x, embeds.pos_embed, coord, case.spec)
 
 
 def check(case, coord=None):
@@ -56,14 +47,7 @@ def check(case, coord=None):
     "which", ["test_equals_timm and bilinear and True", pytest.param("test_", marks=pytest.mark.slow)]
 )
 def test_by_the_interpreter(which):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", which, __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__, which)
 
 
 @runs
@@ -80,9 +64,9 @@ def test_equals_timm_by_sizes_in_bilinear_mode(length, monkeypatch):
     how = dict(mode="bilinear", length=length, padding="first")
     want_table, got_table = (table.clone().to(device).requires_grad_() for device in ("cpu", DEVICE))
     want = resample_pos_embeds(want_table, sizes, **how)
-    ran, add = [], matmul_triton.add_learned
+    ran, add = [], matmul_triton.add
     monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
-    monkeypatch.setattr(matmul_triton, "add_learned", lambda *a: ran.append(1) or add(*a))
+    monkeypatch.setattr(matmul_triton, "add", lambda *a: ran.append(1) or add(*a))
     got = resample_pos_embeds(got_table, sizes, **how)
     assert ran and relative(got.cpu(), want) <= 2e-6
     weight = torch.randn_like(want)
@@ -235,29 +219,9 @@ def test_a_coordinate_that_no_grid_can_have_makes_its_sample_nan(value):
     torch.testing.assert_close(got[[0, 2, 3]], want[[0, 2, 3]], atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("antialias, mode", SETTINGS)
-@pytest.mark.parametrize("size", [(5, 5), (3, 32)])
-def test_weights_are_the_cpus_bit_for_bit(antialias, mode, size):
-    bands = matmul_triton._bands(size, ResizeSpec(mode, antialias), torch.device("cpu"), 70)
-    for axis, n0 in enumerate(size):
-        for transposed in (False, True):
-            rows = bands[2 * transposed + axis].tolist()
-            for n in range(1, 71):
-                want = resize_matrix(n, n0, mode, antialias)
-                want = want.t() if transposed else want
-                dense = torch.zeros_like(want)
-                for row in dense:
-                    band = rows.pop(0)
-                    at, first, count = band >> 24 & 0xFFFFFFF, band >> 12 & 0xFFF, band & 0xFFF
-                    row[first : first + count] = bands.weights[at : at + count]
-                    assert count <= band >> 52
-                assert torch.equal(dense, want)
-            assert rows == []
-
-
 @runs
 def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
-    how, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
+    spec, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
     table = torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)
     x, g = BASE.x().to(DEVICE), torch.randn(4, 13, 5, device=DEVICE)
     grids = []
@@ -266,7 +230,7 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
         grids.append(torch.einsum("hy, yxc, wx -> hwc", a_h, table, a_w))
     want = torch.stack([x[i] + grid[coord[i, :, 0], coord[i, :, 1]] for i, grid in enumerate(grids)])
     out = x * 1
-    matmul_triton.add_learned(out, table, coord, how)
+    add_learned(out, table, coord, spec)
     torch.testing.assert_close(out, want, atol=2e-6, rtol=0)
     grads = [torch.autograd.grad(result, table, g)[0].cpu() for result in (out, want)]
     assert relative(*grads) <= 1e-5
@@ -276,20 +240,11 @@ def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
 def test_out_of_place_copies_padding_bit_by_bit():
     table, coord = torch.randn(3, 4, 130, device=DEVICE), BASE.coord().to(DEVICE)
     x = torch.full((4, 13, 130), -0.0, device=DEVICE)
-    out, plan = torch.empty_like(x), matmul_triton.make_plan(coord, x.device, table.shape, ResizeSpec())
+    out, plan = torch.empty_like(x), matmul_triton.read_batch(coord, x.device, table.shape, ResizeSpec())
     matmul_triton.launch_forward(x, out, table, plan, ResizeSpec())
     assert (x == 0).all() and torch.signbit(x).all()
     matmul_triton.launch_forward(x, x, table, plan, ResizeSpec())
     assert torch.equal(out.view(torch.int32), x.view(torch.int32)) and (x != 0).any()
-
-
-def test_a_first_call_in_a_cuda_graph_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(matmul_triton, "_agreed", {})
-    assert matmul_triton._agrees(torch.device("cuda"))
-    assert matmul_triton._agreed == {}  # the next call outside a capture finds out
-    with pytest.raises(RuntimeError, match="run the model once before you capture"):
-        matmul_triton._bands((3, 4), ResizeSpec(), torch.device("cuda"), 8)
 
 
 @runs
@@ -322,11 +277,11 @@ def test_strided_tensors_and_other_coordinates(dtype):
 def test_empty(shape):
     x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
     coord = torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE)
-    matmul_triton.add_learned(x, table, coord, ResizeSpec())
+    add_learned(x, table, coord, ResizeSpec())
     assert x.shape == (*shape, 5)
     with torch.no_grad():
         assert matmul_triton.operator_sum(x, table, coord, ResizeSpec()).shape == x.shape
-        grad = matmul_triton.operator_gradient(x, table, coord, ResizeSpec())
+        grad = matmul_triton.operator_gradient(x, table.shape, coord, ResizeSpec())
     assert torch.equal(grad, torch.zeros_like(table))
 
 
@@ -363,27 +318,76 @@ def test_operators_pass_opcheck():
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]  # with dynamic shapes: ten seconds more
     checks += ["test_aot_dispatch_dynamic"] * (not INTERPRETED)
     torch.library.opcheck(operator.on_triton.add, (x, table, coord, *how), test_utils=checks)
-    torch.library.opcheck(operator.on_triton.grad, (x.detach(), table.detach(), coord, *how), test_utils=checks)
+    torch.library.opcheck(operator.on_triton.grad, (x.detach(), coord, 2, 1, *how), test_utils=checks)
 
 
 @runs
-def test_kernels_that_err_do_not_serve(monkeypatch):
-    matmul_triton._agreed.clear()
-    assert matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agreed.clear()
-    launch = matmul_triton.launch_forward
-    monkeypatch.setattr(
-        matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
-    )
-    with pytest.warns(UserWarning, match="results are not those of the CPU"):
-        assert not matmul_triton._agrees(torch.device(DEVICE))
-    matmul_triton._agreed.clear()
+def test_whoever_saved_x_hears_that_it_changed():
+    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
+    for table in (embeds.pos_embed.detach(), embeds.pos_embed):
+        leaf = torch.ones(4, 13, 5, device=DEVICE, requires_grad=True)
+        x = leaf * 1
+        out = x.sin()  # saves x
+        with torch.no_grad():
+            add_learned(x, table, coord, ResizeSpec())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@runs
+def test_lost_tokens_are_counted():
+    before, coord, table = matmul_triton.lost_tokens(), BASE.coord(), torch.randn(3, 4, 5, device=DEVICE)
+    x = torch.zeros(4, 13, 5, device=DEVICE)
+    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    assert matmul_triton.lost_tokens() == before and not x.isnan().any()
+    coord[1, 3] = torch.tensor([-1, 0])  # one token
+    coord[2, 4, 0] = 2000  # all of a sample: longer than any matrix here
+    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
+    assert matmul_triton.lost_tokens() - before == x.isnan().all(2).sum() == 1 + 13
+
+
+@runs
+def test_as_long_as_the_tokens_are_many_none_is_lost():
+    table = torch.randn(3, 4, 2)
+    for sizes in ([(1, 1100)], [(1100, 1)]):
+        coord, want = row_major(sizes), torch.zeros(1, 1100, 2)
+        add_pos_embed_(want, table, coord)
+        got = torch.zeros(1, 1100, 2, device=DEVICE)
+        add_learned(got, table.to(DEVICE), coord.to(DEVICE), ResizeSpec())
+        torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=0)
+
+
+def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    table = torch.zeros(3, 4, 2)
+    assert [matmul_triton.serves(torch.zeros(1, n, 2), table, ResizeSpec()) for n in (4095, 4096)] == [True, False]
+
+
+@runs
+def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
+    embeds, coord, seen = BASE.embeds(), BASE.coord(), []
+    want = run(stock, BASE, embeds, coord)[0]
+    for name in ("launch_forward", "table_grad"):
+        launch = getattr(matmul_triton, name)
+
+        def look(*args, launch=launch):
+            seen.extend(t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor))
+            return launch(*args)
+
+        monkeypatch.setattr(matmul_triton, name, look)
+    room = torch.empty(4 * 13 * 5 + 1, device=DEVICE)[1:].view(4, 13, 5)
+    room.copy_(BASE.x())
+    table = embeds.pos_embed.detach().to(DEVICE)
+    with torch.no_grad():
+        add_learned(room, table, coord.to(DEVICE), BASE.spec)
+    assert room.data_ptr() % 16 and set(seen) == {0}
+    torch.testing.assert_close(room.cpu(), want, atol=5e-6, rtol=0)
 
 
 @runs
 def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
     if DEVICE == "cpu":
-        monkeypatch.setattr(matmul_triton, "serves", lambda x, table, how: True)
+        monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
     embeds, coord = BASE.embeds(), BASE.coord()
     want, _, want_gp = run(stock, BASE, embeds, coord)
     embeds.to(DEVICE)
@@ -406,38 +410,3 @@ def test_serves_in_eager_mode_and_in_graphs(monkeypatch):
         torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
         assert relative(got_gp[0], want_gp[0]) <= 1e-5
     assert len(launched) == 2
-
-
-POINTERS = dict.fromkeys(("table", "strips", "weights", "x", "g", "out"), "*fp32")
-POINTERS |= dict.fromkeys(("cells", "plan", "heights"), "*i32")
-POINTERS |= dict.fromkeys(("coord", "bands", "bands_y", "bands_x", "seen", "seen_y"), "*i64")
-KERNELS = ["plan_kernel", "strips_kernel", "add_kernel", "strips_grad_kernel", "table_grad_kernel"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled here")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("copy_or_padding", [False, True])
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile(name, copy_or_padding, dtype):
-    """For an H100 (compute capability 9.0), no GPU needed: float32 multiply-adds, no tensor core, bf16 to nearest."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from timm_naflex_fast.backends import triton_kernels
-
-    kernel = getattr(triton_kernels, name)
-    own = dict(W0=32, AR_PRESERVING=True, COPY=copy_or_padding, PADDING=copy_or_padding)
-    fixed = {param.name: own[param.name] for param in kernel.params if param.is_constexpr}
-    tokens = dict.fromkeys(("x", "g", "out") if name == "add_kernel" else ("g",), f"*{dtype}")
-    types = {**POINTERS, **tokens, **dict.fromkeys(fixed, "constexpr")}
-    signature = {key: types.get(key, "i32") for key in kernel.arg_names}
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(key),): value for key, value in fixed.items()})
-    options = dict(num_warps=4, enable_fp_fusion=True)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    assert "mma" not in ptx and "f64" not in ptx
-    if name == "add_kernel" and dtype == "bf16":
-        assert "cvt.rn.bf16" in ptx
-    if name != "plan_kernel":
-        assert ptx.count("fma.rn.f32") >= 16

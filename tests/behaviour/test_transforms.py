@@ -167,7 +167,7 @@ class Adds(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("how", ["export", "trace", "make_fx", "compile"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 3e9])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 3e9, 2.0**32 - 1])
 def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how, value):
     if how == "compile" and kind == "learned":
         pytest.skip("the operator raises the named error")
@@ -188,3 +188,48 @@ def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how, value):
     bad = coord.clone()
     bad[1, 10:] = value if value < 0 else 0  # padding is not looked at
     assert relative(graph(x, bad), want) <= 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("how", ["export", "trace", "compile"])
+def test_sizes_of_every_integer_dtype_in_graphs(dtype, how):
+    class Both(torch.nn.Module):
+        def forward(self, x, sizes):
+            return add_pos_embed_(x * 1, TABLE, grid_sizes=sizes) + resample_pos_embeds(
+                TABLE, sizes, mode="bicubic", length=450
+            )
+
+    x, sizes, module = torch.zeros(1, 450, 4), torch.tensor([(20, 20)], dtype=dtype), Both()
+    graph = {
+        "export": lambda: torch.export.export(module, (x, sizes)).module(),
+        "trace": lambda: torch.jit.trace(module, (x, sizes)),
+        "compile": lambda: torch.compile(module, backend="eager", fullgraph=True),
+    }[how]()
+    assert relative(graph(x, sizes), module(x, sizes)) <= 2e-6
+
+
+WRONG_SIZES = {
+    "frames": torch.tensor([(1, 3, 4)] * 2),
+    "another batch": torch.tensor([(3, 4)]),
+    "four columns": torch.tensor([(1, 1, 3, 4)] * 2),
+    "floats": torch.tensor([(3.0, 4.0)] * 2),
+    "booleans": torch.ones(2, 2, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_SIZES)
+@pytest.mark.parametrize("how", ["eager", "transform", "compile", "export"])
+def test_sizes_that_do_not_fit_the_tokens(what, how):
+    class Add(torch.nn.Module):
+        def forward(self, x, sizes):
+            return add_pos_embed_(x * 1, TABLE, grid_sizes=sizes)
+
+    x, sizes, module = torch.zeros(2, 12, 4), WRONG_SIZES[what], Add()
+    run = {
+        "eager": module,
+        "transform": lambda x, s: torch.func.functionalize(lambda x: module(x, s))(x),
+        "compile": torch.compile(module, backend="eager", fullgraph=True),
+        "export": lambda x, s: torch.export.export(module, (x, s)),
+    }[how]
+    with pytest.raises(Exception, match="grid_sizes must hold"):
+        run(x, sizes)

@@ -1,4 +1,4 @@
-"""timm's rotary embeddings: small ones of each type, timm's own tables and ours."""
+"""timm's rotary embeddings: small ones of each type, timm's own and ours."""
 
 import inspect
 from types import SimpleNamespace

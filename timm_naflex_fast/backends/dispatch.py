@@ -79,10 +79,11 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
     if graph and backend is eager:
         return _add_sizes_outside_graphs(x, table, grid_sizes, spec, strategy)
     if graph and isinstance(grid_sizes, Tensor):
-        sizes = grid_sizes.to(x.device)
-        _check_in_graph(sizes, 1, x.shape[1])
+        sizes = _sizes_in_graph(grid_sizes, x, (2,), 1, x.shape[1])
+        if len(sizes) != len(x):
+            raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
     else:
-        listed = grids.sizes_on_host(grid_sizes, batch=len(x))
+        listed = grids.sizes_on_host(grid_sizes, (2,), batch=len(x))
         groups, counts = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
         if backend is eager:
             return eager.add_groups(x, (table,), groups, counts, spec, STRATEGIES[strategy])
@@ -114,10 +115,9 @@ def resample(
     if graph and isinstance(grid_sizes, Tensor):
         if length is None:
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
-        sizes = grid_sizes.to(table.device)
-        _check_in_graph(sizes, merge, length)
+        sizes = _sizes_in_graph(grid_sizes, table, (2, 3), merge, length)
         return _resample_on_device(backend, table, sizes, spec, merge, length, first_cell_in_padding)
-    listed = grids.sizes_on_host(grid_sizes)
+    listed = grids.sizes_on_host(grid_sizes, (2, 3))
     groups, counts = grids.group_sizes(listed, merge=merge, embeds_padding=first_cell_in_padding, length=length)
     tokens = [t * h * w for t, h, w in listed]
     longest = max(tokens, default=0) if length is None else length
@@ -155,10 +155,15 @@ def _resample_on_device(
     return portable.repeat_frames(out, sizes, first_cell_in_padding)
 
 
-def _check_in_graph(sizes: Tensor, merge: int, length: int) -> None:
+def _sizes_in_graph(sizes: Tensor, like: Tensor, columns: tuple[int, ...], merge: int, length: int) -> Tensor:
+    """Sizes as int64 on the device of ``like``. Their shape is checked now, their values when the graph runs."""
+    if sizes.ndim != 2 or sizes.shape[1] not in columns or sizes.dtype.is_floating_point or sizes.dtype is torch.bool:
+        raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", columns)
+    sizes = sizes.to(like.device, torch.int64)
     fits = (sizes > 0).all() & (sizes[:, -2:] % merge == 0).all() & (sizes.prod(1) <= length).all()
     # No number in the message: to write ``length`` into it would fix it, one graph for each length.
     torch._assert_async(fits, "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens")
+    return sizes
 
 
 def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: str) -> ModuleType:
@@ -174,7 +179,7 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
         from . import operator  # registering operators takes longer than importing all the rest
 
         return operator
-    if x.is_cuda and learned and triton.serves(x, tables[0], spec):
+    if learned and triton.serves(x, tables[0], spec):
         return triton
     return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
 

@@ -25,7 +25,7 @@ from ..tracing import why_unsupported
 
 Placement = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a batch of plain images."""
-LARGEST_COMPARED = 2**15  # coordinates: a larger batch is grouped anew each time
+LARGEST_COMPARED = 2**13  # coordinates: a larger batch is grouped anew each time
 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:

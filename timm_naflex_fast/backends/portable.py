@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..resampling.checks import LARGEST
 from ..resampling.closed_form import axis_weights, tap_weights
 from ..resampling.grids import whole_numbers
 from ..resampling.matrices import ResizeSpec
@@ -67,7 +68,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """
     if x.shape[1] == 0:
         return
-    grids = grids_on_device(patch_coord, spec)
+    grids = grids_on_device(patch_coord.to(x.device), spec)
     resample = _learned if len(tables) == 1 else _factorized
     embeddings = resample(tables, grids, spec, x.dtype)
     embeddings = embeddings.masked_fill(grids.wrong[..., None], torch.nan)
@@ -108,7 +109,8 @@ def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> Grids:
     h, w = size.unbind(-1)
     in_grid = torch.arange(length, device=coord.device) < h * w
     negative = (coord < 0).any(-1)
-    wrong = (in_grid & negative) | (h < 1) | (w < 1) | (h * w > 64 * length + 4096)
+    no_grid = (size < 1).any(-1) | (size > LARGEST).any(-1) | (h * w > 64 * length + 4096)  # (B, 1)
+    wrong = (in_grid & negative) | no_grid
     takes_cell = in_grid & ~wrong
     if spec.embeds_padding:  # padding tokens get the cell that their coordinate names, or (0, 0) where it names none
         takes_cell = (takes_cell | (~negative & (coord < size).all(-1))) & ~wrong

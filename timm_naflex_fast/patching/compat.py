@@ -17,6 +17,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from ..tracing import recorded
 from .library import Library, Place
 
 
@@ -36,14 +37,18 @@ def slot_of(owner: Any, name: str, library: Library) -> Slot:
         return Slot.EMPTY
     if function in [replacement.function for replacement in library.replacements.values()]:
         return Slot.OURS
-    if _defined_in(function).startswith("torch._dynamo."):  # torch.compiler.disable, with which timm decorates some
-        function = function.__wrapped__
-    return Slot.ORIGINAL if _defined_in(function).partition(".")[0] == library.name else Slot.ANOTHERS
+    return Slot.ORIGINAL if _defined_in(_plain(function)) == library.name else Slot.ANOTHERS
+
+
+def _plain(function: Any) -> Any:
+    """Without ``torch.compiler.disable``, with which timm decorates some."""
+    is_disabled = getattr(function, "__globals__", {}).get("__name__", "").startswith("torch._dynamo.")
+    return function.__wrapped__ if is_disabled else function
 
 
 def _defined_in(function: Any) -> str:
-    """The module in which a function was defined; a wrapper cannot copy that from what it wraps."""
-    return getattr(function, "__globals__", {}).get("__name__", "")
+    """The library in which a function was defined; a wrapper cannot copy that from what it wraps."""
+    return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
 
 
 def anothers(owner: Any, name: str) -> str:
@@ -52,6 +57,22 @@ def anothers(owner: Any, name: str) -> str:
     kind = type(function)
     who = f"{_defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
     return f"{owner.__name__}.{name} is not the library's own but {who}"
+
+
+def changed(library: Library, module: Any, *names: str) -> str | None:
+    """Which of these methods of a module, that the library's own code calls and ours does not, is another's: in words.
+
+    None if none is, or in a graph. So a subclass, a patch and a hook keep their effect.
+    """
+    if module is None or recorded():
+        return None
+    ours = [replacement.function for replacement in library.replacements.values()]
+    for name in names:
+        function = vars(module).get(name, getattr(type(module), name, None))
+        if function is not None and function not in ours and _defined_in(_plain(function)) != library.name:
+            return f"{type(module).__name__}.{name}, which is not the library's own,"
+    hooked = "forward" in names and (module._forward_hooks or module._forward_pre_hooks)
+    return f"a hook of {type(module).__name__}" if hooked else None
 
 
 def version_of(library: Library) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import Rope, read_rope
 from ..strategies import STRATEGIES
 from ..tracing import recorded, tracer, why_unsupported
+from .compat import changed
 from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
 from .settings import MODES, mode_of
 
@@ -115,7 +116,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
         found = read_rope(self.rope)
         if not isinstance(found, str) and found.augment is not None and in_graph:
             return "random rotary coordinates while a graph is captured"
-        return found
+        return changed(LIBRARY, self.rope, *_ROTARY) or found
 
     impl, found = resolve_impl(LIBRARY, self, (VIT, "_generate_rope_naflex"), inputs=rope)
     if impl == "stock":
@@ -126,7 +127,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
 
 def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
-    if _impl(self, (INTERPOLATOR, _LINEAR), weight, self.interpolation) == "stock":
+    if _impl(self, (INTERPOLATOR, _LINEAR), weight, self.interpolation, _changed(self)) == "stock":
         return _timms_linear(self, weight, target_patch_size)
     return _linear_kernel(self, weight, target_patch_size)
 
@@ -142,7 +143,8 @@ def interpolator_forward(
     """Modifications: while the weight is frozen its resampled kernel is reused; an empty batch works."""
     size = tuple(self.base_patch_size if patch_size is None else patch_size)
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    if not fits or _impl(self, (INTERPOLATOR, "forward"), proj_weight, self.interpolation) == "stock":
+    reason = _changed(self, _LINEAR)
+    if not fits or _impl(self, (INTERPOLATOR, "forward"), proj_weight, self.interpolation, reason) == "stock":
         return original(type(self), "forward")(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     if is_frozen(proj_weight):
         layout = self.in_chans, getattr(self, "channels_last", True)
@@ -173,10 +175,15 @@ def resample_patch_embed(
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
 
-def _impl(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> str:
-    fits = interpolation in INTERPOLATIONS
-    reason = f"a patch kernel with interpolation mode {interpolation!r}"
-    return resolve_impl(LIBRARY, module, key, weight, inputs=lambda _: () if fits else reason)[0]
+def _impl(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str, reason: str | None = None) -> str:
+    if interpolation not in INTERPOLATIONS:
+        reason = f"a patch kernel with interpolation mode {interpolation!r}"
+    return resolve_impl(LIBRARY, module, key, weight, inputs=lambda _: reason or ())[0]
+
+
+def _changed(interpolator: Any, *names: str) -> str | None:
+    resampler = getattr(interpolator, "resampler", None)
+    return changed(LIBRARY, interpolator, *names) or changed(LIBRARY, resampler, "forward")
 
 
 def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -209,6 +216,7 @@ _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
 _LINEAR = "resample_linear_weight"
+_ROTARY = ("get_batch_embeds", "get_embed", "_create_embed", "_get_pos_embed_from_coords")
 _SINCOS = "timm.layers.pos_embed_sincos"
 
 REPLACEMENTS = {

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..tracing import tracer
+from .compat import changed
 from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
 
 _MODELS = "transformers.models"
@@ -28,7 +29,7 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables = _resolve(self, key, pixel_values, lambda: (self.position_embedding.weight,))
+    strategy, tables = _resolve(self, key, pixel_values, lambda: (self.position_embedding.weight,), _RESIZE)
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
@@ -38,7 +39,8 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding.weight,))
+    weight = lambda: _exported() or (self.position_embedding.weight,)  # noqa: E731
+    strategy, tables = _resolve(self, key, pixel_values, weight, _RESIZE)
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
     options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
@@ -49,7 +51,8 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image behind its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    strategy, tables = _resolve(self, key, pixel_values, lambda: _exported() or (self.position_embedding,))
+    weight = lambda: _exported() or (self.position_embedding,)  # noqa: E731
+    strategy, tables = _resolve(self, key, pixel_values, weight, "_interpolate_position_embedding")
     if strategy == "stock":
         return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
     options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
@@ -68,7 +71,7 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
         reason = _exported() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
         return reason or (self.position_embedding.weight,)
 
-    strategy, tables = _resolve(self, (HUNYUAN, "forward"), pixel_values, inputs)
+    strategy, tables = _resolve(self, (HUNYUAN, "forward"), pixel_values, inputs, "interpolate_pos_encoding")
     if strategy == "stock":
         return original(type(self), "forward")(self, pixel_values, grid_thw)
     patch = self.patch_embedding
@@ -80,9 +83,13 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
 
 
 def _resolve(
-    tower: Any, key: tuple[str, str], pixels: Tensor, inputs: Callable[[], Any]
+    tower: Any, key: tuple[str, str], pixels: Tensor, inputs: Callable[[], Any], skipped: str
 ) -> tuple[str, tuple[Tensor, ...]]:
-    return resolve_impl(LIBRARY, tower, key, pixels, inputs=lambda _: inputs())
+    """``skipped``: the method that transformers' own code calls and ours does not."""
+    return resolve_impl(LIBRARY, tower, key, pixels, inputs=lambda _: changed(LIBRARY, tower, skipped) or inputs())
+
+
+_RESIZE = "resize_positional_embeddings"
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:

@@ -142,11 +142,18 @@ def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
         raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
 
 
-def sizes_on_host(grid_sizes: Any, batch: int | None = None) -> FrameSizes:
+def bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
+    """The error for sizes of another shape or dtype, or below 1; ``columns``: 2 for (h, w), 3 for (t, h, w)."""
+    valid, shapes = ("(h, w) or (t, h, w)", "(B, 2) or (B, 3)") if 3 in columns else ("(h, w)", "(B, 2)")
+    return ValueError(f"grid_sizes must hold {valid} for each image, integers of at least 1, shape {shapes}; got {got}")
+
+
+def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3), batch: int | None = None) -> FrameSizes:
     """Sizes (B, 2) as (h, w) or (B, 3) as (t, h, w), read from a device only if they are there, as (t, h, w).
 
     Args:
         grid_sizes: a tensor, an array or a sequence, of integers.
+        columns: 2 where only (h, w) is valid.
         batch: how many images there must be.
 
     Raises:
@@ -155,15 +162,12 @@ def sizes_on_host(grid_sizes: Any, batch: int | None = None) -> FrameSizes:
     listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
     try:
         sizes = [tuple(map(whole, size)) for size in listed]
-        fits = all(len(size) in (2, 3) and min(size) > 0 for size in sizes)
+        fits = all(len(size) in columns and min(size) > 0 for size in sizes)
     except TypeError:
         fits = False
     if not fits:
         few = not isinstance(listed, Sequence) or len(listed) < 5
-        raise ValueError(
-            "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, shape (B, 2) or (B, 3); "
-            f"got {listed if few else f'{listed[:4]} and more'}"
-        )
+        raise bad_sizes(listed if few else f"{listed[:4]} and more", columns)
     if batch is not None and len(sizes) != batch:
         raise ValueError(f"grid_sizes must hold one size for each of the {batch} samples; got {len(sizes)}")
     return [(1, *size) if len(size) == 2 else size for size in sizes]  # type: ignore[misc]

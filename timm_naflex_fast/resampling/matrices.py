@@ -15,7 +15,6 @@ own weights with PyTorch's own rounding. The weights are a triangle (bilinear), 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -47,12 +46,12 @@ class ResizeSpec:
     sampler: str = "interpolate"
     batch_max: tuple[int, int] = (0, 0)
 
-    @cached_property
+    @property
     def embeds_padding(self) -> bool:
         """Whether padding tokens get an embedding too, that of the cell their coordinate names: timm's flag does so."""
         return self.sampler != "interpolate"
 
-    @cached_property
+    @property
     def copies_own_size(self) -> bool:
         """Whether a grid of the table's own size gets the table itself."""
         return self.sampler == "interpolate"

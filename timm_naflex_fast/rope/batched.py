@@ -1,4 +1,4 @@
-"""The rotary tables of a batch, by whichever computation costs least."""
+"""The rotary embeddings of a batch, by whichever computation costs least."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 
 from ..resampling.grids import whole_numbers
-from .embeds import Table, by_cell, by_line, by_token
-from .grids import read_grids
+from .embeds import EmbedFn, by_cell, by_line, by_token
+from .grids import grids_on_host
 from .settings import Rope
 
 FEW_TOKENS = 1024
 
 
-class MixedTables:
-    """The tables (B, heads, N, 2D) of all blocks in turn; every loop over them computes them again."""
+class MixedEmbeddings:
+    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them computes them again."""
 
-    def __init__(self, rope: Rope, table: Table) -> None:
-        self.depth, self.table = rope.frequencies.shape[1], table
+    def __init__(self, rope: Rope, embed: EmbedFn) -> None:
+        self.depth, self.embed = rope.frequencies.shape[1], embed
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(self.table, range(self.depth))
+        return map(self.embed, range(self.depth))
 
 
-def too_many(cells: int, tokens: int) -> bool:
-    """Whether all ``cells`` of the grids could take memory out of proportion to the ``tokens``."""
-    return cells > max(16 * tokens, 4096)
+def too_many(cell_count: int, tokens: int) -> bool:
+    """Whether all ``cell_count`` cells of the grids could take memory out of proportion to the ``tokens``."""
+    return cell_count > max(16 * tokens, 4096)
 
 
 def batched_rope(
     rope: Rope, patch_coord: Tensor, dtype: torch.dtype, *, in_graph: bool = False
-) -> Tensor | MixedTables | list[Tensor]:
+) -> Tensor | MixedEmbeddings | list[Tensor]:
     """What timm's ``NaFlexVit._generate_rope_naflex`` returns, without a loop over samples.
 
     Args:
@@ -53,18 +53,18 @@ def batched_rope(
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     if in_graph:
-        table = by_token(rope, patch_coord.detach().to(torch.int64), dtype)
-        return list(MixedTables(rope, table)) if rope.mixed else table(None)
+        embed = by_token(rope, patch_coord.detach().to(torch.int64), dtype)
+        return list(MixedEmbeddings(rope, embed)) if rope.mixed else embed(None)
     coord = whole_numbers(patch_coord)
     tokens, fixed = coord.shape[0] * coord.shape[1], rope.augment is None
     if tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
-        table = by_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
+        embed = by_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
-        grids = read_grids(coord, one=rope.alike)
+        grids = grids_on_host(coord, one=rope.grid_independent)
         # Other reasons for the formula: one sample has each cell once; few tokens need few operations; one token with
         # a huge coordinate makes a huge grid.
         few = len(coord) == 1 if rope.mixed else tokens <= FEW_TOKENS
-        by_formula = (few and fixed) or too_many(grids.cells, tokens)
-        compute = by_token if by_formula else by_cell if rope.mixed or rope.alike else by_line
-        table = compute(rope, coord, dtype, grids)
-    return MixedTables(rope, table) if rope.mixed else table(None)
+        by_formula = (few and fixed) or too_many(grids.cell_count, tokens)
+        compute = by_token if by_formula else by_cell if rope.mixed or rope.grid_independent else by_line
+        embed = compute(rope, coord, dtype, grids)
+    return MixedEmbeddings(rope, embed) if rope.mixed else embed(None)

@@ -19,13 +19,13 @@ class Grids:
     Args:
         sizes: height and width of each grid.
         of: for each sample, the number of its grid.
-        cells: how many cells the grids have together.
+        cell_count: how many cells the grids have together.
         padded: whether the batch holds any padding.
     """
 
     sizes: list[tuple[int, int]]
     of: list[int]
-    cells: int
+    cell_count: int
     padded: bool
 
 
@@ -35,7 +35,7 @@ def padding(coord: Tensor) -> Tensor:
     return torch.arange(coord.shape[1], device=coord.device) >= cells
 
 
-def read_grids(coord: Tensor, *, one: bool) -> Grids:
+def grids_on_host(coord: Tensor, *, one: bool) -> Grids:
     """Read the grids of the tokens (B, N, 2), B and N at least 1, back to the host.
 
     Args:
@@ -60,36 +60,38 @@ def read_grids(coord: Tensor, *, one: bool) -> Grids:
     return Grids(list(number), of, sum(h * w for h, w in number), padded)
 
 
-def ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number the items of sequences of ``lengths`` (G,) that lie end to end.
+def ragged(lengths: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Number the items of sequences of ``lengths`` (G,), ``total`` together, that lie end to end.
 
     Returns:
-        Each item's sequence and its place in there, both (sum of lengths,), and each sequence's first item, (G,).
+        Each item's sequence and its place in there, both (total,), and each sequence's first item, (G,).
     """
-    owner = torch.repeat_interleave(lengths)
+    sequence = torch.repeat_interleave(lengths, output_size=total)  # named, so that the host need not wait for it
     starts = lengths.cumsum(0) - lengths
-    return owner, torch.arange(len(owner), device=lengths.device) - starts[owner], starts
+    return sequence, torch.arange(total, device=lengths.device) - starts[sequence], starts
 
 
-def draw(rope: Rope, grids: Grids, owner: Tensor) -> Tensor | None:
+def draw(rope: Rope, grids: Grids, grid_of: Tensor) -> Tensor | None:
     """Draw timm's random change of positions for each grid: a shift and two factors; None if it is off.
 
     The draws have timm's order and are made where timm makes them, so a seed gives what it gives in timm.
 
     Returns:
-        (..., 3, 2), what was drawn for the grids with the numbers ``owner`` (...), on its device.
+        (..., 3, 2), what was drawn for the grids with the numbers ``grid_of`` (...), on its device.
     """
     if rope.augment is None:
         return None
     shift, jitter, rescale = rope.augment
 
-    def uniform(count: int, limit: float) -> Tensor:
-        return torch.empty(count, device=rope.augment_device, dtype=torch.float32).uniform_(-limit, limit)
+    def uniform(count: int, limit: float | None) -> Tensor:
+        """So many random numbers, or zeros where this change is off."""
+        zeros = torch.zeros(count, device=rope.augment_device, dtype=torch.float32)
+        return zeros if limit is None else zeros.uniform_(-limit, limit)
 
     drawn = []
     for _ in grids.sizes:
-        moved = uniform(2, shift) if shift is not None else torch.zeros(2)
-        stretched = uniform(2, math.log(jitter)).exp() if jitter is not None else torch.ones(2)
-        scaled = uniform(1, math.log(rescale)).exp() if rescale is not None else torch.ones(1)
+        moved = uniform(2, shift)
+        stretched = uniform(2, jitter and math.log(jitter)).exp()
+        scaled = uniform(1, rescale and math.log(rescale)).exp()
         drawn.append(torch.stack([moved, stretched, scaled.expand(2)]))
-    return torch.stack(drawn).to(owner.device)[owner]
+    return torch.stack(drawn).to(grid_of.device, non_blocking=True)[grid_of]

@@ -29,8 +29,8 @@ class Rope:
         frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2, depth, heads, D/2); or
             (D/4,): position 0 turns the first D/4 angles by them, position 1 the others.
         periods: ``frequencies`` are the lengths of a full turn instead.
-        half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
-        swap: position 0 is along x, not y.
+        rotate_half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
+        xy_order: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
         offset: added to index or centre.
         normalize: the size that centres are divided by: "separate" axes, or the "min" or "max" of both.
@@ -42,8 +42,8 @@ class Rope:
 
     frequencies: Tensor
     periods: bool
-    half: bool
-    swap: bool
+    rotate_half: bool
+    xy_order: bool
     centered: bool
     offset: float
     normalize: str
@@ -58,7 +58,7 @@ class Rope:
         return self.frequencies.ndim == 4
 
     @property
-    def alike(self) -> bool:
+    def grid_independent(self) -> bool:
         """Whether a cell has the same angles in every grid of a batch."""
         return not self.centered and self.augment is None and (self.reference is None or self.largest)
 
@@ -82,10 +82,12 @@ class Rope:
             side = {"min": torch.amin, "max": torch.amax}.get(self.normalize)
             position = position / (size if side is None else side(size, -1, keepdim=True))
         if self.reference is not None:
-            position = position / size * position.new_tensor(self.reference)
+            position = position / size
+            # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
+            position = torch.stack([p * n for p, n in zip(position.unbind(-1), self.reference)], -1)
         if self.centered:
             position = 2.0 * position - 1.0
-        if self.swap:
+        if self.xy_order:
             position = position.flip(-1)
         if change is not None:
             shift, jitter, rescale = change.unbind(-2)
@@ -119,9 +121,9 @@ def read_rope(module: Any) -> Rope | str:
     return Rope(
         frequencies,
         periods=dinov3,
-        half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
+        rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         # Older timm's DINOv3 returns (y, x) with either indexing.
-        swap=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
+        xy_order=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
         centered=grid_type == "centered",
         offset=settings.get("grid_offset", 0.0),
         normalize=settings.get("normalize_coords", "separate"),

@@ -1,4 +1,4 @@
-"""Rotary tables: equal to timm's own, in every form, with their gradients."""
+"""Rotary embeddings: equal to timm's own, in every form, with their gradients."""
 
 import math
 import weakref

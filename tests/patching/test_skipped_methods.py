@@ -1,0 +1,80 @@
+"""A method that the library's own code calls and ours skips: a subclass's, a patch's, a hook's effect stays."""
+
+import pytest
+import torch
+from oracles import BATCH, small_vit
+from timm.layers.patch_embed import PatchEmbedInterpolator
+
+from timm_naflex_fast import enable, status
+
+
+class Tripled(PatchEmbedInterpolator):
+    def resample_linear_weight(self, weight, size):
+        return 3 * super().resample_linear_weight(weight, size)
+
+
+def on_an_instance():
+    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
+    own = interpolator.resample_linear_weight
+    interpolator.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
+    return interpolator
+
+
+def by_a_hook():
+    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
+    if not hasattr(interpolator, "resampler"):
+        pytest.skip("this timm has no resampler")
+    interpolator.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+    return interpolator
+
+
+@pytest.mark.parametrize("make", [lambda: Tripled((16, 16), 3, 5), on_an_instance, by_a_hook])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_patch_kernels(make, frozen):
+    interpolator, patches = make(), torch.randn(1, 4, 8, 8, 3)
+    weight = torch.randn(5, 768, requires_grad=not frozen)
+    want = interpolator(patches, weight, None, (8, 8))
+    with enable():
+        for _ in range(2):
+            assert torch.allclose(interpolator(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
+        before = status().calls["patch_embed", "matmul"]
+        assert before >= 2  # what another's method calls in the end is ours
+        plain = PatchEmbedInterpolator((16, 16), 3, 5)
+        plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
+        plain(patches, weight, None, (8, 8))
+        assert status().calls["patch_embed", "matmul"] == before + 1
+
+
+def test_rotary_embeddings(monkeypatch):
+    model = small_vit(rope_type="axial")
+    cls = type(model.rope)
+    name = "get_batch_embeds" if hasattr(cls, "get_batch_embeds") else "get_embed"
+    want, own, seen = model(BATCH), getattr(cls, name), []
+
+    def spy(self, *args, **kwargs):
+        seen.append(1)
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, name, spy)
+    with enable():
+        assert torch.allclose(model(BATCH), want, atol=1e-5) and seen
+        assert status().calls["rope", "stock"] == 1
+
+
+def test_transformers():
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    class Tripling(Siglip2VisionEmbeddings):
+        @staticmethod
+        def resize_positional_embeddings(*args, **kwargs):
+            return 3 * Siglip2VisionEmbeddings.resize_positional_embeddings(*args, **kwargs)
+
+    config = transformers.Siglip2VisionConfig(num_patches=16, hidden_size=32, patch_size=4)
+    pixels, sizes = torch.randn(2, 20, 48), torch.tensor([(3, 4), (4, 5)])
+    for cls, impl in ((Tripling, "stock"), (Siglip2VisionEmbeddings, "matmul")):
+        tower = cls(config)
+        want = tower(pixels, sizes)
+        with enable(library="transformers"):
+            assert torch.allclose(tower(pixels, sizes), want, atol=1e-5)
+            assert status().calls == {("pos_embed", impl): 1}
