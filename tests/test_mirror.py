@@ -16,7 +16,6 @@ ELSEWHERE = {  # a module: the file that tests it
     "strategies/base": "contract/test_fourth_strategy",
     "__main__": "cli/test_main",
     "cli/startup/sitecustomize": "cli/test_run",
-    "backends/triton_kernels": "backends/test_triton",
     "rope/embeds": "rope/test_batched",
     "rope/grids": "rope/test_batched",
     "rope/settings": "rope/test_batched",
@@ -28,8 +27,8 @@ ELSEWHERE = {  # a module: the file that tests it
 }
 MORE = {  # a second file about one module
     "cli/test_identify_families": "identify",
-    "backends/test_cuda": "backends/dispatch",
-    "backends/test_gpu_rehearsal": "backends/triton",
+    "backends/test_trial": "backends/triton",
+    "patching/test_skipped_methods": "patching/compat",
 }
 
 

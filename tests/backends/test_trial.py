@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 import torch
-from interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
-from oracles import relative, row_major
 
+from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
+from tests.support.oracles import relative, row_major
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling import cache

@@ -13,13 +13,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tests.support.oracles import BATCH, embed, small_vit, vit_batch
-from tests.support.running import running
+from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.resampling import cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@ran("matmul", component="patch_embed")
+@ran("matmul", "interpolate_cached")
 def test_threads_train_and_infer_while_others_switch():
     generator = torch.Generator().manual_seed(0)
     batch = BATCH | {"patches": torch.randn(*BATCH["patches"].shape[:2], 3, 5, 1, generator=generator)}  # not 4 x 4
@@ -52,7 +54,7 @@ def test_threads_train_and_infer_while_others_switch():
         for mode in ("matmul", "interpolate_cached", "stock"):
             enable(mode, model=models[0])
             enable(mode)
-            with running("matmul", component="patch_embed"):
+            with enable("matmul"):
                 pass
             disable()
     stop.set()

@@ -8,7 +8,7 @@ import torch
 from tests.support.oracles import Case, relative, stock, tables
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.functional import resample_pos_embeds, resize_matrix
+from timm_naflex_fast.functional import resample_pos_embeds
 from timm_naflex_fast.resampling import cache
 
 EXACT = ["matmul", "interpolate_cached"]
@@ -231,14 +231,6 @@ def test_a_model_in_channels_last_gives_the_same_in_every_mode():
     for mode in EXACT:
         with enable(mode):
             assert relative(add(embeds, case), want) <= 2e-6
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_resize_matrices_in_every_dtype(dtype):
-    for mode in ("bilinear", "bicubic", "linear"):
-        want = resize_matrix(3, 5, mode).to(dtype)
-        assert resize_matrix(3, 5, mode, dtype=dtype).dtype is dtype
-        assert relative(resize_matrix(3, 5, mode, dtype=dtype), want) <= 5e-7
 
 
 @pytest.mark.parametrize("text,valid", [("", 512), (None, 512), ("0", 0), (" 64 ", 64)])

@@ -6,9 +6,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.oracles import Case, row_major, small_vit, stock, tables
+from tests.support.oracles import row_major, small_vit, tables
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.resampling import cache
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 COORD = row_major([(2, 3)])
 MODES = ["matmul", "interpolate_cached", "grid_sample"]
@@ -26,7 +28,6 @@ def embeds():
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 @pytest.mark.parametrize("inside", ["fake", "make_fx"])
 def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
@@ -49,7 +50,6 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
     assert ("pos_embed", ON_IMAGES[mode]) in status().calls
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "per-sample grad"])
 def test_function_transforms(embeds, mode, transform):
@@ -69,7 +69,6 @@ def test_function_transforms(embeds, mode, transform):
     torch.testing.assert_close(run(), want)
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -90,7 +89,6 @@ def test_another_default_dtype(mode, kind, dtype):
     assert torch.equal(got, want) and status().calls["pos_embed", mode] == 1
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 def test_meta_device(mode):
     model = small_vit().to("meta").requires_grad_(False)
@@ -106,7 +104,6 @@ def test_meta_device(mode):
     assert x.abs().sum() > 0 and status().calls == {("pos_embed", mode): 1}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 def test_empty_batches_keep_the_graph(mode):
     enable(mode)
@@ -116,20 +113,3 @@ def test_empty_batches_keep_the_graph(mode):
         first(model.embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
         assert all((table.grad == 0).all() for table in tables(model.embeds))
     assert status().calls == {("pos_embed", ON_IMAGES[mode]): 2}
-
-
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_float64_tables_of_the_grids_own_size_are_added_as_they_are(kind):
-    case = Case(sizes=[(2, 3)], table_size=(2, 3), dtype=torch.float64, kind=kind)
-    embeds = case.embeds().double()
-    for table in tables(embeds):
-        table.data += 1e-12
-    want, got = torch.zeros(1, 6, 4, dtype=torch.float64), torch.zeros(1, 6, 4, dtype=torch.float64)
-    stock(case, embeds, want, case.coord())
-    enable()
-    getattr(embeds, f"_apply_{kind}_naflex_pos_embed")(got, patch_coord=case.coord())
-    assert torch.equal(got, want) and status().calls == {("pos_embed", "matmul"): 1}
-    weight = torch.randn_like(got)
-    grads = [torch.autograd.grad((out * weight).sum(), tables(embeds)) for out in (got, want)]
-    assert all(map(torch.equal, *grads))

@@ -111,16 +111,6 @@ def test_saves_and_loads(kind, mode, tmp_path):
         torch.testing.assert_close(run(kind, loaded, inputs), want, atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_half_precision(mode):
-    model, inputs = made("vision").to(torch.bfloat16), batch(dtype=torch.bfloat16)
-    with torch.no_grad():
-        want = run("vision", model, inputs)
-        with running(mode, library="transformers"):
-            got = run("vision", model, inputs)
-    assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-5
-
-
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
 def test_one_graph_for_every_batch_length_and_grid(kind):
@@ -169,22 +159,6 @@ def test_exported_program_takes_other_batches_lengths_and_grids(strict):
         for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):
             got, want = (run("vision", m, batch(sizes=sizes)) for m in (program.module(), model))
             torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
-
-
-@pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
-def test_exported_embeddings_take_other_batches_lengths_and_grids():
-    (model,) = (part for part in made("vision").modules() if type(part).__name__ == "Siglip2VisionEmbeddings")
-    shapes = {0: torch.export.Dim("size"), 1: torch.export.Dim("length")}, {0: torch.export.Dim("size")}
-    inputs = [
-        (some["pixel_values"], some["spatial_shapes"])
-        for some in (batch(), batch(sizes=[(2, 8), (3, 3), (9, 4)]), batch(sizes=[(1, 6), (4, 4)]))
-    ]
-    with torch.no_grad(), enable(library="transformers"):
-        program = torch.export.export(model, inputs[0], dynamic_shapes=shapes).module()
-        assert set(status().calls) == {("pos_embed", "matmul")}
-        disable()
-        for some in inputs:
-            torch.testing.assert_close(program(*some), model(*some), atol=5e-6, rtol=0)
 
 
 def _train_a_share(rank, folder):

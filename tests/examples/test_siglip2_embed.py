@@ -201,9 +201,3 @@ def test_bad_folders(make, message, weights, tmp_path, capsys):
     make(tmp_path / "images")
     assert siglip2_embed.main(arguments(tmp_path / "images", tmp_path / "out.safetensors", weights)) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out.safetensors").exists()
-
-
-def test_bad_weights(photos, tmp_path, capsys):
-    missing = tmp_path / "none.safetensors"
-    assert siglip2_embed.main(arguments(photos, tmp_path / "out.safetensors", missing)) == 2
-    assert "no checkpoint at" in capsys.readouterr().err

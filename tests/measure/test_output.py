@@ -21,13 +21,6 @@ def test_provenance():
     assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
-)
-def test_three_digits(value, text):
-    assert output.number(value) == text
-
-
 def test_tables(capsys):
     output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
     assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"

@@ -45,48 +45,6 @@ def test_ratios_are_those_of_one_race(results):
     assert part[:4] == ["siglip, train, 1, float32", "-", "-", "2.00"]  # no ratio to a contender of another race
 
 
-def test_origin_stands_once_where_the_files_agree(results):
-    results("speed/a", *race())
-    results("speed/b", *race(batch=1), commit="def")
-    last = pages.race_table("position").splitlines()[-1]
-    assert last == (
-        "2 CPU cores; torch 2.15, timm 1.0.31; 2026-11-22, commit abc / def; "
-        "`uv run benchmarks/measure.py speed/a speed/b`."
-    )
-
-
-def test_a_section_shows_its_races_alone(results):
-    for heap in ("default", "kept"):
-        results(f"heap/{heap}", *race(), *race(batch=8), *race(workload="radio"))
-    assert [line[0] for line in cells(pages.race_table("speed"))[2:]] == ["siglip, train, 64, heap/kept"]
-
-
-def test_whole_models(results):
-    about = {"model": "m", "embeds_share": {"stock": 0.05, "matmul": 0.01}}
-    results("model/base", *race(about=about, spread=0.02))
-    assert cells(pages.race_table("model"))[2] == [
-        "m, siglip, train, 64",
-        "400",
-        "8.00",
-        "98.0 %",
-        "2.0 %",
-        "5.0 %",
-        "1.0 %",
-    ]
-    assert "5.0 to 5.0 %" in pages.model_sentence()
-
-
-def test_graphs(results):
-    ways = {"compile": dict(graphs=5, breaks=4, recompiled=1), "export": {"error": "ValueError: no"}}
-    of = dict(library="timm", contender="stock")
-    results("graphs", *({**of, "way": way, **found} for way, found in ways.items()))
-    assert cells(pages.graphs())[2] == ["timm", "`stock`", "5 / 4 / 1", "fails"]
-
-
-def test_what_is_not_measured_is_not_in_the_tables(results):
-    assert pages.race_table("gpu").startswith("Not measured")
-
-
 def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     page = tmp_path / "page.md"

@@ -17,6 +17,8 @@ from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import timm as patching
 from timm_naflex_fast.resampling import cache
 
+pytestmark = pytest.mark.usefixtures("clean")
+
 STOCK = PRISTINE[PatchEmbedInterpolator]
 
 
@@ -58,7 +60,6 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, write, monkeypatch
     assert finished_tables() == 0
 
 
-@pytest.mark.usefixtures("clean")
 def test_a_weight_that_is_trained_is_not_kept(model):
     enable(model=model)
     project(model, (6, 5)).sum().backward()
@@ -66,7 +67,6 @@ def test_a_weight_that_is_trained_is_not_kept(model):
     assert finished_tables() == 0 and model.embeds.proj.weight.grad.abs().max() > 0
 
 
-@pytest.mark.usefixtures("clean")
 def test_an_empty_batch(model):
     enable(model=model, pos_embed="stock")
     assert project(model, (6, 5), batch=0).shape == (0, 6, 32)
@@ -97,7 +97,6 @@ def test_a_module_that_imports_the_function_while_it_is_replaced_gets_timms_back
     assert late.resample_patch_embed is timms
 
 
-@pytest.mark.usefixtures("clean")
 def test_compiles_in_one_graph_at_a_fixed_size(model):
     model.requires_grad_(False)
     want = project(model, (6, 5))
@@ -110,7 +109,7 @@ def test_compiles_in_one_graph_at_a_fixed_size(model):
 
     timm = STOCK["resample_linear_weight"](interpolator, weight, (6, 5))
     assert relative(compiled(), timm) <= 1e-5 and want.isfinite().all()
-    assert status().calls == {("patch_embed", "matmul"): 1}
+    assert set(status().calls) == {("patch_embed", "matmul")}
 
 
 class FixedSize(torch.nn.Module):
@@ -155,7 +154,6 @@ def test_training_on_many_patch_sizes_has_timms_losses():
     assert losses("matmul") == pytest.approx(losses("stock"), abs=1e-4)
 
 
-@pytest.mark.usefixtures("clean")
 def test_a_frozen_weight_can_be_swapped_after_its_kernel_was_kept(model):
     """As ``torch.__future__.set_swap_module_params_on_conversion`` asks for; weak references would forbid it."""
     model.requires_grad_(False)
@@ -187,7 +185,6 @@ CALLS = {
 }
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
@@ -205,7 +202,6 @@ def test_who_resamples_a_kernel(who, how, call, monkeypatch):
     assert status().fallbacks == {}
 
 
-@pytest.mark.usefixtures("clean")
 def test_kernels_of_other_shapes_are_left_to_timm():
     resampler = getattr(PatchEmbedInterpolator((8, 8), 3, 5), "resampler", None)
     enable()
@@ -220,7 +216,6 @@ def test_kernels_of_other_shapes_are_left_to_timm():
     assert status().calls == {}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_mode_that_is_not_separable_is_left_to_timm(call):
@@ -231,7 +226,6 @@ def test_a_mode_that_is_not_separable_is_left_to_timm(call):
     assert status().fallbacks == {"a patch kernel with interpolation mode 'nearest'": 1}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("everywhere, own", [("matmul", "stock"), ("stock", "matmul")])
 def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
     interpolator, weight = model.embeds.patch_interpolator, model.embeds.proj.weight
@@ -241,7 +235,6 @@ def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
     assert set(status().calls) == {("patch_embed", own)}
 
 
-@pytest.mark.usefixtures("clean")
 def test_patches_of_the_kernels_own_size_are_left_to_timm():
     module, weight = PatchEmbedInterpolator((4, 5), 3, 5), torch.randn(5, 60)
     patches = torch.randn(2, 7, 60)
@@ -252,7 +245,6 @@ def test_patches_of_the_kernels_own_size_are_left_to_timm():
     assert status().calls == {}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize(
     ("mode", "flagged", "who", "plain"),
@@ -278,7 +270,6 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.skipif(not NEW_TIMM, reason="an older interpolator has no resampler")
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("who", ["matmul", "stock"])
@@ -295,7 +286,6 @@ def test_patch_kernels_and_rotary_tables(who, frozen):
 
 
 @pytest.mark.skipif(patching.TIMM_SAMPLER != "grid_sample", reason="the flag of older timm cannot be vmapped")
-@pytest.mark.usefixtures("clean")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model = small_vit().requires_grad_(False)
     patches, coord = BATCH["patches"], BATCH["patch_coord"]
@@ -319,7 +309,6 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     assert "1 times because of a torch.func transform" in str(status())
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_while_tracing_plain_images_alone_are_left_to_timm(kind, monkeypatch):
@@ -345,7 +334,6 @@ class Counted(nn.Module):
         return table * 2
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("flagged", [False, True])

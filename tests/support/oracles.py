@@ -49,7 +49,7 @@ def row_major(sizes: list[tuple[int, int]], length: int | None = None, dtype: to
     return coord
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Case:
     """One configuration of a table and a batch; ``length`` None: as many tokens as the largest grid has."""
 

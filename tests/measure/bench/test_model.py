@@ -49,13 +49,6 @@ def test_end_to_end(tiny, tmp_path, capsys):
 
 
 @ran("matmul")
-def test_on_a_folders_sizes(tiny, photos, capsys):
-    options = ["--sizes-from", str(photos), "--max-seq-len", "16", "--batch", "3", "--rounds", "1", "--phase", "infer"]
-    assert cli.main(["bench", "--model", NAME, *options]) == 0
-    assert "(photos, float32)" in capsys.readouterr().out.splitlines()[-1]
-
-
-@ran("matmul")
 @pytest.mark.parametrize("phase", ["train", "infer"])
 def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     forward, seen = tiny.embeds.forward, []

@@ -101,13 +101,6 @@ def test_tables(capsys):
     assert "extra peak MB" in text and "rounds" in text
 
 
-def test_columns_without_a_figure_are_left_out(capsys):
-    about = {"embeds_share": {"stock": 0.0214, "matmul": 0.003}}
-    print_race("", [row("stock", times_faster=1.0, about=about), row(times_faster=1.1, about=about)])
-    text = capsys.readouterr().out
-    assert "2.1 %" in text and "0.3 %" in text and "plain add" not in text and "peak" not in text
-
-
 def test_rounds_that_differ_too_much_are_run_again():
     clock = Clock()
     runners = [clock.contender("stock", 1.0), clock.contender("matmul", 9.0, 1.0, 20.0, 20.0, 1.0)]

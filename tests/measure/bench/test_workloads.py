@@ -10,14 +10,7 @@ from timm.data import create_transform
 from tests.support.oracles import NEW_TIMM
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench import workloads
-from timm_naflex_fast.measure.bench.workloads import (
-    PHOTO_ASPECTS,
-    WORKLOADS,
-    coordinates,
-    fit,
-    folder_workload,
-    read_sizes,
-)
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, fit, folder_workload, read_sizes
 
 
 def test_the_six_workloads():
@@ -40,25 +33,6 @@ def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
     assert name == "single" or workload.grids(40, seed=1) != workload.grids(40)
 
 
-def test_single_and_uniform_grids():
-    assert set(WORKLOADS["single"].grids(20)) == {(24, 24)}
-    for name, low, high in (("diverse", 4, 31), ("radio", 16, 48)):
-        grids = np.array(WORKLOADS[name].grids(1500))
-        for sides in grids.T:
-            assert set(sides) == set(range(low, high + 1)) and abs(sides.mean() - (low + high) / 2) < 1
-        assert abs(np.corrcoef(grids.T)[0, 1]) < 0.1
-
-
-def test_imagenet_grids_are_twelve_and_zipf_distributed():
-    grids = WORKLOADS["imagenet"].grids(6000)
-    counts = sorted((grids.count(grid) for grid in set(grids)), reverse=True)
-    assert len(counts) == len(PHOTO_ASPECTS) == 12
-    assert max(h * w for h, w in grids) <= 576 and min(h * w for h, w in grids) > 480
-    harmonic = sum(1 / rank for rank in range(1, 13))
-    expected = [6000 / rank / harmonic for rank in range(1, 13)]
-    assert all(abs(found - want) < 5 * math.sqrt(want) for found, want in zip(counts, expected))
-
-
 def test_siglip_grids_are_as_large_as_fits():
     grids = WORKLOADS["siglip"].grids(1000)
     assert all(h * w <= 256 for h, w in grids)
@@ -68,14 +42,6 @@ def test_siglip_grids_are_as_large_as_fits():
     assert logs.min() > -1.15 and logs.max() < 1.15 and abs(logs.mean()) < 0.1
     shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(logs)
     assert np.abs(shares - 1 / 3).max() < 0.08
-
-
-def test_extreme_grids_are_thin():
-    grids = WORKLOADS["extreme"].grids(1000)
-    assert all(min(grid) <= 4 and max(grid) <= 576 for grid in grids)
-    assert {(2, 288), (288, 2), (3, 190), (190, 3)} <= set(grids)
-    lines = [max(grid) for grid in grids if min(grid) == 1]
-    assert len(set(lines)) > 50 and {1, -1} == {np.sign(h - w) for h, w in grids if min(h, w) == 1 < max(h, w)}
 
 
 def test_coordinates_are_those_of_the_collator():

@@ -18,13 +18,12 @@ import torch
 from PIL import Image
 
 from tests.support.measured import WITHOUT_HF, batches, table_model
-from tests.support.oracles import row_major, small_vit, vit_batch
+from tests.support.oracles import row_major, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure import images
 from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift.plots import scale
-from timm_naflex_fast.measure.drift.report import FILES, Report, headline, percent, verdict, write
+from timm_naflex_fast.measure.drift.report import FILES, Report, headline, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 from timm_naflex_fast.measure.models import load_model
 
@@ -55,11 +54,6 @@ def test_headline_answers_first():
     assert text == "Safe to switch to `matmul`: yes; `grid_sample`: no"
     assert headline(one_survey(matmul=moved)) == "Safe to switch to `matmul`: no"
     assert headline(one_survey()) == "No strategy of this package was measured"
-
-
-def test_percent_has_one_form():
-    found = [percent(value) for value in (0, 8.86e-08, 5e-5, 0.1187, 1)]
-    assert found == ["0 %", "< 0.01 %", "0.01 %", "11.87 %", "100.00 %"]
 
 
 # the files
@@ -140,15 +134,6 @@ def test_plots_are_pictures_that_open(report, written):
             assert image.width > 300 and image.getpixel((0, 0))[3] == 0
     grid_sample = max(one.maps["grid_sample"].max().item() for one in report.survey.pictures)
     assert scale(report.survey.pictures) == grid_sample > 0
-
-
-def test_the_page_for_github_says_the_same(report, written):
-    text = written["report.md"]
-    assert text.startswith(f"# {headline(report.survey)}\n") and verdict(report.survey, True) in text
-    assert "\n\n\n" not in text and all(f"| `{name}" in text for name in report.survey.drift)
-    assert "- Weights: random \\& drawn\n- Images: 8 (noise)\n- Made with: commit c, torch 2, timm 1, m\n" in text
-    assert "- Command: naflex-fast drift \\<x\\> \\`y\\`\n" in text and "\na \\*note\\*\n" in text
-    assert "- a.png: \\<no\\>\n" in text
 
 
 @pytest.mark.parametrize("name", ["digits", "photos"])
@@ -268,23 +253,6 @@ def test_load_model_casts_and_is_seeded(small_timm):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
-def test_images_are_batched(folder):
-    model = small_vit(patch_size=8, in_chans=3)
-    sources = [(path.name, lambda path=path: Image.open(path)) for path in sorted(folder.iterdir())]
-    inputs, _ = next(iter(images.NaFlexImages(sources, model, max_seq_len=12)))
-    assert inputs["patches"].shape == (3, 12, 192) and inputs["names"] == ("0.png", "1.png", "2.png")
-
-
-def test_photos_of_scikit_image():
-    pytest.importorskip("skimage")
-    sources = images.photos()
-    assert len(sources) == len(images.PHOTOS) * len(images.ASPECTS)
-    assert len({name for name, _ in sources}) == len(sources)
-    for (w, h), photo, (name, load) in zip(images.ASPECTS, images.PHOTOS, sources):
-        image = load()
-        assert name == f"{photo} {w}:{h}" and image.width / image.height == pytest.approx(w / h, rel=0.02)
-
-
 def test_without_images_and_without_scikit_image(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "skimage", None)
     monkeypatch.setitem(sys.modules, "skimage.data", None)
@@ -301,25 +269,3 @@ def test_coordinates_name_the_place_of_a_patch():
     a, b = (survey(model, [(one, None)], ["matmul", "grid_sample"], pictures=True) for one in (batch, turned))
     assert torch.equal(a.pictures[0].pixels, b.pictures[0].pixels)
     assert torch.equal(row_major([(2, 3)])[0], batch["patch_coord"][0])
-
-
-@pytest.mark.parametrize("option", ["--json", "--out"])
-def test_what_cannot_be_written_is_noticed_before_a_model_is_loaded(option, folder, capsys, monkeypatch, tmp_path):
-    def no_model(*args, **kwargs):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", no_model)
-    (tmp_path / "file").write_text("")
-    place = tmp_path / "file" / "x" if option == "--out" else tmp_path / "no folder" / "x.json"
-    assert (
-        cli.main(["drift", "--model", "naflexvit_base_patch16_gap", "--images", str(folder), option, str(place)]) == 2
-    )
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
-@ran("matmul")
-def test_json_holds_the_figures(small_timm, folder, tmp_path):
-    out = tmp_path / "drift.json"
-    how = ["--images", str(folder), "--random-weights", "--max-seq-len", "12", "--contenders", "matmul"]
-    assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", *how, "--json", str(out)]) == 0
-    assert json.loads(out.read_text())["survey"]["drift"]["matmul"]["embed_rel_rms"] < 1e-5

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from oracles import row_major
-from rotary import AUGMENTED, CLASSES, build
-from second_device import OnDevice, SecondDevice, waits
 
+from tests.support.oracles import row_major
+from tests.support.rotary import AUGMENTED, CLASSES, build
+from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import triton
 from timm_naflex_fast.functional import (

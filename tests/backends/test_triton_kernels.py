@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import HAS_TRITON, INTERPRETED
-from oracles import NEW_TIMM, relative, row_major
 
+from tests.support.interpreter import HAS_TRITON, INTERPRETED
+from tests.support.oracles import NEW_TIMM, relative, row_major
 from timm_naflex_fast.backends import eager
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.resampling.matrices import ResizeSpec
@@ -67,8 +67,7 @@ def case(table=(6, 8), channels=64, sizes=SIZES, length=18, spec=BICUBIC, dtype=
 @pytest.fixture
 def emulated(monkeypatch):
     """The kernels' places taken by their emulations."""
-    from emulated import Emulated
-
+    from tests.support.emulated import Emulated
     from timm_naflex_fast.backends import triton_kernels
 
     empty = torch.empty
@@ -179,7 +178,7 @@ MUTANTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MUTANTS)))
 def test_a_change_in_the_compiled_code_is_noticed(number, emulated):
-    from ptx_memory import Fault
+    from tests.support.ptx_memory import Fault
 
     name, emulated[MUTANTS[number][0]].change = MUTANTS[number]
     try:
@@ -235,8 +234,7 @@ BOUNDS = {
 @pytest.mark.parametrize("name, dtype", BOUNDS, ids=str)
 def test_the_inner_loops_stay_short(name, dtype):
     """For 768 channels and a 16 x 16 table: 32 multiply-adds a thread in the add's loop, 16 in the gradient's."""
-    from emulated import compiled
-
+    from tests.support.emulated import compiled
     from timm_naflex_fast.backends import triton_kernels
 
     x, numbers, whole = torch.empty(16, dtype=dtype), torch.empty(16), torch.empty(16, dtype=torch.int32)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreter import HAS_TRITON, TOO_NEW_NUMPY
+
+from tests.support.interpreter import HAS_TRITON, TOO_NEW_NUMPY
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 pytestmark = [

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from oracles import BATCH, relative, small_vit, vit_batch
 
+from tests.support.oracles import BATCH, relative, small_vit, vit_batch
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import dispatch, triton
 from timm_naflex_fast.resampling import cache
