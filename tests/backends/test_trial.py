@@ -23,8 +23,8 @@ def no_trial_yet(monkeypatch):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
-@pytest.mark.parametrize("which", ["wrong and not dynamic", pytest.param("test_", marks=pytest.mark.slow)])
-def test_by_the_interpreter(which):
+@pytest.mark.slow
+def test_by_the_interpreter(which="test_"):
     run_interpreted(__file__, which)
 
 

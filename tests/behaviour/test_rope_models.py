@@ -122,7 +122,7 @@ def test_captures_in_one_graph(kind, train, fresh_compiler):
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports(kind):
     model = vit(kind)
-    with enable(), torch.no_grad():
+    with running(component="rope"), torch.no_grad():
         exported = torch.export.export(model, (dict(BATCH),), strict=False).module()
         other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
         assert relative(exported(other), model(other)) <= 1e-5
@@ -144,7 +144,7 @@ class Positional(torch.nn.Module):
 def test_jit_trace(kind, train):
     model = vit(kind)
     with torch.set_grad_enabled(train):
-        with enable():
+        with running(component="rope"):
             traced = torch.jit.trace(Positional(model), tuple(BATCH.values()), check_trace=False)
         other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)  # timm's loop would keep its grids
         assert relative(traced(*other.values()), model(other)) <= 1e-5
@@ -223,7 +223,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(module, reason, mo
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
     library.warned.clear()
-    monkeypatch.setattr(replacements, "_capturing", lambda: True)
+    monkeypatch.setattr(replacements, "recorded", lambda: True)
     with enable(), pytest.warns(UserWarning, match="random rotary coordinates"):
         torch.manual_seed(0)
         got = model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"])

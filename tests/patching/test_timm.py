@@ -70,6 +70,7 @@ def test_a_weight_that_is_trained_is_not_kept(model):
 def test_an_empty_batch(model):
     enable(model=model, pos_embed="stock")
     assert project(model, (6, 5), batch=0).shape == (0, 6, 32)
+    assert status().calls == {("patch_embed", "matmul"): 1}
 
 
 def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back():
@@ -127,6 +128,7 @@ def test_exports_at_a_fixed_size(model):
     patches, coord = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
     with torch.no_grad():
         program = torch.export.export(FixedSize(model.embeds), (patches, coord), strict=False)
+    assert status().calls["patch_embed", "matmul"]
     disable(model)
     others = torch.randn(2, 6, 6, 5, 1)
     assert relative(program.module()(others, coord), FixedSize(model.embeds)(others, coord)) <= 1e-5

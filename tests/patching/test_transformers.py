@@ -119,7 +119,7 @@ def test_width_one_is_right_where_transformers_is_wrong(kind, mode):
         model[0].patch_embedding.weight.zero_()
         model[0].patch_embedding.bias.zero_()
         assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2
-        with enable(mode, library="transformers"):
+        with running(mode, library="transformers"):
             assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
 
 
