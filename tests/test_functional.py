@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.checks import one_by_one
 from tests.support.oracles import Largest, relative, row_major
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
@@ -91,23 +91,6 @@ def test_what_is_no_tensor_of_real_numbers_is_named(wrong):
 
 MODES = ["bilinear", "bicubic"]
 sides = st.integers(1, 12)
-
-
-def one_by_one(table, sizes, *, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
-    """Each image's embeddings, (t*h*w, C) float64, by F.interpolate."""
-    out = []
-    for size in sizes:
-        t, h, w = (1, *size) if len(size) == 2 else size
-        grid = table.double()
-        if (h, w) != tuple(table.shape[:2]):
-            to = (max(h, w),) * 2 if ar_preserving else (h, w)
-            how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
-            # At width 1 only timm's layout comes back right from PyTorch.
-            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[0].permute(1, 2, 0)
-            grid = grid[:h, :w]
-        blocks = grid.reshape(h // merge, merge, w // merge, merge, -1).transpose(1, 2)
-        out.append(blocks.reshape(h * w, -1).repeat(t, 1))
-    return out
 
 
 @settings(max_examples=150)

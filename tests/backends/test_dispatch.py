@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from tests.support.checks import one_by_one
 from tests.support.oracles import relative
 from timm_naflex_fast.backends import dispatch, eager, operator, portable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -27,23 +27,6 @@ def test_who_traces_tells_the_backend(monkeypatch):
     ):
         monkeypatch.setattr(dispatch, "tracer", lambda *_, who=who: who)
         assert backend_of() is matmul and backend_of(strategy="interpolate_cached") is cached
-
-
-def one_by_one(table, sizes, *, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
-    """Each image's embeddings, (t*h*w, C) float64, by F.interpolate."""
-    out = []
-    for size in sizes:
-        t, h, w = (1, *size) if len(size) == 2 else size
-        grid = table.double()
-        if (h, w) != tuple(table.shape[:2]):
-            to = (max(h, w),) * 2 if ar_preserving else (h, w)
-            how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
-            # At width 1 only timm's layout comes back right from PyTorch.
-            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[0].permute(1, 2, 0)
-            grid = grid[:h, :w]
-        blocks = grid.reshape(h // merge, merge, w // merge, merge, -1).transpose(1, 2)
-        out.append(blocks.reshape(h * w, -1).repeat(t, 1))
-    return out
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ def test_counts_belong_to_each_enable():
     assert status().calls == {}
 
 
-@pytest.mark.parametrize("for_one", [False, True])
-def test_ten_thousand_switches_leave_nothing(for_one):
+@pytest.mark.parametrize("for_one", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_many_switches_leave_nothing(for_one):
     model = small_vit() if for_one else None
 
     def switch(times):

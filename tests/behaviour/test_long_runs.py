@@ -1,11 +1,9 @@
 """What long-running programs do: threads, worker processes, switching on and off for ever, python -O, lean installs."""
 
-import gc
 import os
 import subprocess
 import sys
 import threading
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -115,44 +113,6 @@ def test_a_fork_while_another_thread_fills_the_cache():
         stop.set()
         thread.join()
     assert status().calls["pos_embed", "interpolate_cached"]
-
-
-def switch(times, model):
-    for number in range(times):
-        mode = ("matmul", "grid_sample", "interpolate_cached")[number % 3]
-        handle = enable(mode, model=model if number % 2 else None)
-        if number % 5:
-            handle.restore()
-        else:
-            disable()
-
-
-def grown(times):
-    """Python objects and traced bytes that ``times`` switches leave behind."""
-    model = small_vit()
-    switch(50, model)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        bytes_before, objects = tracemalloc.get_traced_memory()[0], len(gc.get_objects())
-        switch(times, model)
-        gc.collect()
-        return len(gc.get_objects()) - objects, tracemalloc.get_traced_memory()[0] - bytes_before
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.slow
-def test_switching_leaks_nothing():
-    objects, size = grown(300)
-    assert objects < 100 and size < 30_000
-
-
-@pytest.mark.fuzz
-def test_switching_ten_thousand_times_leaks_nothing():
-    objects, size = grown(10_000)
-    print(f"10,000 switches left {objects} objects and {size} bytes")
-    assert objects < 100 and size < 30_000
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Whose memory is whose: what is cached, what autograd gets, what is written before an error."""
 
-import threading
-
 import pytest
 import torch
 
@@ -65,30 +63,6 @@ def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, monkeypatch)
     monkeypatch.undo()
     for _ in range(2):
         assert relative(embed(), want[id(second)]) <= 2e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", EXACT)
-def test_threads_that_exchange_the_weights(strategy):
-    table, other = torch.randn(16, 16, 64), torch.randn(16, 16, 64)
-    mine, sizes, stop = table.clone(), [(a, b) for a in range(12, 20) for b in range(14, 18)], threading.Event()
-    run = lambda t=table: resample_pos_embeds(t, sizes, mode="bicubic", strategy=strategy)
-    want = run(mine.clone())
-
-    def serve():
-        while not stop.is_set():
-            run()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        for _ in range(100):
-            table.data.copy_(other)
-            table.data.copy_(mine)
-            assert relative(run(), want) <= 2e-6
-    finally:
-        stop.set()
-        thread.join()
 
 
 def halve(parameter):
