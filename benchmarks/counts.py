@@ -1,6 +1,6 @@
 """Count what one step of the position embedding costs, so that the figures hold on every machine.
 
-uv run benchmarks/counts.py --json results/counts.json
+uv run benchmarks/measure.py counts
 
 Every operator that PyTorch executes is seen (``TorchDispatchMode``). It reads each element of its inputs once and
 writes each element of its results once; gathers and scattered additions touch as many rows as they name. Views and
@@ -10,14 +10,11 @@ empty tensors cost nothing.
 last four operators touched. All other operands come from memory and go there.
 
 The operators do not depend on the number of channels, so bytes are linear in it: each race is counted at two small
-widths and extended to ``--channels``.
+widths and extended to 768.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,8 +31,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from timm_naflex_fast.measure.bench.pos_embed import race as make
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
-from timm_naflex_fast.measure.output import check_writable, write_json
-from timm_naflex_fast.measure.provenance import provenance
 
 CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
 NARROW = (16, 32)  # channels; with fewer, a sample's tokens are no larger than its coordinates
@@ -209,25 +204,10 @@ def _extend(small: Count, large: Count, channels: int) -> Count:
     return Count(*sizes, large.operators, large.host_waits, large.whole_writes)
 
 
-def main() -> None:
-    """Count, print a table per race, and write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["siglip", "diverse"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[64, 512])
-    parser.add_argument("--channels", type=int, default=768)
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    check_writable(options.json)
-    rows = []
-    for workload, batch, phase in product(options.workload, options.batch, ("infer", "train")):
-        found = count_race(workload, batch, phase, channels=options.channels)
+def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+    """The rows of race after race, each printed."""
+    batches, channels = ((2,), 32) if tiny else ((64, 512), 768)
+    for workload, batch, phase in product(("siglip", "diverse"), batches, ("infer", "train")):
+        found = count_race(workload, batch, phase, channels=channels)
         print(tabulate([{name: row[name] for name in ("contender", *SHOWN)} for row in found], "keys", intfmt=","))
-        rows += found
-    if options.json:
-        command = shlex.join(["uv", "run", "benchmarks/counts.py", *sys.argv[1:]])
-        how = f"operators counted at {NARROW[0]} and {NARROW[1]} channels, bytes extended to {options.channels}"
-        write_json(options.json, {**provenance(command), "how": how, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()
+        yield found

@@ -47,10 +47,10 @@ import torch  # noqa: E402
 
 from timm_naflex_fast import enable  # noqa: E402
 from timm_naflex_fast.backends import eager, triton  # noqa: E402
-from timm_naflex_fast.measure.bench.meters import stopwatch  # noqa: E402
+from timm_naflex_fast.measure.bench.race import stopwatch  # noqa: E402
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates  # noqa: E402
 from timm_naflex_fast.measure.contenders import PLAIN_ADD, use  # noqa: E402
-from timm_naflex_fast.measure.provenance import provenance  # noqa: E402
+from timm_naflex_fast.measure.output import provenance  # noqa: E402
 from timm_naflex_fast.resampling.matrices import ResizeSpec  # noqa: E402
 from timm_naflex_fast.strategies import STRATEGIES  # noqa: E402
 

@@ -1,6 +1,6 @@
 """Count what torch.compile and torch.export make of a whole model: no clock takes part, so it holds on every machine.
 
-uv run benchmarks/graphs.py --json results/graphs.json        # some minutes
+uv run benchmarks/measure.py graphs        # some minutes
 
 20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A break
 is a place where Dynamo leaves the graph; recompiled are graphs that a later batch made necessary. In export the batch
@@ -9,10 +9,8 @@ and the number of tokens are dynamic, and the program must give eager mode's res
 
 from __future__ import annotations
 
-import argparse
 import random
-import shlex
-import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice, product
 from typing import Any
@@ -22,8 +20,6 @@ from torch._dynamo.utils import counters
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
-from timm_naflex_fast.measure.output import check_writable, write_json
-from timm_naflex_fast.measure.provenance import provenance
 
 BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
 CONTENDERS = {
@@ -113,27 +109,14 @@ def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> di
     return {"graphs": 1, "breaks": 0, "recompiled": 0, "needs this package": ours}
 
 
-def main() -> None:
-    """Count, print a table, and write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    check_writable(options.json)
-    rows = []
-    for library, way in product(options.library, options.way):
+def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+    """A row for each library, way and contender, printed; the error's first line where it fails."""
+    for library, way in [("timm", "export")] if tiny else product(CONTENDERS, WAYS):
         for contender in CONTENDERS[library]:
             try:
                 found = count(library, contender, way)
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-            rows.append({"library": library, "way": way, "contender": contender, **found})
-            print(rows[-1], flush=True)
-    if options.json:
-        command = shlex.join(["uv", "run", "benchmarks/graphs.py", *sys.argv[1:]])
-        write_json(options.json, {**provenance(command), "rows": rows})
-
-
-if __name__ == "__main__":
-    main()
+            row = {"library": library, "way": way, "contender": contender, **found}
+            print(row, flush=True)
+            yield [row]

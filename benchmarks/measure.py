@@ -13,15 +13,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import counts
+import graphs
 import races
 
-from timm_naflex_fast.measure.bench.race import print_race
-from timm_naflex_fast.measure.output import write_json
-from timm_naflex_fast.measure.provenance import provenance
+from timm_naflex_fast.measure.output import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
@@ -50,9 +50,15 @@ BENCH = {
     "model/base_64": f"{BASE} --workload siglip --batch 64 --rounds 3",
     "model/base_64_infer": f"{BASE} --workload diverse --batch 64 --phase infer --rounds 3",
 }
-RACES = {"rope": races.rope, "patch_kernels": races.patch_kernels, "other_libraries": races.other_libraries}
-COUNTED = {"counts": "--batch 2 --channels 32", "graphs": "--library timm --way export"}  # options of --tiny
-NAMES = (*BENCH, *RACES, *COUNTED)
+# Functions that yield the rows of race after race; given True, tiny ones.
+MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
+    "rope": races.rope,
+    "patch_kernels": races.patch_kernels,
+    "other_libraries": races.other_libraries,
+    "counts": counts.rows,
+    "graphs": graphs.rows,
+}
+NAMES = (*BENCH, *MADE_HERE)
 
 
 def bench(options: str, tiny: bool, settings: dict[str, str]) -> list[dict[str, Any]]:
@@ -69,15 +75,8 @@ def bench(options: str, tiny: bool, settings: dict[str, str]) -> list[dict[str, 
 
 def measure(name: str, out: Path, tiny: bool) -> None:
     """Make one result file."""
-    if name in COUNTED:
-        small = COUNTED[name].split() if tiny else []
-        subprocess.run([sys.executable, f"benchmarks/{name}.py", *small, "--json", str(out)], check=True, cwd=ROOT)
-        return
-    if name in RACES:
-        rows = []
-        for race in RACES[name](tiny):
-            print_race(f"{race[0].workload} {race[0].phase}, B={race[0].batch}", race)
-            rows += map(asdict, race)
+    if name in MADE_HERE:
+        rows = [row for race in MADE_HERE[name](tiny) for row in race]
     else:
         rows = bench(BENCH[name], tiny, KEPT_HEAP if name == "heap/kept" else {})
     write_json(out, {**provenance(f"uv run benchmarks/measure.py {name}"), "rows": rows})

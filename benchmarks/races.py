@@ -9,6 +9,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from itertools import islice, product
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.measure.bench.race import BASELINE, Race, Row, Timed, run
+from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, print_race, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 
 ROPE_TYPES: dict[str, dict[str, Any]] = {
@@ -32,12 +33,14 @@ PATCHES += (((16, 16), (12, 12)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
 PATIENCE_MS = 10_000.0  # a contender that takes longer does not run at larger batch sizes
 
 
-def time(race: Race, budget: float, tiny: bool) -> list[Row]:
-    """The rows of a race."""
-    return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
+def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
+    """The rows of a race, printed."""
+    rows = run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
+    print_race(race.title, rows)
+    return [asdict(row) for row in rows]
 
 
-def rope(tiny: bool) -> Iterator[list[Row]]:
+def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """timm's ``NaFlexVit._generate_rope_naflex`` alone, on ``diverse`` grids.
 
     "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train", of mixed ones alone,
@@ -50,7 +53,7 @@ def rope(tiny: bool) -> Iterator[list[Row]]:
                 race = _rope_race(kind, phase, batch, names, on)
                 rows = time(race, 0.7, tiny)
             yield rows
-            names = [row.contender for row in rows if row.median_ms <= PATIENCE_MS]
+            names = [row["contender"] for row in rows if row["median_ms"] <= PATIENCE_MS]
 
 
 def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStack) -> Race:
@@ -82,7 +85,7 @@ def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStac
     return Race("rope", kind, phase, batch, "float32", tuple(contenders))
 
 
-def patch_kernels(tiny: bool) -> Iterator[list[Row]]:
+def patch_kernels(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """Patch kernels of 3 channels, linear (O, H*W*I) and conv (O, I, H, W), resampled by timm's module.
 
     "train": forward and backward at a size met before; "first": the forward at a new size; "frozen": one patch
@@ -126,7 +129,7 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: E
     return Race("patch_embed", title, phase, 0, "float32", contenders)
 
 
-def other_libraries(tiny: bool) -> Iterator[list[Row]]:
+def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """transformers' Siglip2 embeddings (base: a 16x16 table, 768 channels, 256 tokens): "infer", and "train".
 
     Every call has other grids, all of them met before; patches hold one value each, so that their projection costs

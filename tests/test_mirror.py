@@ -19,9 +19,6 @@ ELSEWHERE = {  # a module: the file that tests it
     "rope/embeds": "rope/test_batched",
     "rope/grids": "rope/test_batched",
     "rope/settings": "rope/test_batched",
-    "measure/provenance": "measure/test_output",
-    "measure/style": "measure/test_output",
-    "measure/bench/meters": "measure/bench/test_race",
     "measure/drift/pictures": "measure/drift/test_report",
     "measure/drift/plots": "measure/drift/test_report",
 }

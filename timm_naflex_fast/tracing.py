@@ -26,7 +26,7 @@ def tracer(*tensors: Tensor) -> Tracer | None:
     """
     if torch.compiler.is_dynamo_compiling():  # true in the code that TorchDynamo reads, and nowhere else
         return "export" if _exporting() else "transform" if _transforming_while_traced() else "compile"
-    if torch.jit.is_tracing() or _mode(_PROXY) is not None or _mode(_FAKE) is not None:
+    if recorded():
         return "export"
     return "transform" if why_unsupported(*tensors) else None
 
@@ -35,15 +35,14 @@ def recorded() -> bool:
     """Whether the operations that follow become a graph, so that no number can be read on the host."""
     if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
         return True
-    return _mode(_PROXY) is not None or _mode(_FAKE) is not None
+    return _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH)
 
 
-# Modes are the thread's own: one writes operations down (``make_fx``), one runs them without numbers.
-_mode, _PROXY, _FAKE = (
-    torch._C._get_dispatch_mode,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FAKE,
-)
+# Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs them without numbers, and
+# the key says that a third writes them down before autograd.
+_mode, _has_key = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
+_PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 # The compiler reads no C function, but calls this one while it traces, when the transforms around it are active.

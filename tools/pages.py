@@ -18,8 +18,8 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.contenders import CONTENDERS
+from timm_naflex_fast.measure.drift.plots import COLOURS, INK, panels
 from timm_naflex_fast.measure.output import number
-from timm_naflex_fast.measure.style import COLOURS, INK, panels
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

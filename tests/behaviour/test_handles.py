@@ -193,3 +193,11 @@ def test_a_snapshot_brings_back_models_libraries_and_handles():
     assert uses(model) == "interpolate_cached"
     everywhere.restore()
     assert is_pristine()
+
+
+def test_a_handle_that_was_left_is_not_entered_again():
+    handle = enable()
+    with handle:
+        pass
+    with pytest.raises(RuntimeError, match=r"has ended; call enable\(\) again"), handle:
+        pass

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.support.oracles import Case, relative, stock, tables
+from tests.support.oracles import Case, relative, row_major, stock, tables
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.functional import resample_pos_embeds
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling import cache
 
 EXACT = ["matmul", "interpolate_cached"]
@@ -144,9 +144,12 @@ def inference_tensor():
 @pytest.mark.parametrize("mode", [*EXACT, "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("what", NOT_WRITABLE)
-def test_nothing_is_written_where_autograd_forbids_it(mode, kind, what):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_nothing_is_written_where_autograd_forbids_it(mode, kind, what, frozen):
+    if frozen and what != "an inference tensor":
+        pytest.skip("PyTorch allows it")
     case = case_of(kind, [(3, 4)])
-    embeds = case.embeds()
+    embeds = case.embeds().requires_grad_(not frozen)
     for settings in ("stock", mode):
         x = NOT_WRITABLE[what]()
         with enable(settings), pytest.raises(RuntimeError):
@@ -192,3 +195,11 @@ def test_the_bound_of_the_cache(text, valid):
 def test_a_bound_that_is_none(text):
     with pytest.raises(ValueError, match=r"TIMM_NAFLEX_FAST_CACHE_MIB=.* is not valid; valid: a whole number of MiB"):
         cache.read_limit(text)
+
+
+def test_a_table_with_the_negative_bit():
+    table, coord = torch.imag(torch.randn(6, 5, 8, dtype=torch.complex64).conj()), row_major([(3, 4)])
+    assert table.is_neg()
+    want = add_pos_embed_(torch.zeros(1, 12, 8), table.clone(), coord)
+    for _ in range(4):
+        assert torch.equal(add_pos_embed_(torch.zeros(1, 12, 8), table, coord), want)

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.oracles import Case, relative, row_major, small_vit, vit_batch
+from tests.support.oracles import Case, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.backends import operator  # noqa: F401, registered before anything is traced
@@ -122,16 +122,17 @@ def test_second_derivatives_of_a_compiled_model(backend):
         assert all(relative(a, b) <= 1e-5 for a, b in zip(got, found[0]))
 
 
-@pytest.mark.parametrize("tracing_mode", ["real", "symbolic"])
+@pytest.mark.parametrize("how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)])
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-def test_what_is_written_down_holds_for_other_tables(tracing_mode, strategy):
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_is_written_down_holds_for_other_tables(how, strategy, frozen):
     def f(table, x, coord):
         return add_pos_embed_(x * 1, table, coord, strategy=strategy)
 
     x, other, swapped = torch.zeros(3, 13, 4), torch.randn(6, 5, 4), row_major(SIZES[::-1], 13)
-    for _ in range(3):
+    for _ in range(3 if frozen else 0):
         f(TABLE, x, COORD)  # a resized table is cached by now
-    graph = make_fx(f, tracing_mode=tracing_mode)(TABLE, x, COORD)
+    graph = make_fx(f, **how)(TABLE, x, COORD)
     assert relative(graph(other, x, swapped), f(other, x, swapped)) <= 2e-6
     assert not any("timm_naflex_fast" in str(node.target) for node in graph.graph.nodes)
 
@@ -235,3 +236,43 @@ def test_sizes_that_do_not_fit_the_tokens(what, how):
     }[how]
     with pytest.raises(Exception, match="grid_sizes must hold"):
         run(x, sizes)
+
+
+def test_no_images_and_no_channels():
+    for run in (lambda f: f(), lambda f: torch.func.vmap(lambda _: f(), out_dims=None)(torch.zeros(1))):
+        assert run(lambda: resample_pos_embeds(TABLE, [], mode="bicubic")).shape == (0, 4)
+        assert run(lambda: resample_pos_embeds(TABLE, [], mode="bicubic", length=5)).shape == (0, 5, 4)
+    assert add_pos_embed_(torch.zeros(3, 13, 0), TABLE[..., :0], COORD).shape == (3, 13, 0)
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
+    case = Case((6, 5), 4, "bicubic", True, False, False, SIZES, 13, torch.float32, 7, kind=kind)
+    embeds = case.embeds()
+    method = f"_apply_{kind}_pos_embed"
+
+    def f(x, size):
+        x = x * 1
+        getattr(embeds, method)(x, size)
+        return x
+
+    run = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in ((3, 4), (6, 5), (9, 2)):
+        x, found = torch.randn(batch, size[0] * size[1], 4), []
+        for mode in ("stock", "matmul"):
+            with enable(mode):
+                out = (f if mode == "stock" else run)(x, size)
+                found.append([out.detach(), *torch.autograd.grad(out.square().sum(), tables(embeds))])
+                assert mode == "stock" or ("pos_embed", "stock") not in status().calls
+        for theirs, ours in zip(*found):
+            assert relative(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "grid_sample"])
+def test_a_trace_of_a_table_that_keeps_its_aspect(strategy):
+    def f(x, coord):
+        return add_pos_embed_(x * 1, TABLE, coord, strategy=strategy, ar_preserving=True)
+
+    x, other = torch.zeros(3, 30, 4), row_major([(6, 5), (9, 2), (1, 7)], 30)
+    assert relative(torch.jit.trace(f, (x, row_major(SIZES, 30)))(x, other), f(x, other)) <= 2e-6

@@ -1,4 +1,4 @@
-"""What bench and drift share: provenance, tables, progress, files, plot style."""
+"""What bench and drift share: provenance, tables, progress, files, the look of plots."""
 
 import json
 import re
@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from timm_naflex_fast.measure import output, style
+from timm_naflex_fast.measure import output
 from timm_naflex_fast.measure.contenders import NAMES, PLAIN_ADD
-from timm_naflex_fast.measure.provenance import provenance
+from timm_naflex_fast.measure.drift import plots
+from timm_naflex_fast.measure.output import provenance
 
 
 def test_provenance():
@@ -79,10 +80,10 @@ def test_what_is_printed_is_one_line_of_text():
 
 def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
     pytest.importorskip("matplotlib")
-    figure, axes = style.panels(1, 2, 2.0, 2.0)
-    axes[0, 0].plot([1, 2], [3, 4], color=style.COLOURS["matmul"])
+    figure, axes = plots.panels(1, 2, 2.0, 2.0)
+    axes[0, 0].plot([1, 2], [3, 4], color=plots.COLOURS["matmul"])
     figure.savefig(tmp_path / "a.png", transparent=True)
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == "RGBA" and np.asarray(image)[0, 0, 3] == 0
-    assert len(style.COLOURS) == len(set(style.COLOURS.values()))
-    assert {*NAMES, PLAIN_ADD} == {*style.COLOURS}
+    assert len(plots.COLOURS) == len(set(plots.COLOURS.values()))
+    assert {*NAMES, PLAIN_ADD} == {*plots.COLOURS}

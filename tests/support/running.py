@@ -87,7 +87,7 @@ def watch_a_child() -> None:
 
 def write_outcome(red: list[str], green: list[str]) -> None:
     """Write what a run with the library's own code in place of ours found."""
-    from timm_naflex_fast.measure.provenance import provenance
+    from timm_naflex_fast.measure.output import provenance
 
     found = {"ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
     assert FORCED is not None

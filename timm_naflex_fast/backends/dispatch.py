@@ -60,7 +60,7 @@ def add(
         grids.check_whole(x, placement)
         cell = torch.arange(x.shape[1], device=x.device)
         patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
-        one = torch.zeros_like(x[:1])
+        one = x.new_zeros(1, *x.shape[1:])
         backend.add(one, tables, patch_coord, spec)
         x.add_(one)
         return
@@ -130,7 +130,7 @@ def resample(
         return out if length is None else out.view(len(listed), length, table.shape[-1])
     sizes = _on_device(listed, table)
     out = _resample_on_device(backend, table, sizes, spec, merge, longest, first_cell_in_padding)
-    return out if length is not None else torch.cat([image[:n] for image, n in zip(out, tokens)])
+    return out if length is not None else torch.cat([out[:0, 0], *(image[:n] for image, n in zip(out, tokens))])
 
 
 _resample_outside_graphs = torch.compiler.disable(resample)
@@ -147,6 +147,8 @@ def _resample_on_device(
 ) -> Tensor:
     """The embeddings (B, N, C), by coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
     patch_coord = portable.coordinates(sizes, length, merge)
+    if not length:
+        return torch.zeros(sizes.shape[0], 0, table.shape[-1], dtype=table.dtype, device=table.device)
     if backend is portable:
         out = portable.embeddings(table, patch_coord, spec)
     else:
@@ -188,4 +190,5 @@ def _on_device(sizes: FrameSizes, like: Tensor) -> Tensor:
     """Sizes (B, 3), or (B, 2) if there are no frames, on the device of ``like``, for which the host does not wait."""
     columns = slice(0 if any(t > 1 for t, _, _ in sizes) else 1, 3)
     listed = torch.tensor([size[columns] for size in sizes], dtype=torch.int64, device="cpu")
+    listed = listed.view(len(sizes), -1) if sizes else listed.view(0, 2)
     return listed.to(like.device, non_blocking=True)

@@ -142,7 +142,9 @@ def lengths(grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec) -> tupl
     if not spec.ar_preserving:
         return grids.h, grids.w
     longest = torch.maximum(grids.h, grids.w)
-    same = (grids.h == table_size[0]) & (grids.w == table_size[1]) & spec.copies_own_size
+    if not spec.copies_own_size:
+        return longest, longest
+    same = (grids.h == table_size[0]) & (grids.w == table_size[1])
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
-from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, printable, progress, seconds, write_json
-from ..measure.provenance import provenance
+from ..measure.models import DTYPES, add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, printable, progress, provenance, seconds, write_json
 from ..names import STRATEGIES
 
 if TYPE_CHECKING:
@@ -29,22 +28,20 @@ SLOW = 2.0  # a frozen table that takes so many times the time of a changing one
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add, some = parser.add_argument, dict[str, Any](nargs="+", metavar="NAME")
-    dtypes, phases, contenders = ("float32", "bfloat16", "float16"), ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
+    phases, contenders = ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
     shapes = parser.add_mutually_exclusive_group().add_argument
     shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)} (all; a model: siglip)")
     shapes("--sizes-from", type=path, metavar="DIR", help="grids of a folder's images; only their headers are read")
     add("--max-seq-len", type=positive, metavar="N", help="most patches per image, no workload's (256)")
     add("--batch", dest="batches", nargs="+", type=positive, metavar="B", help="batch sizes (64; a model: 8)")
-    add("--dtype", dest="dtypes", **some, choices=dtypes, help="of the tokens (float32; a model on a GPU: bfloat16)")
+    add("--dtype", dest="dtypes", **some, choices=DTYPES, help="of the tokens (float32; a model on a GPU: bfloat16)")
     add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)} (all)")
     whole = f"of {' '.join(contenders)} (all; a model: stock matmul)"
     add("--contenders", **some, choices=contenders, help=whole)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where (cpu)")
     add("--channels", type=positive, default=768, metavar="C", help="width of the tokens (768; a model has its own)")
     add("--rounds", type=positive, default=30, metavar="R", help="timed rounds, at most (30)")
-    add(
-        "--budget", type=seconds, default=2.0, metavar="S", help="seconds per contender and race, at least 3 rounds (2)"
-    )
+    add("--budget", type=seconds, default=2.0, metavar="S", help="seconds per contender and race, but 3 rounds (2)")
     add_model_arguments(parser)
     add("--json", type=path, metavar="FILE", help="also write the figures there, after each race")
 
@@ -97,11 +94,8 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
         if options.device == "cuda" and not options.dtypes:
             chosen["dtypes"] = ["bfloat16"]
-        settings: dict[str, Any] = dict(options.model_kwargs)
-        if not options.checkpoint:
-            settings = {"num_classes": 1000} | settings
-        settings["random_weights"] = not options.checkpoint
-        made, _ = load_model(options.model, options.checkpoint, **settings)
+        untrained: dict[str, Any] = {} if options.checkpoint else dict(num_classes=1000, random_weights=True)
+        made, _ = load_model(options.model, options.checkpoint, **untrained | dict(options.model_kwargs))
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]
     workloads = _workloads(options, patch_size)
     for workload in [] if options.model else list(workloads):

@@ -11,12 +11,9 @@ from typing import Any
 from ..measure import images
 from ..measure.contenders import BASELINE, NAMES, missing
 from ..measure.drift import FILES
-from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, print_table, printable, progress, write_json
-from ..measure.provenance import provenance
+from ..measure.models import DTYPES, add_model_arguments, load_model
+from ..measure.output import check_writable, path, positive, print_table, printable, progress, provenance, write_json
 from ..names import STRATEGIES
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,14 +77,12 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     with progress("measuring", len(runs) * len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
-    # The fields without their "pos_embed_".
-    own = {key[10:]: value for key, value in vars(model.embeds).items() if key.startswith("pos_embed_")}
+    known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]
+    own = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "The model's own resampling (its settings)": ", ".join(
-            f"{key} {value}" for key, value in own.items() if value is not None
-        ),
+        "The model's own resampling (its settings)": ", ".join(own),
         "Number type": options.dtype,
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",

@@ -70,9 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "naflex-fast", description="Fast and exact resampling for timm's NaFlexVit.", allow_abbrev=False
-    )
+    about = "Fast and exact resampling for timm's NaFlexVit."
+    parser = argparse.ArgumentParser("naflex-fast", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (_, _, about) in COMMANDS.items():

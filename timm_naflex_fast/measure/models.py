@@ -12,6 +12,7 @@ from typing import Any
 
 from .output import path, printable
 
+DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order

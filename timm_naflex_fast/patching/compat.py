@@ -43,7 +43,7 @@ def slot_of(owner: Any, name: str, library: Library) -> Slot:
 def _plain(function: Any) -> Any:
     """Without ``torch.compiler.disable``, with which timm decorates some."""
     is_disabled = getattr(function, "__globals__", {}).get("__name__", "").startswith("torch._dynamo.")
-    return function.__wrapped__ if is_disabled else function
+    return getattr(function, "__wrapped__", function) if is_disabled else function
 
 
 def _defined_in(function: Any) -> str:

@@ -22,18 +22,7 @@ from torch import nn
 from ..resampling import cache
 from .compat import Slot, anothers, check, slot_of, unsupported, version_of
 from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
-from .settings import (
-    ATTRIBUTE,
-    STOCK,
-    Counts,
-    Enabled,
-    Mode,
-    Settings,
-    check_name,
-    may_hold,
-    own_settings,
-    parse_settings,
-)
+from .settings import ATTRIBUTE, STOCK, Enabled, Mode, Settings, check_name, may_hold, own_settings, parse_settings
 from .status import Status
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -142,7 +131,7 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
         modules = {home.partition(":")[0] for home, _ in library.replacements}
         if any(cls.__name__ in library.roots and cls.__module__ in modules for cls in classes):
             _library(library.name)
-            owners = tuple(owner for (owner, _, _), is_function in homes(library) if not is_function)
+            owners = tuple(owner for owner, _, _ in homes(library) if isinstance(owner, type))
             if inside := [module for module in model.modules() if isinstance(module, owners)]:
                 targets[library] = inside
     if not targets:
@@ -181,7 +170,7 @@ def _settle() -> None:
         library.settings = settings
     alive = _in_force()
     _enabled[:] = map(weakref.ref, alive)
-    count_into(alive[-1].counts if alive else Counts())
+    count_into(alive[-1].counts if alive else None)
     for library in _in_use():
         of_models = [e.settings for e in alive if e.model and library.name in e.libraries]
         if all(settings is None or settings.is_stock for settings in (library.settings, *of_models)):
@@ -216,6 +205,9 @@ class Handle:
             _settle()  # always: an interrupted call can be repeated
 
     def __enter__(self) -> Handle:
+        enabled = self._enabled()
+        if enabled is None or enabled.settings is None:
+            raise RuntimeError("this handle has been left, and what it stands for has ended; call enable() again")
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -328,7 +320,7 @@ def status(model: nn.Module | None = None) -> Status:
         own = next(filter(None, map(own_settings, modules)), None)
         for library in libraries:
             settings = own or library.settings
-            for (owner, name, replacement), _ in homes(library):
+            for owner, name, replacement in homes(library):
                 slot, mode = slot_of(owner, name, library), getattr(settings, replacement.component)
                 if slot is Slot.OURS:
                     impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")

@@ -77,22 +77,22 @@ def originals_of(owner: Any) -> dict[tuple[Any, str], Callable[..., Any]]:
     return originals if isinstance(owner, type) else functions
 
 
-def homes(library: Library) -> Iterator[tuple[Place, bool]]:
-    """What a library has loaded of all that we replace, and whether that is a function, not a method."""
+def homes(library: Library) -> Iterator[Place]:
+    """What a library has loaded of all that we replace."""
     for (home, name), replacement in library.replacements.items():
         module_name, _, cls = home.partition(":")
         owner = sys.modules.get(module_name)
         owner = getattr(owner, cls, None) if cls else owner
         if owner is not None:
-            yield (owner, name, replacement), not cls
+            yield owner, name, replacement
 
 
 def places(library: Library) -> list[Place]:
     """Every place that may hold ours: a function is also an attribute of the modules that imported it by name."""
     found: list[Place] = []
-    for (owner, name, replacement), is_function in homes(library):
+    for owner, name, replacement in homes(library):
         found.append((owner, name, replacement))
-        for key, module in list(sys.modules.items()) if is_function else ():
+        for key, module in () if isinstance(owner, type) else list(sys.modules.items()):
             if key.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
                 function = module.__dict__.get(name)
                 if function is replacement.function or getattr(function, "__globals__", None) is owner.__dict__:
@@ -145,10 +145,10 @@ def counts() -> Counts:
     return _counts
 
 
-def count_into(found: Counts) -> None:
-    """Count into these from now on."""
+def count_into(found: Counts | None) -> None:
+    """Count into these, or from zero, from now on."""
     global _counts
-    _counts = found
+    _counts = found or Counts()
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.

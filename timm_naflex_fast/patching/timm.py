@@ -183,7 +183,9 @@ def _impl(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str,
 
 def _changed(interpolator: Any, *names: str) -> str | None:
     resampler = getattr(interpolator, "resampler", None)
-    return changed(LIBRARY, interpolator, *names) or changed(LIBRARY, resampler, "forward")
+    return changed(LIBRARY, interpolator, *names) or changed(
+        LIBRARY, resampler, "forward", "_get_or_create_pinv_matrix"
+    )
 
 
 def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -216,7 +218,7 @@ _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
 _LINEAR = "resample_linear_weight"
-_ROTARY = ("get_batch_embeds", "get_embed", "_create_embed", "_get_pos_embed_from_coords")
+_ROTARY = ("get_batch_embeds", "get_embed", "_build_embed_cat", "_create_embed", "_get_pos_embed_from_coords")
 _SINCOS = "timm.layers.pos_embed_sincos"
 
 REPLACEMENTS = {

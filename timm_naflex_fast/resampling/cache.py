@@ -246,10 +246,11 @@ def _same_bits(before: Tensor, now: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
     if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
         return False
-    if _memcmp is not None and now.is_cpu and before.is_contiguous() and now.is_contiguous():
+    if _memcmp is not None and now.is_cpu and before.is_contiguous() and now.is_contiguous() and not now.is_neg():
         return _memcmp(before.data_ptr(), now.data_ptr(), before.nbytes) == 0
+    before, now = before.resolve_neg(), now.detach().resolve_neg()
     as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[now.element_size()]
-    return torch.equal(before.view(as_int), now.detach().view(as_int))
+    return torch.equal(before.view(as_int), now.view(as_int))
 
 
 # C's own comparison of memory takes two thirds of the time of ``torch.equal`` (786 kB, the table of 16 x 16 cells).

@@ -78,6 +78,8 @@ def check_writable(x: Tensor) -> None:
             "x cannot be added to in place: several of its elements are one and the same memory location "
             "(as after expand()); clone() it before"
         )
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError("x cannot be added to in place: it was made in inference mode, which has ended; clone() it")
     base = x if x._base is None else x._base
     if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
         kind = "a leaf" if x._base is None else "a view of a leaf"

@@ -33,7 +33,7 @@ class Tokens:
         if x.ndim == 3 and not x.is_contiguous():
             return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
-        parts = x.view(-1, x.shape[-1]).split_with_sizes(list(chain.from_iterable(counts)))
+        parts = (x.flatten(0, 1) if x.ndim == 3 else x).split_with_sizes(list(chain.from_iterable(counts)))
         return cls(parts[::2], parts[1::2])
 
     @property

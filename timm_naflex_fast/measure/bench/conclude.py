@@ -38,16 +38,12 @@ def _saving(stock: Row, own: Row) -> str:
     saved = 1 - own.median_ms / stock.median_ms
     spread = max(stock.spread or 0, own.spread or 0)
     noise, more, step = spread, "", STEPS[own.phase]
-    shares = own.about.get("embeds_share")
-    if shares:
+    if shares := own.about.get("embeds_share"):
         before, after = shares[stock.contender], shares[own.contender]
         noise = max(noise, abs(saved - (before - after * (1 - saved))))
         more = f", embeddings {100 * before:.1f} -> {100 * after:.1f} % of the step"
-    few = min(stock.rounds, own.rounds) < 3
-    rounds = (
-        f"rounds of the same code differ by {100 * spread:.1f} %" if not few else "too few rounds to tell the noise"
-    )
-    if few or abs(saved) <= noise:
-        return f"makes no measurable difference to {step} ({rounds}{more})"
+    if min(stock.rounds, own.rounds) < 3:
+        return f"makes no measurable difference to {step} (too few rounds to tell the noise{more})"
     change = f"saves {100 * saved:.1f} % of" if saved > 0 else f"adds {-100 * saved:.1f} % to"
-    return f"{change} {step} ({rounds}{more})"
+    change = change if abs(saved) > noise else "makes no measurable difference to"
+    return f"{change} {step} (rounds of the same code differ by {100 * spread:.1f} %{more})"

@@ -24,8 +24,7 @@ from torch import nn
 from ...patching.install import enable
 from ...patching.settings import Mode
 from ..contenders import BASELINE
-from .meters import WARMUPS, mark, seconds
-from .race import Race, Timed
+from .race import WARMUPS, Race, Timed, mark, seconds
 from .workloads import Workload, coordinates
 
 DEFAULTS: dict[str, list[Any]] = dict(

@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..contenders import BASELINE, PLAIN_ADD
 from ..output import number, print_table
-from .meters import WARMUPS, peak_memory, stopwatch
 
+WARMUPS = {"cpu": 1, "cuda": 3}  # on a GPU the first run compiles
+QUEUED_BYTES = 2**31  # writing them takes the GPU about a millisecond, and empties its caches
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 DISTURBED = 2.0  # a median so many times the fastest round is measured again
 
@@ -119,8 +123,8 @@ def run(
         A row per contender.
     """
     timed = timed or stopwatch(device)
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
-    fastest = dict.fromkeys(seconds, math.inf)
+    times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
+    fastest = dict.fromkeys(times, math.inf)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
     spent = done = 0.0
 
@@ -137,38 +141,86 @@ def run(
             taken = timed(partial(contender.run, contender.prepare()))
             fastest[name] = min(fastest[name], taken)
             if turn >= 0:
-                seconds[name].append(taken)
+                times[name].append(taken)
             spent += taken
             # What is left: each contender's rounds; those that have not run yet are taken for average ones.
             known = [other for other in fastest if fastest[other] < math.inf]
-            left = sum(fastest[other] * max(0, share(other) - len(seconds[other])) for other in known)
+            left = sum(fastest[other] * max(0, share(other) - len(times[other])) for other in known)
             now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
             advance(now - done)
             done = now
 
     for turn in range(-WARMUPS[device], rounds):
         play(turn)
-    if any(statistics.median(values) > DISTURBED * min(values) for values in seconds.values()):
+    if any(statistics.median(values) > DISTURBED * min(values) for values in times.values()):
         for turn in range(rounds):
             play(turn)
     advance(1 - done)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
     peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
     return [
         Row(
             *(race.suite, race.workload, race.phase, race.batch, race.dtype),
             contender=one.name,
-            rounds=len(seconds[one.name]),
+            rounds=len(times[one.name]),
             median_ms=1e3 * medians[one.name],
             times_faster=None if baseline is None else baseline / medians[one.name],
             times_plain_add=None if plain is None else medians[one.name] / plain,
             peak_bytes=peaks.get(one.name),
             about=race.about,
-            spread=_spread(seconds[one.name]),
+            spread=_spread(times[one.name]),
         )
         for one in race.contenders
     ]
+
+
+def mark(device: str) -> Any:
+    """The present point in time; on a GPU the one at which the work given to it so far will be done."""
+    if device != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(start: Any, end: Any) -> float:
+    """From one mark to a later one."""
+    if not isinstance(end, torch.cuda.Event):
+        return end - start
+    end.synchronize()
+    return 1e-3 * start.elapsed_time(end)
+
+
+def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
+    """A function that runs a piece of work and returns the seconds that it took on the device, "cpu" or "cuda".
+
+    A GPU first gets other work for some milliseconds, as a model's earlier layers would give it. While it is busy
+    the host puts the measured work into the queue. Work that waits for the GPU loses this lead, and its time shows it.
+    The caches are cold for every contender.
+    """
+    ahead = torch.empty(QUEUED_BYTES // 2 if device == "cuda" else 0, dtype=torch.uint8, device=device)
+
+    def timed(work: Callable[[], Any]) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+            for _ in range(4):
+                ahead.zero_()
+        start = mark(device)
+        work()
+        return seconds(start, mark(device))
+
+    return timed
+
+
+def peak_memory(work: Callable[[], Any]) -> int:
+    """Run some work and return the most bytes that it held at once on the GPU, beyond what was held before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _spread(values: Sequence[float]) -> float | None:

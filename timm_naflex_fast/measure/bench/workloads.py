@@ -108,11 +108,9 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
     Raises:
         ValueError: not a folder, or no readable image in it.
     """
-    unreadable: list[str] = []
-    sizes = read(
-        image_sources(folder), lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable
-    )
-    return [grid for _, grid in sizes], unreadable
+    sources, unreadable = image_sources(folder), list[str]()
+    found = read(sources, lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable)
+    return [grid for _, grid in found], unreadable
 
 
 def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Workload:

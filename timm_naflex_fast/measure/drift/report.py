@@ -44,11 +44,10 @@ class Report:
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which of this package's strategies one may switch, those first."""
-    exact = {name: survey.exact(name) for name in reversed(STRATEGIES) if name in survey.drift}
-    answers = "; ".join(
-        f"`{name}`: {'yes' if exact[name] else 'no'}" for name in sorted(exact, key=lambda name: not exact[name])
-    )
-    return f"Safe to switch to {answers}" if exact else "No strategy of this package was measured"
+    names = [name for name in reversed(STRATEGIES) if name in survey.drift]
+    answers = [f"`{name}`: yes" for name in names if survey.exact(name)]
+    answers += [f"`{name}`: no" for name in names if not survey.exact(name)]
+    return f"Safe to switch to {'; '.join(answers)}" if answers else "No strategy of this package was measured"
 
 
 def verdict(survey: Survey, untrained: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functional import resize_matrix
+from ...resampling.matrices import INTERPOLATIONS, ResizeSpec, axis_matrix
 
 FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""
@@ -56,18 +56,16 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
     learned, sampled = len(tables) == 1, getattr(embeds, "pos_embed_use_grid_sample", False)
-    mode = embeds.pos_embed_interp_mode if learned else "linear"
-    options: dict[str, Any] = dict(
-        mode=mode if mode in ("bilinear", "bicubic", "linear") else "bicubic",
+    known = embeds.pos_embed_interp_mode in INTERPOLATIONS
+    spec = ResizeSpec(
+        "linear" if not learned else embeds.pos_embed_interp_mode if known else "bicubic",
         antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
         align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
-        dtype=torch.float64,
-        device=tables[0].device,
+        ar_preserving=embeds.pos_embed_ar_preserving,
     )
-    longest = max(h, w)
-    length = (longest, longest) if getattr(embeds, "pos_embed_ar_preserving", False) else (h, w)
     old = tables[0].shape[1:3] if learned else (tables[0].shape[1], tables[1].shape[1])
-    rows, columns = (resize_matrix(n, n0, **options)[:kept].abs() for n, n0, kept in zip(length, old, (h, w)))
+    matrices = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
+    rows, columns = (matrix.to(tables[0].device) for matrix in matrices)
     if not learned:
         return (rows @ tables[0][0])[:, None] + columns @ tables[1][0]
     return columns @ torch.tensordot(rows, tables[0][0], 1)

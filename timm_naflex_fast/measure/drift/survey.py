@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import STRATEGIES
 from ..contenders import BASELINE, missing, use
-from .metrics import agreement, cosine_distance, nearest, relative_rms
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
 
@@ -133,13 +133,8 @@ def survey(
     if pictures and shown:
         shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
         kept = _pictures(model, batches, shown, choose(shares, [_shrink(cells, grid) for grid in grids]))
-    return Survey(
-        images=len(grids),
-        drift=drift,
-        grids=_by_grid(grids, seen, cells),
-        left_out={name: why for name, why in reasons.items() if why is not None},
-        pictures=kept,
-    )
+    left_out = {name: why for name, why in reasons.items() if why is not None}
+    return Survey(len(grids), drift, _by_grid(grids, seen, cells), left_out, kept)
 
 
 def _on_device(inputs: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
@@ -216,3 +211,37 @@ def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[
 
 def _shrink(cells: list[int], grid: Grid) -> float:
     return max((n / patches for n, patches in zip(cells, grid)), default=1.0)
+
+
+# The measures, in float64; zero (agreement: one) is no drift at all.
+
+
+def relative_rms(squared: Tensor, reference: Tensor) -> float:
+    """Root of the summed squared differences over that of the reference's squares; infinite where only those are 0."""
+    above, below = squared.sum().item(), reference.sum().item()
+    if not above:
+        return 0.0
+    return (above / below) ** 0.5 if below else float("inf")
+
+
+def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
+    """1 - cosine between the rows of two (N, D) tensors: (N,) float64, exactly 0 for equal rows."""
+    a, b = (F.normalize(rows.double(), dim=-1) for rows in (ours, reference))
+    # |a - b|^2 / 2 of unit vectors is 1 - cosine without the cancellation that hides small angles.
+    return (a - b).square().sum(-1) / 2
+
+
+def nearest(rows: Tensor) -> Tensor:
+    """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals."""
+    directions = F.normalize(rows.double(), dim=-1).cpu()
+    found = []
+    for start in range(0, len(rows), 1024):  # the whole similarity matrix of a large folder may not fit
+        similar = directions[start : start + 1024] @ directions.t()
+        similar[:, start:].fill_diagonal_(-2)  # an image is no neighbour of itself
+        found.append(similar.argmax(-1))
+    return torch.cat(found)
+
+
+def agreement(ours: Tensor, reference: Tensor) -> float:
+    """Share of equal entries of two (N,) tensors."""
+    return (ours == reference).double().mean().item()
