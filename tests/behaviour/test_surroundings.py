@@ -48,6 +48,7 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
     if mode != "grid_sample":
         torch.testing.assert_close(first(embeds(patches, patch_coord=coord)), want_patches, atol=5e-6, rtol=0)
     assert ("pos_embed", ON_IMAGES[mode]) in status().calls
+    assert inside != "fake" or ("patch_embed", "matmul") in status().calls
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -248,7 +248,7 @@ def test_no_images_and_no_channels():
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
-    case = Case((6, 5), 4, "bicubic", True, False, False, SIZES, 13, torch.float32, 7, kind=kind)
+    case = Case(sizes=SIZES, length=13, kind=kind)
     embeds = case.embeds()
     method = f"_apply_{kind}_pos_embed"
 
