@@ -1,4 +1,4 @@
-"""Write the tables of the pages and the README's picture from results/: uv run tools/pages.py. --check: are they new?
+"""Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py. --check: are they new?
 
 No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
@@ -99,6 +99,7 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64, "heap/kept"}, {"diverse", 64, "heap/kept"}]),
     "heap": ("heap/*", (*STEP, "again"), FASTER, ANY),
     "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
+    "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}]),
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
     "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
@@ -127,8 +128,24 @@ def race_table(name: str) -> str:
 def model_sentence() -> str:
     """What a whole step can gain at most."""
     shares = [100 * row["about"]["embeds_share"][STOCK] for record in read("model/*") for row in record["rows"]]
-    percents = f"{min(shares):.1f} to {max(shares):.1f} %"
-    return f"On a CPU timm's embeddings take {percents} of a step, so a whole step gains nothing that can be measured."
+    batch = max(row["batch"] for record in read("model/*") for row in record["rows"])
+    return (
+        f"**On a CPU** a whole step gains nothing that can be measured: with up to {batch} images, timm's embeddings\n"
+        f"take {min(shares):.1f} to {max(shares):.1f} % of it."
+    )
+
+
+def counts_sentence() -> str:
+    """What a large batch of many grids can gain: counted."""
+    timm, ours, _ = (  # as LARGE says
+        row for key, race in races("counts", (*STEP, "contender")).items() if {*key} in LARGE for row in race.values()
+    )
+    return (
+        f"**Large batches of many grids** gain most. Counted, in one training step of the embedding, {timm['batch']} "
+        f"images in {timm['grids']} grids:\ntimm's loop moves {timm['memory'] / 1e9:,.0f} GB and waits for the device "
+        f"{timm['host_waits']:,} times; `matmul` moves {number(ours['memory'] / 1e9)} GB and waits "
+        f"{'once' if ours['host_waits'] == 1 else 'more often'}."
+    )
 
 
 def graphs_short() -> str:
@@ -146,7 +163,8 @@ def graphs(shown: Sequence[Any] = ()) -> str:
         one[row["way"]] = "fails" if "error" in row else text.format(**row)
     ways = dict.fromkeys(row["way"] for row in record["rows"])
     lines = [[*key, *one.values()] for key, one in found.items() if not shown or key in shown]
-    return table(["model", "mode", *ways], lines, [record])
+    first = 1 if shown else 0  # of one library its name is left out
+    return table(["model", "mode", *ways][first:], [line[first:] for line in lines], [record])
 
 
 def drift_peers() -> str:
@@ -163,9 +181,9 @@ def drift_sentence() -> str:
     (low, high), (_, most) = ([f(grid["shrink"] for grid in one["grids"]) for f in (min, max)] for one in (few, usual))
     moved = [100 * one["drift"]["grid_sample"]["embed_rel_rms"] for one in (few, usual)]
     return (
-        f"The digits' grids shrink the table {low:.1f} to {high:.1f} times, and `grid_sample` moves their embeddings "
-        f"by {moved[0]:.1f} %.\nPhotos at SigLIP-2's 256 tokens shrink it at most {most:.1f} times, and `grid_sample` "
-        f"moves them by {moved[1]:.1f} % (random weights)."
+        f"**The same result.** `grid_sample` moves the embeddings by {moved[0]:.1f} % on digits, whose grids shrink "
+        f"the table {low:.1f} to\n{high:.1f} times, and by {moved[1]:.1f} % on photos at SigLIP-2's 256 tokens, which "
+        f"shrink it {most:.1f} times at most (random weights)."
     )
 
 
@@ -200,7 +218,8 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
-FUNCTIONS = (graphs, graphs_short, model_sentence, drift_peers, drift_sentence, versions, timm_tests, api)
+SENTENCES = (counts_sentence, drift_sentence, model_sentence)
+FUNCTIONS = (graphs, graphs_short, *SENTENCES, drift_peers, versions, timm_tests, api)
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -216,7 +235,7 @@ def fill(text: str) -> str:
 
 
 def draw() -> None:
-    """The README's picture of drift."""
+    """The picture of drift."""
     figure, ((panel,),) = panels(1, 1, 6.4, 3.4)
     survey = read("drift/digits/report")[0]["survey"]
     for name, label in {"grid_sample": "grid_sample (timm's fast flag)", OURS: "matmul (this package)"}.items():

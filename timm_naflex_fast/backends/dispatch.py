@@ -130,7 +130,9 @@ def resample(
         return out if length is None else out.view(len(listed), length, table.shape[-1])
     sizes = _on_device(listed, table)
     out = _resample_on_device(backend, table, sizes, spec, merge, longest, first_cell_in_padding)
-    return out if length is not None else torch.cat([out[:0, 0], *(image[:n] for image, n in zip(out, tokens))])
+    if length is not None:
+        return out
+    return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, out.shape[-1])
 
 
 _resample_outside_graphs = torch.compiler.disable(resample)
@@ -178,12 +180,20 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
     if who == "compile":
         if not learned:
             return portable
-        from . import operator  # registering operators takes longer than importing all the rest
+        _import_operator()
+        from . import operator
 
         return operator
     if learned and triton.serves(x, tables[0], spec):
         return triton
     return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
+
+
+# Registering operators takes longer than importing all the rest, so they are imported when a graph needs them. The
+# compiler calls this while it traces: past the import hooks of other packages it could not follow the import itself.
+@torch.compiler.assume_constant_result
+def _import_operator() -> None:
+    from . import operator  # noqa: F401
 
 
 def _on_device(sizes: FrameSizes, like: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def add_groups(
     Nothing is written before everything that can raise an error was asked.
     """
     check_writable(x)
-    if not groups:
+    if not groups or not x.shape[-1]:
         return
     _raise_malloc_thresholds()
     sources, ndim, trains = tables, 3 if len(tables) == 1 else 2, False

@@ -193,7 +193,7 @@ class Handle:
 
     def __init__(self, settings: Settings, enabled: Enabled) -> None:
         self.flags = settings
-        self._enabled = weakref.ref(enabled)
+        self._enabled, self._left = weakref.ref(enabled), False
         enabled.handle = weakref.ref(self)
 
     def restore(self) -> None:
@@ -202,11 +202,11 @@ class Handle:
             enabled = self._enabled()
             if enabled is not None:
                 enabled.settings = None
+            self._left = True
             _settle()  # always: an interrupted call can be repeated
 
     def __enter__(self) -> Handle:
-        enabled = self._enabled()
-        if enabled is None or enabled.settings is None:
+        if self._left:
             raise RuntimeError("this handle has been left, and what it stands for has ended; call enable() again")
         return self
 
@@ -236,7 +236,7 @@ def enable(
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
-        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model`` it is found out.
+        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model``: whichever it is of.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
@@ -328,6 +328,11 @@ def status(model: nn.Module | None = None) -> Status:
                 elif slot is Slot.ANOTHERS:
                     notes.append(anothers(owner, name))
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
+        triton = sys.modules.get(f"{__package__.partition('.')[0]}.backends.triton")
+        if triton is not None and (lost := triton.lost_tokens()):
+            notes.append(
+                f"{lost} tokens became NaN on a GPU: their coordinates name no cell, or their grid is too long"
+            )
         # Not those that a newer enable() hides in every module that we know of.
         known = [vars(holder).get(ATTRIBUTE, ()) for holder in _alive(_holders.values())]
         hidden = {e for newest_first in known for e in newest_first[1:]} - {e for first in known for e in first[:1]}

@@ -50,7 +50,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
+    """Modifications: the chosen strategy. timm's own code in an exported graph, and under "grid_sample"."""
     _apply(self, "_apply_learned_pos_embed", x, grid_size)
 
 
@@ -65,7 +65,7 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code while a graph is captured, and under "grid_sample"."""
+    """Modifications: the chosen strategy. timm's own code in an exported graph, and under "grid_sample"."""
     _apply(self, "_apply_factorized_pos_embed", x, grid_size)
 
 
