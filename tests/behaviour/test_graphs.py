@@ -12,7 +12,6 @@ from tests.support.oracles import BATCH, OLD_TORCH, relative, row_major, small_v
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import (
-    operator,  # noqa: F401, registered before anything is traced
     portable,
 )
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds

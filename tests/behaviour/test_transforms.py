@@ -9,7 +9,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.oracles import Case, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.backends import operator  # noqa: F401, registered before anything is traced
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
     add_pos_embed_,
