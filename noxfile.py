@@ -35,7 +35,14 @@ OLD_TRITON = "--with triton==3.6.0 --with numpy<2.4"
 PAIRINGS |= {"torch-2.11": f"--with torch==2.11.0 --with torchvision==0.26.0 {OLD_TRITON}"}
 PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
-LAYERS = {"operation": ("resampling", "rope"), "patch": ("patching",), "model": ("models",)}  # folders of tests
+# Folders and files of tests.
+CROSSING = {"patch": ("handles", "interrupted", "compiled_choice", "transformers_models")}
+CROSSING["model"] = ("models", "rope_models", "distributed", "dtensor", "long_runs", "surroundings", "siglip2_weights")
+LAYERS = {
+    "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
+    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in CROSSING["patch"])),
+    "model": tuple(f"behaviour/test_{name}.py" for name in CROSSING["model"]),
+}
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = [f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")]
 # Of the tests of models only those about NaFlex, without downloads and without models larger than base.

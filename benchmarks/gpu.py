@@ -9,7 +9,7 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 | --- | --- |
 | machine | versions; bytes a second of a copy and of ``x.add_(ready)`` |
 | correct | are the kernels right: all workloads and dtypes against the CPU, on memory full of NaN, the same each time |
-| waits, graphs, compiled | the tests of tests/backends/test_cuda.py whose names hold these words |
+| waits, graphs, compiled | the tests of tests/behaviour/test_cuda.py whose names hold these words |
 | sanitize | does compute-sanitizer find anything, where it is |
 | times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
@@ -151,7 +151,8 @@ def pytest_lines(day: Day, part: str) -> Cases:
     """Tests that need a GPU; in the rehearsal one that does not."""
     words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
-    files = [f"tests/backends/test_{name}.py" for name in ["cuda", *["triton", "trial"] * (part == "tests")]]
+    files = ["tests/behaviour/test_cuda.py"]
+    files += [f"tests/backends/test_{name}.py" for name in ("triton", "trial") if part == "tests"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
     command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,5 +1,8 @@
+import gc
 import os
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
@@ -16,33 +19,89 @@ for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     )
 settings.load_profile("project")
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children
+    os.environ["OMP_NUM_THREADS"] = "1"
+ASKS = ("asks for ours", True)
 
-def pytest_configure(config):
-    """Load the fixtures where tests run. The process that hands tests to workers runs none: it spares the imports."""
-    if config.getoption("dist", "no") == "no" or config.option.collectonly:
-        config.pluginmanager.import_plugin("every_test")
+# What imports torch is imported inside the fixtures: the process that hands tests to workers needs none of it.
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter):
     """After a run with NAFLEX_TESTS_FORCE_STOCK=FILE: how many tests noticed, and those that did not."""
     if "NAFLEX_TESTS_FORCE_STOCK" not in os.environ:
         return
-    import witness
+    from tests.support.running import write_outcome
 
-    stats, asks = terminalreporter.stats, ("asks for ours", True)
+    stats = terminalreporter.stats
+    reports = [report for kind in stats.values() for report in kind if hasattr(report, "user_properties")]
+    asks = {report.nodeid for report in reports if ASKS in map(tuple, report.user_properties)}
     red, green = (
-        [report.nodeid for report in stats.get(kind, []) if report.when == "call" and asks in report.user_properties]
+        [report.nodeid for report in stats.get(kind, []) if report.when == "call" and report.nodeid in asks]
         for kind in ("failed", "passed")
     )
-    witness.write_outcome(red, green)
+    write_outcome(red, green)
     terminalreporter.section("timm's own code ran in place of ours")
     terminalreporter.line(f"{len(red)} of the {len(red) + len(green)} tests that ask for ours are red")
     for name in green:
         terminalreporter.line(f"green: {name}")
 
 
-def pytest_addoption(parser):
-    group = parser.getgroup("SigLIP-2", "drift on the real weights (tests/models/test_siglip2.py)")
-    group.addoption("--siglip2-weights", metavar="FILE", help="local file of the weights; else they come from the hub")
-    group.addoption("--siglip2-model", choices=("base", "so400m"), default="base", help="which tower (base)")
-    group.addoption("--siglip2-results", metavar="FILE", help="write what was measured there, as JSON")
+@pytest.fixture(autouse=True)
+def stock_timm(request):
+    """Every test starts with timm as it came, and the one that does not end with it fails."""
+    import torch
+
+    from tests.support import oracles, running
+    from timm_naflex_fast.pytest_plugin import no_leaks
+    from timm_naflex_fast.resampling import cache
+
+    assert oracles.is_pristine()
+    torch.manual_seed(0)
+    asked = running.asked.total() - running.asked["stock"]
+    with no_leaks():
+        yield
+        cache.clear_all()  # functions fill it too, not only patches
+    if running.asked.total() - running.asked["stock"] > asked:
+        request.node.user_properties.append(ASKS)
+    assert oracles.is_pristine()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
+
+
+@pytest.fixture
+def clean():
+    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
+    import timm_naflex_fast
+
+    yield
+    timm_naflex_fast.disable()
+
+
+@pytest.fixture
+def children(tmp_path_factory):
+    """A function that tells what ran in each of the child processes of the test."""
+    from tests.support import running
+
+    with running.children(tmp_path_factory.mktemp("children")) as ran_there:
+        yield ran_there
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of four images of different shapes and kinds, all black."""
+    from PIL import Image
+
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+        Image.new("RGB", (w, h)).save(folder / name)
+    return folder

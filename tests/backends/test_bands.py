@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from oracles import NEW_TIMM
 
+from tests.support.oracles import NEW_TIMM
 from timm_naflex_fast.backends.bands import ROWS, make_bands
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 

@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 import torch
-from interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
-from oracles import relative, row_major
 
+from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
+from tests.support.oracles import relative, row_major
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling import cache
@@ -23,8 +23,8 @@ def no_trial_yet(monkeypatch):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
-@pytest.mark.parametrize("which", ["wrong and not dynamic", pytest.param("test_", marks=pytest.mark.slow)])
-def test_by_the_interpreter(which):
+@pytest.mark.slow
+def test_by_the_interpreter(which="test_"):
     run_interpreted(__file__, which)
 
 

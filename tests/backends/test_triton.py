@@ -1,17 +1,18 @@
 """The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
 
 Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file in a process
-of its own. What it cannot show, races and the compiled code, ``test_compiled_kernels.py`` does; neither shows time.
+of its own. What it cannot show, races and the compiled code, ``test_triton_kernels.py`` does; neither shows time.
 """
 
 import pytest
 import torch
-from checks import as_close_to_float64_as_timm, equals_timm, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
-from oracles import NEW_TIMM, Case, relative, row_major, stock
 
+from tests.support.checks import as_close_to_float64_as_timm, equals_timm, run
+from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs
+from tests.support.interpreter import small as small
+from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import operator as operator
 from timm_naflex_fast.backends import triton as matmul_triton
@@ -19,7 +20,7 @@ from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-BASE = Case((3, 4), 5, "bicubic", True, False, False, [(2, 3), (4, 2), (3, 4), (2, 3)], 13, torch.float32, 7)
+BASE = Case(sizes=[(2, 3), (4, 2), (3, 4), (2, 3)], table_size=(3, 4), channels=5, length=13)
 SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic") if aa or NEW_TIMM]
 
 
@@ -54,7 +55,18 @@ def test_by_the_interpreter(which):
 @pytest.mark.parametrize("antialias, mode", SETTINGS)
 def test_equals_timm(antialias, mode):
     for corners, ar in [(False, True), (True, False)] if NEW_TIMM else [(False, True)]:
-        check(Case((4, 3), 3, mode, antialias, corners, ar, [(3, 4), (6, 2), (4, 3)], 11, torch.float32, 7))
+        check(
+            Case(
+                sizes=[(3, 4), (6, 2), (4, 3)],
+                table_size=(4, 3),
+                channels=3,
+                mode=mode,
+                antialias=antialias,
+                align_corners=corners,
+                ar_preserving=ar,
+                length=11,
+            )
+        )
 
 
 @runs
@@ -83,7 +95,7 @@ def small_cases(draw):
     antialias, mode = draw(st.sampled_from(SETTINGS))
     return Case(
         table_size=draw(st.tuples(side, side)),
-        channels=draw(st.sampled_from([2, 3, 17])),  # one channel: F.interpolate itself is wrong, see resize.py
+        channels=draw(st.sampled_from([2, 3, 17])),  # of one channel PyTorch itself makes wrong columns
         mode=mode,
         antialias=antialias,
         align_corners=draw(st.booleans()) and NEW_TIMM,
@@ -105,18 +117,18 @@ def test_equals_timm_on_random_settings(case):
 @runs
 @pytest.mark.parametrize("sizes", [[(2, 40)], [(41, 1)]], ids=["wide", "tall"])
 def test_lines_longer_than_a_product(sizes):
-    check(Case((3, 4), 2, "bicubic", True, False, False, sizes, 80, torch.float32, 7))
+    check(Case(sizes=sizes, table_size=(3, 4), channels=2, length=80))
 
 
 @runs
 def test_a_table_wider_than_a_product():
-    check(Case((2, 70), 2, "bilinear", True, False, False, [(1, 3), (2, 50)], 100, torch.float32, 7))
+    check(Case(sizes=[(1, 3), (2, 50)], table_size=(2, 70), channels=2, mode="bilinear"))
 
 
 @runs
 @pytest.mark.parametrize("antialias, mode", SETTINGS)
 def test_is_as_close_to_float64_as_timm(antialias, mode):
-    case = Case((7, 6), 512, mode, antialias, False, False, [(3, 4), (9, 2)], 18, torch.float32, 11)
+    case = Case(sizes=[(3, 4), (9, 2)], table_size=(7, 6), channels=512, mode=mode, antialias=antialias, seed=11)
     as_close_to_float64_as_timm(ours, case, DEVICE)
 
 
@@ -128,7 +140,7 @@ def test_is_as_close_to_float64_as_timm(antialias, mode):
 )
 @pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
 def test_half_precision_rounds_before_the_addition(dtype, antialias):
-    case = Case((6, 5), 33, "bicubic", antialias, False, False, [(3, 4), (5, 7), (6, 5)], 36, dtype, 7)
+    case = Case(sizes=[(3, 4), (5, 7), (6, 5)], channels=33, antialias=antialias, length=36, dtype=dtype)
     embeds, coord, want = case.embeds(), case.coord(), case.x()
     embedding = torch.zeros_like(want, dtype=torch.float32)
     with torch.no_grad():
@@ -145,7 +157,7 @@ def test_half_precision_rounds_before_the_addition(dtype, antialias):
 @pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
 def test_reordered_and_dropped_tokens_get_their_own_cell(antialias):
     sizes = [(4, 5), (3, 3)]
-    case = Case((6, 5), 4, "bicubic", antialias, False, False, sizes, 20, torch.float32, 7)
+    case = Case(sizes=sizes, antialias=antialias, length=20)
     embeds, coord = case.embeds(), case.coord()
     order = torch.stack([torch.cat((torch.randperm(h * w), torch.arange(h * w, 20))) for h, w in sizes])
     order[1] = torch.arange(20)  # beside a sample that is in order
@@ -185,7 +197,7 @@ def test_padding_is_untouched_and_its_gradient_counts_for_nothing():
 
 @runs
 def test_a_grid_of_the_tables_size_is_added_as_it_is():
-    case = Case((6, 5), 5, "bicubic", True, False, True, [(6, 5)], 30, torch.float32, 7)
+    case = Case(sizes=[(6, 5)], channels=5, ar_preserving=True)
     embeds, x = case.embeds().to(DEVICE), torch.zeros(1, 30, 5, device=DEVICE)
     with torch.no_grad():
         ours(case, embeds, x, case.coord().to(DEVICE))

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 import torch
-from oracles import BATCH, relative, small_vit
 
+from tests.support.oracles import BATCH, relative, small_vit
+from tests.support.running import running
 from timm_naflex_fast import enable, status
 
 
@@ -64,13 +65,12 @@ def test_a_thread_serves_the_same_bits_while_another_compiles(mode, work):
 
 
 @pytest.mark.parametrize("mode", ["matmul", "grid_sample"])
-@pytest.mark.ran
 def test_a_backend_may_run_the_graph_while_it_compiles(mode):
     def backend(graph, inputs):
         graph(*inputs)  # calibrates
         return graph.forward
 
     model = small_vit().eval()
-    with enable(mode):
+    with running(mode):
         want = model(BATCH)
         assert relative(torch.compile(model, backend=backend)(BATCH), want) <= 1e-5

@@ -1,20 +1,19 @@
 """Whose memory is whose: what is cached, what autograd gets, what is written before an error."""
 
-import threading
-
 import pytest
 import torch
-from oracles import Case, relative, row_major, stock, tables
 
+from tests.support.oracles import Case, relative, row_major, stock, tables
+from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds, resize_matrix
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling import cache
 
 EXACT = ["matmul", "interpolate_cached"]
 
 
 def case_of(kind="learned", sizes=((6, 5),), **more):
-    return Case((6, 5), 4, "bicubic", True, False, False, list(sizes), 30, torch.float32, 7, kind=kind, **more)
+    return Case(sizes=list(sizes), length=30, kind=kind, **more)
 
 
 def add(embeds, case, x=None):
@@ -26,12 +25,11 @@ def add(embeds, case, x=None):
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("size", [(6, 5), (6, 3), (3, 5), (4, 4)])
-@pytest.mark.ran
 def test_what_is_cached_owns_its_memory(kind, mode, size):
     case = case_of(kind, [size])
     embeds = case.embeds().requires_grad_(False)
     want = add(embeds, case)
-    with enable(mode):
+    with running(mode):
         for _ in range(3):
             add(embeds, case)
         for parameter in tables(embeds):
@@ -67,30 +65,6 @@ def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, monkeypatch)
         assert relative(embed(), want[id(second)]) <= 2e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", EXACT)
-def test_threads_that_exchange_the_weights(strategy):
-    table, other = torch.randn(16, 16, 64), torch.randn(16, 16, 64)
-    mine, sizes, stop = table.clone(), [(a, b) for a in range(12, 20) for b in range(14, 18)], threading.Event()
-    run = lambda t=table: resample_pos_embeds(t, sizes, mode="bicubic", strategy=strategy)
-    want = run(mine.clone())
-
-    def serve():
-        while not stop.is_set():
-            run()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        for _ in range(100):
-            table.data.copy_(other)
-            table.data.copy_(mine)
-            assert relative(run(), want) <= 2e-6
-    finally:
-        stop.set()
-        thread.join()
-
-
 def halve(parameter):
     parameter.grad.mul_(0.5)
 
@@ -98,7 +72,6 @@ def halve(parameter):
 @pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
-@pytest.mark.ran
 def test_gradients_share_no_memory(mode, sizes, kind):
     """A hook that changes one parameter's gradient in place, as clipping does, changes no other."""
     found = []
@@ -109,7 +82,7 @@ def test_gradients_share_no_memory(mode, sizes, kind):
             table.register_post_accumulate_grad_hook(halve)
         y = x * 1
         y.retain_grad()
-        with enable(mode if on else "stock"):
+        with running(mode if on else "stock"):
             add(embeds, case, y).square().sum().backward()
         found.append([x.grad, y.grad, *(table.grad for table in tables(embeds))])
     for theirs, mine in zip(*found):
@@ -123,7 +96,7 @@ def test_gradients_share_no_memory(mode, sizes, kind):
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_the_gradient_of_many_samples_does_not_drift(samples, mode, kind):
     """Equal numbers are the worst case: every rounding goes the same way."""
-    case = Case((4, 4), 2, "bicubic", True, False, False, [(2, 3)] * samples, 8, torch.float32, 7, kind=kind)
+    case = Case(sizes=[(2, 3)] * samples, table_size=(4, 4), channels=2, length=8, kind=kind)
     case.use_grid_sample = mode == "grid_sample"
     embeds, found = case.embeds(), []
     for dtype in (torch.float64, torch.float32):
@@ -131,7 +104,7 @@ def test_the_gradient_of_many_samples_does_not_drift(samples, mode, kind):
         if dtype is torch.float64:
             stock(case, embeds.double(), x, case.coord())
         else:
-            with enable(mode, model=embeds.float()):
+            with running(mode, model=embeds.float()):
                 suffix = "_grid_sample" if case.use_grid_sample else ""
                 getattr(embeds, f"_apply_{kind}_naflex_pos_embed{suffix}")(x, patch_coord=case.coord())
         found.append(torch.autograd.grad(x, tables(embeds), torch.full_like(x, 0.1)))
@@ -185,14 +158,13 @@ def test_nothing_is_written_where_autograd_forbids_it(mode, kind, what, frozen):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.ran
 def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
     """A loader fills its buffer again; an optimizer steps: a linear map needs neither."""
     case = case_of(sizes=[(3, 4), (5, 2)])
     embeds, coord, found = case.embeds(), case.coord(), []
     for mode in ("stock", "matmul"):
         buffer, tokens = coord.clone(), torch.randn(2, 30, 1, generator=torch.Generator().manual_seed(0))
-        with enable(mode):
+        with running(mode):
             run = embeds if mode == "stock" else torch.compile(embeds, backend=backend, fullgraph=True)
             out = run(tokens, patch_coord=buffer)[0]
         buffer.zero_()
@@ -200,30 +172,6 @@ def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
             embeds.pos_embed.mul_(1)
         found.append(torch.autograd.grad(out.square().sum(), embeds.pos_embed)[0])
     assert relative(*found) <= 1e-5
-
-
-LAYOUTS = {
-    "rows, columns, channels": lambda t: t.contiguous(),
-    "channels first": lambda t: t.permute(2, 0, 1).contiguous().permute(1, 2, 0),
-    "columns first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "a slice": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("grad", [False, True])
-def test_grids_of_one_column_whatever_the_tables_layout(layout, channels, strategy, grad):
-    table, sizes = torch.randn(6, 5, channels), [(9, 1), (1, 9), (1, 1), (4, 3), (6, 1)]
-    wide = table.double().permute(2, 0, 1)[None].expand(2, -1, -1, -1).repeat(1, 2, 1, 1)
-    wide = wide.contiguous(memory_format=torch.channels_last)
-    resize = torch.nn.functional.interpolate
-    parts = [resize(wide, s, mode="bicubic", antialias=True)[0, :channels].flatten(1).t() for s in sizes]
-    given = LAYOUTS[layout](table).requires_grad_(grad)
-    for _ in range(3):
-        got = resample_pos_embeds(given, sizes, mode="bicubic", strategy=strategy)
-        assert relative(got, torch.cat(parts)) <= 2e-6
 
 
 def test_a_model_in_channels_last_gives_the_same_in_every_mode():
@@ -234,16 +182,8 @@ def test_a_model_in_channels_last_gives_the_same_in_every_mode():
     embeds = embeds.to(memory_format=torch.channels_last)
     assert relative(add(embeds, case), want) > 0.01
     for mode in EXACT:
-        with enable(mode):
+        with running(mode):
             assert relative(add(embeds, case), want) <= 2e-6
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_resize_matrices_in_every_dtype(dtype):
-    for mode in ("bilinear", "bicubic", "linear"):
-        want = resize_matrix(3, 5, mode).to(dtype)
-        assert resize_matrix(3, 5, mode, dtype=dtype).dtype is dtype
-        assert relative(resize_matrix(3, 5, mode, dtype=dtype), want) <= 5e-7
 
 
 @pytest.mark.parametrize("text,valid", [("", 512), (None, 512), ("0", 0), (" 64 ", 64)])

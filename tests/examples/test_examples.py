@@ -27,11 +27,12 @@ def test_committed_checkpoint_holds_its_promise():
 
 
 @pytest.mark.slow
-@pytest.mark.ran("matmul", "interpolate_cached", "grid_sample")
 def test_drift_report_on_the_digits(tmp_path, children):
     out = tmp_path / "drift.json"
     done = run("drift_report.py", "--json", out)
-    assert done.returncode == 0 and len(children()) == 1, done.stderr
+    assert done.returncode == 0, done.stderr
+    (calls,) = children()
+    assert {("pos_embed", mode) for mode in ("matmul", "interpolate_cached", "grid_sample")} <= set(calls)
     report = json.loads(out.read_text())
     assert "digits_naflexvit.safetensors" in done.stdout and "digits_naflexvit.safetensors" in report["weights"]
     results = report["survey"]["drift"]
@@ -59,7 +60,6 @@ def test_drift_report_errors(arguments, message, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.ran("matmul", "interpolate_cached")
 def test_first_steps_of_training_equal_timms(tmp_path, children):
     weights = []
     for mode in ("stock", "interpolate_cached", "matmul"):
@@ -70,7 +70,11 @@ def test_first_steps_of_training_equal_timms(tmp_path, children):
         assert record["mode"] == mode and record["steps"] == 4
         assert not digits.load_model(out).training
         weights.append(load_file(out))
-    assert len(children()) == 2  # stock imports none of us
+    # stock imports none of us
+    assert {who for who in ("matmul", "interpolate_cached") for calls in children() if calls["pos_embed", who]} == {
+        "matmul",
+        "interpolate_cached",
+    }
     for other in weights[1:]:
         for name, value in weights[0].items():
             torch.testing.assert_close(other[name], value, atol=1e-5, rtol=1e-4)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import siglip2_embed
 import timm
-import tiny_siglip
 import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.support import tiny_siglip
+from tests.support.running import ran
 from timm_naflex_fast.measure.images import NaFlexImages, image_files, image_sources
 from timm_naflex_fast.measure.models import load_model
 
@@ -68,7 +69,7 @@ def pooled_by_timm(photos, weights, dtype=torch.float32):
     return torch.cat([row for _, row in sorted(zip(names, rows))])
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_embeddings_are_timms(photos, weights, tmp_path, capsys, workers):
     out = tmp_path / "new" / "folder" / "out.safetensors"
@@ -82,7 +83,7 @@ def test_embeddings_are_timms(photos, weights, tmp_path, capsys, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.ran("matmul")
+@ran("matmul")
 def test_killed_in_the_middle_and_continued(photos, weights, tmp_path, capsys, monkeypatch):
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
     assert siglip2_embed.main(arguments(photos, whole, weights)) == 0
@@ -106,7 +107,7 @@ def test_killed_in_the_middle_and_continued(photos, weights, tmp_path, capsys, m
     torch.testing.assert_close(read(out)[1], read(whole)[1], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 def test_stopped_by_an_error_keeps_what_was_done(photos, weights, tmp_path, monkeypatch):
     out, embed, calls = tmp_path / "out.safetensors", siglip2_embed.embed, []
 
@@ -123,7 +124,7 @@ def test_stopped_by_an_error_keeps_what_was_done(photos, weights, tmp_path, monk
     assert len(calls) == 4 and len(read(out)[0]) == 5
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 def test_finished_file_takes_in_new_images_and_loses_none(photos, weights, tmp_path):
     out = tmp_path / "out.safetensors"
     (photos / "e.webp").rename(tmp_path / "e.webp")
@@ -137,7 +138,7 @@ def test_finished_file_takes_in_new_images_and_loses_none(photos, weights, tmp_p
     assert torch.equal(embeddings[1:], first[1])
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 @pytest.mark.parametrize("finished", [True, False])
 def test_refuses_to_mix(photos, weights, tmp_path, capsys, finished):
     out = tmp_path / "out.safetensors"
@@ -169,7 +170,7 @@ def test_refuses_a_file_of_something_else(photos, weights, tmp_path, capsys):
         assert "was not written by siglip2_embed.py" in capsys.readouterr().err and out.read_bytes() == before
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 def test_unreadable_images_are_listed_and_skipped(photos, weights, tmp_path, capsys):
     (photos / "broken.png").write_text("no image")
     (photos / "cut.jpg").write_bytes((photos / "b.jpg").read_bytes()[:400])
@@ -180,7 +181,7 @@ def test_unreadable_images_are_listed_and_skipped(photos, weights, tmp_path, cap
     assert "not readable as an image: broken.png" in capsys.readouterr().err
 
 
-@pytest.mark.ran("matmul")
+@ran("matmul")
 def test_half_precision_is_timms_in_half_precision(photos, weights, tmp_path):
     out = tmp_path / "out.safetensors"
     assert siglip2_embed.main(arguments(photos, out, weights, "--dtype", "bfloat16")) == 0
@@ -200,9 +201,3 @@ def test_bad_folders(make, message, weights, tmp_path, capsys):
     make(tmp_path / "images")
     assert siglip2_embed.main(arguments(tmp_path / "images", tmp_path / "out.safetensors", weights)) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "out.safetensors").exists()
-
-
-def test_bad_weights(photos, tmp_path, capsys):
-    missing = tmp_path / "none.safetensors"
-    assert siglip2_embed.main(arguments(photos, tmp_path / "out.safetensors", missing)) == 2
-    assert "no checkpoint at" in capsys.readouterr().err

@@ -1,19 +1,22 @@
-"""Patch kernels resampled by matrix product, against timm's own interpolator on the installed release."""
+"""Patch kernels resampled by separable pseudo-inverses equal timm's own, and are as near to float64."""
 
 import inspect
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
-from oracles import PRISTINE, relative, row_major, small_vit
 from timm.layers import patch_embed
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import timm_naflex_fast
+from tests.support.oracles import PRISTINE, relative, row_major, small_vit
+from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel
+from timm_naflex_fast.patch_embed.kernels import product_dtype
+from timm_naflex_fast.resampling.matrices import resize_matrix
 
 ORIGINAL = PRISTINE[PatchEmbedInterpolator]
 LAYOUTS = (True, False) if "channels_last" in inspect.signature(PatchEmbedInterpolator).parameters else (True,)
@@ -42,7 +45,6 @@ def test_equals_timm(base, size, mode, antialias):
     assert relative(got_grad, want_grad) <= 1e-5
 
 
-@pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("channels_last", LAYOUTS)
 @pytest.mark.parametrize("in_chans", [1, 3, 4, 5, 9])  # more than four are transposed first
 @pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
@@ -52,7 +54,7 @@ def test_linear_layouts_equal_timm(channels_last, in_chans, how):
         want = ORIGINAL["resample_linear_weight"](module, weight, size)
         patches, bias = torch.randn(2, 7, size[0] * size[1] * in_chans), torch.randn(5)
         shape = (*size, in_chans) if channels_last else (in_chans, *size)
-        with timm_naflex_fast.enable():
+        with running(component="patch_embed"):
             assert relative(module.resample_linear_weight(weight, size), want) <= 1e-5
             if size != (8, 6):
                 for frozen in (weight, torch.nn.Parameter(weight)):  # kept, and not kept
@@ -60,28 +62,25 @@ def test_linear_layouts_equal_timm(channels_last, in_chans, how):
                     assert relative(got, F.linear(patches, want, bias)) <= 1e-5
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.ran("patch_embed=matmul")
 def test_a_kept_kernel_is_used_for_its_own_layout_and_settings_alone():
     weight = torch.randn(5, 2 * 16)
-    timm_naflex_fast.enable()
-    for again in range(2):
-        for how in (("bicubic", True), ("bilinear", True), ("bicubic", False)):
-            for base, in_chans, channels_last in {((4, 4), 2, True), ((8, 4), 1, True), ((4, 4), 2, LAYOUTS[-1])}:
-                module = interpolator(base, channels_last, *how, in_chans)
-                want = ORIGINAL["resample_linear_weight"](module, weight, (6, 5))
-                patches = torch.randn(1, 3, *((6, 5, in_chans) if channels_last else (in_chans, 6, 5)))
-                got = module(patches, weight, patch_size=(6, 5))
-                assert relative(got, F.linear(patches.flatten(2), want)) <= 1e-5, (again, how, base)
+    settings = (("bicubic", True), ("bilinear", True), ("bicubic", False))
+    bases = {((4, 4), 2, True), ((8, 4), 1, True), ((4, 4), 2, LAYOUTS[-1])}
+    with running(component="patch_embed"):
+        for _, how, (base, in_chans, channels_last) in itertools.product(range(2), settings, bases):
+            module = interpolator(base, channels_last, *how, in_chans)
+            want = ORIGINAL["resample_linear_weight"](module, weight, (6, 5))
+            patches = torch.randn(1, 3, *((6, 5, in_chans) if channels_last else (in_chans, 6, 5)))
+            got = module(patches, weight, patch_size=(6, 5))
+            assert relative(got, F.linear(patches.flatten(2), want)) <= 1e-5, (how, base)
 
 
-@pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
 def test_conv_weights_equal_timm(how):
     module, weight = interpolator((8, 8), True, *how), torch.randn(5, 3, 8, 8)
     want = ORIGINAL["resample_conv_weight"](module, weight, (6, 12))
     images, bias = torch.randn(2, 3, 12, 24), torch.randn(5)
-    with timm_naflex_fast.enable():
+    with running(component="patch_embed"):
         assert relative(module.resample_conv_weight(weight, (6, 12)), want) <= 1e-5
         assert module.resample_conv_weight(weight, (8, 8)) is weight
         projected = module(images, weight, bias, patch_size=(6, 12), is_linear=False)
@@ -123,17 +122,13 @@ def test_bad_input(bad):
         resample_patch_kernel(torch.zeros(3, 4, 4), (2, 2))
 
 
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param((4, 4), marks=pytest.mark.ran("matmul"))]  # the kernel's own size: nothing to resample
-    + [pytest.param(size, marks=pytest.mark.ran("patch_embed=matmul")) for size in ((3, 6), (6, 3))],
-)
+@pytest.mark.parametrize("size", [(4, 4), (3, 6), (6, 3)])  # the first is the kernel's own: nothing to resample
 def test_a_model_on_another_patch_size(size):
     model = small_vit(enable_patch_interpolator=True)
     patches, coord = torch.randn(2, 12, *size, 1), row_major([(3, 4), (2, 6)])
     outputs = []
     for mode in ("stock", "matmul"):
-        with timm_naflex_fast.enable(mode):
+        with running(mode, component="pos_embed" if size == (4, 4) else "patch_embed"):
             model.zero_grad()
             out = model.embeds(patches, patch_coord=coord)
             out = out[0] if isinstance(out, tuple) else out
@@ -172,15 +167,130 @@ def test_the_dtype_of_the_products(dtype, precision):
     assert seen.dtypes == {torch.float64 if lowered else torch.float32}
 
 
-@pytest.mark.ran("patch_embed=matmul")
 @pytest.mark.parametrize("in_chans", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_form_that_dynamo_sees_is_the_same(dtype, in_chans, monkeypatch):
     module, weight = interpolator((8, 6), in_chans=in_chans), torch.randn(5, in_chans * 48).to(dtype)
-    with timm_naflex_fast.enable():
+    with running(component="patch_embed"):
         for size in ((6, 9), (12, 8), (8, 4)):
             want = module.resample_linear_weight(weight, size)
             with monkeypatch.context() as context:
                 context.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
                 got = module.resample_linear_weight(weight, size)
             assert relative(got, want) <= max(1e-6, torch.finfo(dtype).eps / 4) and got.dtype is dtype
+
+
+def test_products_of_float32_are_exact_whatever_pytorch_is_set_to():
+    assert product_dtype(torch.float32) is torch.float32
+    before = torch.get_float32_matmul_precision()
+    try:
+        for lowered in ("high", "medium"):
+            torch.set_float32_matmul_precision(lowered)
+            assert product_dtype(torch.float32) is torch.float64
+            assert product_dtype(torch.bfloat16) is torch.bfloat16 and product_dtype(torch.float64) is torch.float64
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert product_dtype(torch.float32) is torch.float32
+
+
+def test_where_pytorch_refuses_to_tell_the_precision_may_be_lowered(monkeypatch):
+    def refuse():
+        raise RuntimeError("mixed flags")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    assert product_dtype(torch.float32) is torch.float64
+    assert product_dtype(torch.float16) is torch.float16
+
+
+long_side = st.integers(4, 24)
+
+
+def truth(weight, size, mode, antialias):
+    """k' = pinv(A_h)^T k pinv(A_w) in float64."""
+    h, w = size
+    rows, cols = weight.shape[2:]
+    left = torch.linalg.pinv(resize_matrix(h, rows, mode, antialias, dtype=torch.float64)).t()
+    right = torch.linalg.pinv(resize_matrix(w, cols, mode, antialias, dtype=torch.float64))
+    return left @ weight.double() @ right
+
+
+@given(
+    st.tuples(long_side, long_side),
+    st.tuples(long_side, long_side),
+    st.sampled_from(["bilinear", "bicubic"]),
+    st.booleans(),
+)
+def test_no_farther_from_float64_than_timm(old, new, mode, antialias):
+    weight = torch.randn(8, 3, *old)
+    exact = truth(weight, new, mode, antialias)
+    got = resample_patch_kernel(weight, new, mode=mode, antialias=antialias)
+    assert relative(got, exact) <= 1e-6
+    try:
+        theirs = resample_patch_embed(weight, list(new), interpolation=mode, antialias=antialias)
+    except torch.linalg.LinAlgError:  # its SVD does not always converge: (23, 23) -> (24, 23), bilinear
+        reject()
+    assert relative(got, exact) <= relative(theirs, exact) + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old, new", [((48, 25), (29, 48)), ((37, 32), (16, 41)), ((4, 46), (45, 5))])
+def test_no_farther_from_float64_than_timm_on_long_sides(old, new):
+    weight = torch.randn(8, 3, *old)
+    exact = truth(weight, new, "bicubic", True)
+    got, theirs = (
+        relative(resample_patch_kernel(weight, new), exact),
+        relative(resample_patch_embed(weight, list(new)), exact),
+    )
+    assert got <= min(theirs, 1e-6)
+
+
+def test_timms_matrix_is_wrong_for_a_new_width_of_one_and_ours_is_not():
+    weight = torch.randn(8, 3, 8, 8)
+    exact = truth(weight, (5, 1), "bicubic", True)
+    assert relative(resample_patch_kernel(weight, (5, 1)), exact) <= 1e-6
+
+
+@pytest.mark.parametrize("new", [(3, 5), (6, 4), (4, 7)])
+def test_differentiable_twice(new):
+    weight = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda k: resample_patch_kernel(k, new), weight)
+    assert torch.autograd.gradgradcheck(lambda k: resample_patch_kernel(k, new).square(), weight)
+
+
+@pytest.mark.parametrize("new", [(5, 6), (3, 4)])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_many_gradients_in_one_call(new, create_graph):
+    weight = torch.randn(3, 2, 4, 4, requires_grad=True)
+    out = resample_patch_kernel(weight, new)
+    upstream = torch.randn(5, *out.shape)
+    together = torch.autograd.grad(out, weight, upstream, is_grads_batched=True, create_graph=create_graph)[0]
+    in_turn = torch.stack([torch.autograd.grad(out, weight, g, retain_graph=True)[0] for g in upstream])
+    assert relative(together, in_turn) <= 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians(strategy):
+    weight = torch.randn(3, 2, 4, 4)
+
+    def resampled(weight):
+        return resample_patch_kernel(weight, (5, 6))
+
+    want = torch.autograd.functional.jacobian(resampled, weight)
+    got = torch.autograd.functional.jacobian(resampled, weight, vectorize=True, strategy=strategy)
+    transform = torch.func.jacrev if strategy == "reverse-mode" else torch.func.jacfwd
+    assert relative(got, want) <= 1e-6 and relative(transform(resampled)(weight), want) <= 1e-6
+
+
+IN_MEMORY = {
+    "channels last": lambda: torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last),
+    "slice": lambda: torch.randn(6, 5, 9, 10)[:, :3, :8, 2:],
+    "transposed": lambda: torch.randn(6, 3, 8, 8).transpose(2, 3),
+    "expanded": lambda: torch.randn(6, 1, 8, 8).expand(-1, 3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", IN_MEMORY)
+def test_weights_that_are_not_contiguous(layout):
+    weight = IN_MEMORY[layout]()
+    for new in ((5, 6), (8, 6), (6, 8), (8, 8)):
+        assert torch.equal(resample_patch_kernel(weight, new), resample_patch_kernel(weight.contiguous(), new))

@@ -4,12 +4,12 @@ import importlib
 
 import pytest
 import timm
-from oracles import defined_in, is_pristine
 from timm.layers import patch_embed, pos_embed_sincos
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 
+from tests.support.oracles import defined_in, is_pristine
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import compat as contract
 from timm_naflex_fast.patching.timm import LIBRARY

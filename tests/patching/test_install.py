@@ -14,26 +14,25 @@ from unittest import mock
 import pytest
 import timm
 import torch
-from oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
-from oracles import STOCK as STOCK_METHODS
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import nn
 
 import timm_naflex_fast
+from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from tests.support.oracles import STOCK as STOCK_METHODS
+from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, library, settings, transformers
 from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.settings import STOCK, Settings
 
+pytestmark = pytest.mark.usefixtures("clean")
+
 
 def own(model):
     return settings.own_settings(model.embeds)
-
-
-def test_importing_changes_nothing():
-    assert is_pristine() and status().flags == STOCK and status().replaced == {}
 
 
 @pytest.mark.parametrize(
@@ -49,8 +48,6 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert before == {name: id(value) for name, value in NaFlexEmbeds.__dict__.items() if callable(value)}
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.ran("grid_sample")
 def test_works_before_and_after_create_model():
     settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
     old = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
@@ -59,31 +56,7 @@ def test_works_before_and_after_create_model():
     new = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
     new.load_state_dict(old.state_dict())
     assert torch.equal(embed(new), embed(old)) and not torch.allclose(embed(new), want, atol=1e-4)
-
-
-def test_handles_restore_what_was_there_nested_too():
-    with enable("grid_sample"):
-        assert status().flags.pos_embed == "grid_sample"
-        with enable("matmul", patch_embed="stock") as handle:
-            assert handle.flags == status().flags == Settings("matmul", "stock", "batched")
-            with pytest.raises(KeyError), enable("interpolate_cached"):
-                raise KeyError
-            assert status().flags.pos_embed == "matmul"
-        assert status().flags.pos_embed == "grid_sample"
-        with enable("matmul"):
-            disable()  # ends all of them
-            assert is_pristine()
-        assert status().flags == STOCK and is_pristine()
-    assert is_pristine()
-
-
-@pytest.mark.usefixtures("clean")
-def test_a_handle_restores_once():
-    handle = enable()
-    handle.restore()
-    enable("grid_sample")
-    handle.restore()
-    assert status().flags.pos_embed == "grid_sample"
+    assert status().calls == {("pos_embed", "grid_sample"): 3}
 
 
 def test_mode_and_single_flags():
@@ -111,26 +84,6 @@ def test_a_models_own_choice_beats_the_global_one():
     assert uses(mine) == uses(other) == "stock" and is_pristine()
 
 
-def test_disable_one_model():
-    mine, other = small_vit(), small_vit()
-    enable("grid_sample")
-    disable(mine)
-    assert (uses(mine), uses(other)) == ("stock", "grid_sample")
-    disable()
-    enable("grid_sample", model=other)
-    disable(other)
-    assert is_pristine() and own(other) is None
-
-
-def test_a_handle_for_one_model():
-    model = small_vit()
-    with enable("grid_sample", model=model):
-        with enable("matmul", model=model):
-            assert uses(model) == "matmul" and own(model).pos_embed == "matmul"
-        assert uses(model) == "grid_sample"
-    assert own(model) is None and is_pristine()
-
-
 class Wrapper(nn.Module):
     """As open_clip wraps a timm model."""
 
@@ -139,7 +92,6 @@ class Wrapper(nn.Module):
         self.visual = nn.ModuleDict({"trunk": trunk})
 
 
-@pytest.mark.usefixtures("clean")
 def test_models_inside_others():
     model = small_vit()
     enable("grid_sample", model=Wrapper(nn.Sequential(model)))
@@ -149,12 +101,11 @@ def test_models_inside_others():
     assert uses(model) == "grid_sample"
 
 
-@pytest.mark.ran("grid_sample")
 def test_threads_never_see_half_a_patch():
     model = small_vit()
     reference = {}
     for mode in ("stock", "grid_sample"):
-        with enable(mode):
+        with running(mode):
             reference[mode] = embed(model)
     stop, bad, seen = threading.Event(), [], set()
 
@@ -183,7 +134,6 @@ def test_threads_never_see_half_a_patch():
     assert not bad and seen == {"stock", "grid_sample"}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -210,24 +160,11 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
     assert status().flags.pos_embed == "grid_sample"
 
 
-def test_disable_of_a_model_without_embeds():
-    with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
-        disable(nn.Linear(2, 2))
-
-
 def test_timm_too_old(monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     with pytest.raises(RuntimeError, match=r"needs timm >= 1\.0\.16; installed is 1\.0\.15"):
         enable()
     assert is_pristine()
-
-
-def test_timm_without_a_method(monkeypatch):
-    monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
-    rest = dict(NaFlexEmbeds.__dict__)
-    with pytest.raises(RuntimeError, match=r"NaFlexEmbeds\._apply_factorized_pos_embed is missing"):
-        enable()
-    assert dict(NaFlexEmbeds.__dict__) == rest
 
 
 def test_timm_with_another_signature(monkeypatch):
@@ -248,7 +185,6 @@ def test_replacements_take_timms_arguments():
     assert checked == 8 + hasattr(NaFlexVitCfg, "rope_type")
 
 
-@pytest.mark.ran("matmul", "stock")
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
     ours = NaFlexEmbeds.__dict__["_apply_learned_pos_embed"]
@@ -262,6 +198,7 @@ def test_another_plugin_on_top_is_left_alone(monkeypatch):
         with torch.no_grad():
             out = model.embeds(image)
         outputs.append(out[0] if isinstance(out, tuple) else out)
+        assert mode != "matmul" or status().calls == {("pos_embed", "matmul"): 1}
     for out in outputs[1:]:
         torch.testing.assert_close(out, outputs[0])
     NaFlexEmbeds._apply_learned_pos_embed = ours  # they leave, and put back what they found
@@ -292,7 +229,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(kind, for_one, monkeypatch):
@@ -321,7 +257,6 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(kind, for_on
     assert uses(model) == "matmul" and f"NaFlexEmbeds.{LEARNED}" in status().replaced
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("length", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_temporary_patch_anywhere_between_leaves_no_trace(length):
@@ -350,7 +285,6 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(length):
         assert is_pristine() and not library.originals and not library.functions, steps
 
 
-@pytest.mark.usefixtures("clean")
 def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
     """``importlib.reload`` defines the classes anew. One rule: call ``enable()`` again."""
     enable("grid_sample")
@@ -366,7 +300,6 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
     assert is_pristine() and again.__dict__[LEARNED] is STOCK_METHODS[LEARNED] and not library.originals
 
 
-@pytest.mark.usefixtures("clean")
 def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
     model = small_vit(pos_embed_interp_mode="nearest")
     library.warned.clear()
@@ -382,7 +315,6 @@ def test_a_mode_we_cannot_do_stays_with_timm_and_is_said_once():
         assert all("'nearest' stays with timm's own code" in str(w.message) for w in said)
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
     model = small_vit(pos_embed_use_grid_sample=True)
@@ -393,22 +325,6 @@ def test_a_model_made_for_grid_sample_keeps_its_own_result(mode):
     assert status().calls == {("pos_embed", who): 1}
 
 
-@pytest.mark.usefixtures("clean")
-def test_status_prints_as_a_table():
-    assert "stock" in str(status())
-    model = small_vit()
-    enable("interpolate_cached", patch_embed="stock")
-    enable("matmul", model=model)
-    text = str(status())
-    assert timm.__version__ in text and torch.__version__ in text
-    assert "timm: position embeddings  interpolate_cached (2 of 6: stock)" in text
-    assert "timm: patch kernels        stock" in text and "NaFlexVit has its own: pos_embed=matmul" in text
-    replaced = status().replaced
-    assert replaced["PatchEmbedInterpolator.resample_linear_weight"] == "stock"
-    assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
-
-
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_wrong_inputs_are_named(mode, kind):
@@ -433,12 +349,11 @@ def test_a_model_in_place_of_the_mode_says_how_to_give_it():
         enable(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.ran
 def test_a_library_that_is_not_installed_is_not_asked_for(monkeypatch):
     for home in {home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements}:
         monkeypatch.setitem(sys.modules, home, None)  # importing it is an ImportError
     model = small_vit()
-    with enable(model=model):
+    with running(model=model):
         embed(model)
         assert status().replaced and status().calls == {("pos_embed", "matmul"): 1}
     assert status().replaced == {}
@@ -451,7 +366,6 @@ def test_a_library_that_is_asked_for_must_be_there(monkeypatch):
     assert status().replaced == {}
 
 
-@pytest.mark.usefixtures("clean")
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
     """Another thread may hold a library's import lock and wait for ours, as under ``naflex-fast run``."""
     imported, real, real_import = [], importlib.import_module, builtins.__import__

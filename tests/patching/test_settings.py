@@ -8,8 +8,8 @@ import weakref
 import pytest
 import timm
 import torch
-from oracles import is_pristine, small_vit, uses
 
+from tests.support.oracles import is_pristine, small_vit, uses
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import settings
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from oracles import BATCH, small_vit
 from timm.layers.patch_embed import PatchEmbedInterpolator
 
+from tests.support.oracles import BATCH, small_vit
 from timm_naflex_fast import enable, status
 
 

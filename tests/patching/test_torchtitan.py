@@ -6,10 +6,11 @@ import sys
 from types import FunctionType, ModuleType
 
 import pytest
-import titan
 import torch
-from oracles import relative
 
+from tests.support import titan
+from tests.support.oracles import relative
+from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.torchtitan import KIMI, QWEN
 
@@ -71,34 +72,31 @@ def result_and_gradient(modules, home, **options):
     return out.detach(), torch.autograd.grad((out * weight).sum(), table)[0]
 
 
-@pytest.mark.ran
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("home", [QWEN, KIMI])
 def test_equals_torchtitan_forward_and_gradient(modules, home, mode):
     for grids in (GRIDS, [[1, h, w] for _, h, w in GRIDS]):
         want, gradient = result_and_gradient(modules, home, grids=grids)
-        with enable(mode, library="torchtitan"):
+        with running(mode, library="torchtitan"):
             got, found = result_and_gradient(modules, home, grids=grids)
             assert status().calls == {("pos_embed", mode): 1}
         assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * want.abs().max()
         assert relative(found, gradient) <= 1e-5
 
 
-@pytest.mark.ran
 @pytest.mark.parametrize("home", [QWEN, KIMI])
 def test_half_precision_is_computed_in_float32_and_cast_once(modules, home):
     table = table_of(home, torch.bfloat16)
     want = call(modules, home, table)
-    with enable(library="torchtitan"):
+    with running(library="torchtitan"):
         got = call(modules, home, table)
     assert got.dtype == torch.bfloat16
     assert (got != want).float().mean() < 0.01 and relative(got.float(), want.float()) < 2**-7  # ties
 
 
-@pytest.mark.ran
 def test_another_interpolation_of_kimis(modules):
     want, gradient = result_and_gradient(modules, KIMI, mode="bilinear")
-    with enable(library="torchtitan"):
+    with running(library="torchtitan"):
         got, found = result_and_gradient(modules, KIMI, mode="bilinear")
         assert relative(got, want) <= 2e-6 and relative(found, gradient) <= 1e-5
         want = call(modules, KIMI, table_of(KIMI), mode="nearest")
@@ -106,12 +104,11 @@ def test_another_interpolation_of_kimis(modules):
     assert torch.equal(call(modules, KIMI, table_of(KIMI), mode="nearest"), want)
 
 
-@pytest.mark.ran("matmul")
 @pytest.mark.parametrize("home", [QWEN, KIMI])
 def test_compiled_without_a_break(modules, home):
     table = table_of(home)
     want = call(modules, home, table)
-    with enable(library="torchtitan"):
+    with running(library="torchtitan"):
         got = torch.compile(lambda: call(modules, home, table), backend="eager", fullgraph=True)()
     assert relative(got, want) <= 2e-6
 
@@ -133,7 +130,6 @@ def test_torchtitans_type_checks_see_its_own_code(modules, home, monkeypatch):
         assert status().fallbacks == {"torchtitan's type checks": 1}
 
 
-@pytest.mark.ran("matmul")
 @pytest.mark.parametrize("home", [QWEN, KIMI])
 def test_a_replicated_dtensor_stays_one(modules, home, tmp_path):
     dtensors = pytest.importorskip("torch.distributed.tensor")
@@ -144,7 +140,7 @@ def test_a_replicated_dtensor_stays_one(modules, home, tmp_path):
     try:
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
         table = dtensors.distribute_tensor(table_of(home).detach(), mesh, [dtensors.Replicate()]).requires_grad_()
-        with enable(library="torchtitan"):
+        with running(library="torchtitan"):
             out = call(modules, home, table)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         (out * dtensors.distribute_tensor(weight, mesh, [dtensors.Replicate()])).sum().backward()

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 import torch
-from oracles import relative, small_vit
 from torch._dynamo.testing import CompileCounter
 
+from tests.support.oracles import relative, small_vit
+from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import transformers as patching_transformers
@@ -118,7 +119,7 @@ def test_width_one_is_right_where_transformers_is_wrong(kind, mode):
         model[0].patch_embedding.weight.zero_()
         model[0].patch_embedding.bias.zero_()
         assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2
-        with enable(mode, library="transformers"):
+        with running(mode, library="transformers"):
             assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
 
 
@@ -134,13 +135,12 @@ def test_half_precision_is_one_cast_from_float32(kind, mode):
     assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-7
 
 
-@pytest.mark.ran("interpolate_cached")
 @pytest.mark.parametrize("kind", TOWERS)
 def test_autocast_gives_the_dtypes_of_transformers(kind):
     model = made(kind)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         want = embed(kind, model)
-        with enable("interpolate_cached", library="transformers"):
+        with running("interpolate_cached", library="transformers"):
             got = embed(kind, model)
     assert got.dtype == want.dtype and torch.equal(got, want)
 
@@ -254,12 +254,11 @@ def test_other_releases(monkeypatch):
     assert is_pristine()
 
 
-@pytest.mark.ran
 @pytest.mark.parametrize("kind", TOWERS)
 def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
     seen, why, tower = [], library.why_unsupported, made(kind)
     monkeypatch.setattr(library, "why_unsupported", lambda *tensors: seen.extend(tensors) or why(*tensors))
-    with enable(library="transformers"):
+    with running(library="transformers"):
         embed(kind, tower)
     pixels, table = seen
     assert pixels.data_ptr() not in {parameter.data_ptr() for parameter in tower.parameters()}

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 import torch
-from oracles import finished_tables, kept_tensors
 
+from tests.support.oracles import finished_tables, kept_tensors
 from timm_naflex_fast import disable
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from oracles import row_major
 
+from tests.support.oracles import row_major
 from timm_naflex_fast.resampling.checks import LARGEST
 from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch, whole_numbers
 

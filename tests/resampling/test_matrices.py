@@ -1,20 +1,14 @@
-"""Resize matrices against F.interpolate, and the four forms of the weighted sum against each other."""
+"""Resize matrices are what ``F.interpolate`` computes."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import cell_weights, reference
 
+from tests.support.oracles import cell_weights, reference
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import (
-    ResizeSpec,
-    affine_positions,
-    axis_matrix,
-    cell_positions,
-    taps,
-)
+from timm_naflex_fast.resampling.matrices import ResizeSpec, affine_positions, axis_matrix, cell_positions, taps
 
 sizes = st.integers(1, 48)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -96,56 +90,6 @@ def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode
     finally:
         torch.set_default_dtype(torch.float32)
     assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)
-
-
-# ---- the same weighted sum, four ways ----
-
-
-def as_loop(table, sizes, spec):
-    out = []
-    for h, w in sizes:
-        weights = cell_weights(h, w, table.shape[:2], spec)
-        cells = table.flatten(0, 1)
-        out.append(torch.stack([sum(k * cells[i] for i, k in enumerate(row) if k != 0) for row in weights]))
-    return out
-
-
-def as_grouped_conv1d(table, sizes, spec):
-    """One conv1d whose groups are samples; a group's kernels are its grid cells, as long as the table has cells."""
-    cells = table.flatten(0, 1).t()  # (C, H0*W0): channels are the batch, table cells the signal
-    longest = max(h * w for h, w in sizes)
-    kernels = [F.pad(k, (0, 0, 0, longest - len(k))) for k in (cell_weights(*s, table.shape[:2], spec) for s in sizes)]
-    signal = cells[:, None].expand(-1, len(sizes), -1)
-    out = F.conv1d(signal, torch.cat(kernels)[:, None], groups=len(sizes))  # (C, S*longest, 1)
-    return [o.t()[: h * w] for o, (h, w) in zip(out[..., 0].split(longest, 1), sizes)]
-
-
-def as_frozen_1x1(table, sizes, spec):
-    """Table cells as input channels of a 1x1 convolution over the embedding's channels."""
-    signal = table.flatten(0, 1)[None, :, :, None]  # (1, H0*W0, C, 1)
-    return [F.conv2d(signal, cell_weights(*s, table.shape[:2], spec)[:, :, None, None])[0, :, :, 0] for s in sizes]
-
-
-def as_matmul(table, sizes, spec):
-    return [
-        resample_pos_embed(table, size, mode=spec.interpolation, antialias=spec.antialias).flatten(0, 1)
-        for size in sizes
-    ]
-
-
-@given(
-    st.integers(1, 7),
-    st.integers(1, 7),
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
-    modes,
-    st.booleans(),
-)
-def test_four_forms_agree(rows, cols, grids, mode, antialias):
-    table, spec = torch.randn(rows, cols, 3), ResizeSpec(mode, antialias)
-    want = as_loop(table, grids, spec)
-    for form in (as_grouped_conv1d, as_frozen_1x1, as_matmul):
-        for got, expected in zip(form(table, grids, spec), want):
-            torch.testing.assert_close(got, expected, atol=1e-6 * max(1.0, table.abs().max().item()), rtol=0)
 
 
 @pytest.mark.parametrize("ar_preserving", [True, False])

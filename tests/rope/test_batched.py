@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import Largest, relative, row_major
-from rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 
+from tests.support.oracles import Largest, relative, row_major
+from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.embeds import _Spread, collect
 from timm_naflex_fast.rope.settings import read_rope

@@ -1,7 +1,9 @@
 """What every form of a strategy must hold: shared by the tests of the eager, the traceable and the Triton form."""
 
 import torch
-from oracles import relative, stock, tables, truth
+import torch.nn.functional as F
+
+from tests.support.oracles import relative, stock, tables, truth
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -38,3 +40,20 @@ def as_close_to_float64_as_timm(ours, case, device="cpu"):
         ours(case, embeds.to(device), mine, case.coord().to(device))
     one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
     assert (mine.cpu() - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+
+
+def one_by_one(table, sizes, *, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
+    """Each image's embeddings, (t*h*w, C) float64, by F.interpolate."""
+    out = []
+    for size in sizes:
+        t, h, w = (1, *size) if len(size) == 2 else size
+        grid = table.double()
+        if (h, w) != tuple(table.shape[:2]):
+            to = (max(h, w),) * 2 if ar_preserving else (h, w)
+            how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+            # At width 1 only timm's layout comes back right from PyTorch.
+            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[0].permute(1, 2, 0)
+            grid = grid[:h, :w]
+        blocks = grid.reshape(h // merge, merge, w // merge, merge, -1).transpose(1, 2)
+        out.append(blocks.reshape(h * w, -1).repeat(t, 1))
+    return out

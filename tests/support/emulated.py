@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from ptx import THREADS, WARP, Launch, Program
 from torch import Tensor
+
+from tests.support.ptx import THREADS, WARP, Launch, Program
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
 POINTERS |= {torch.int64: "*i64"}

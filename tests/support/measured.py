@@ -1,8 +1,8 @@
 """What the tests of bench and drift measure and compare: rows of a result, small batches, a small model."""
 
 import torch
-from oracles import small_vit, vit_batch
 
+from tests.support.oracles import small_vit, vit_batch
 from timm_naflex_fast.measure.bench.race import Row
 from timm_naflex_fast.measure.contenders import NAMES
 

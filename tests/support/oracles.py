@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -48,22 +49,26 @@ def row_major(sizes: list[tuple[int, int]], length: int | None = None, dtype: to
     return coord
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Case:
-    """One configuration of a table and a batch."""
+    """One configuration of a table and a batch; ``length`` None: as many tokens as the largest grid has."""
 
-    table_size: tuple[int, int]
-    channels: int
-    mode: str
-    antialias: bool
-    align_corners: bool
-    ar_preserving: bool
-    sizes: list[tuple[int, int]]
-    length: int
-    dtype: torch.dtype
-    seed: int
+    table_size: tuple[int, int] = (6, 5)
+    channels: int = 4
+    mode: str = "bicubic"
+    antialias: bool = True
+    align_corners: bool = False
+    ar_preserving: bool = False
+    sizes: Sequence[tuple[int, int]] = ((3, 4), (9, 2), (3, 4), (6, 5))
+    length: int | None = None
+    dtype: torch.dtype = torch.float32
+    seed: int = 7
     kind: str = "learned"
     use_grid_sample: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length is None:
+            self.length = max(h * w for h, w in self.sizes)
 
     def embeds(self) -> Any:
         extra = dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners) if NEW_TIMM else {}
@@ -94,20 +99,15 @@ class Case:
 
     @property
     def spec(self) -> ResizeSpec:
-        kind = dict(antialias=self.antialias, align_corners=self.align_corners, ar_preserving=self.ar_preserving)
-        return ResizeSpec(self.mode, **kind)
+        return ResizeSpec(*self.options.values())
 
     @property
     def options(self) -> dict[str, Any]:
-        return dict(
-            mode=self.mode,
-            antialias=self.antialias,
-            align_corners=self.align_corners,
-            ar_preserving=self.ar_preserving,
-        )
+        names = ("mode", "antialias", "align_corners", "ar_preserving")
+        return {name: getattr(self, name) for name in names}
 
 
-BASE = Case((6, 5), 4, "bicubic", True, False, False, [(3, 4), (9, 2), (3, 4), (6, 5)], 21, torch.float32, 7)
+BASE = Case(length=21)
 
 
 def tables(embeds: Any) -> list[Tensor]:
@@ -241,9 +241,8 @@ def kept_tensors() -> list[Tensor]:
     def tensors(value: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             return [value]
-        parts = (
-            value if isinstance(value, tuple) else (*value.bits, *value.made.values()) if hasattr(value, "made") else ()
-        )
+        kept = (*value.bits, *value.made.values()) if hasattr(value, "made") else ()
+        parts = value if isinstance(value, tuple) else kept
         return [tensor for part in parts for tensor in tensors(part)]
 
     return tensors(tuple(cache._entries.values()))

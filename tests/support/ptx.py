@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ptx_memory import Fault, Memory, SharedMemory
 from torch import Tensor
+
+from tests.support.ptx_memory import Fault, Memory, SharedMemory
 
 THREADS, WARP = 128, 32
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import timm.layers.pos_embed_sincos as timms
 import torch
-from oracles import PRISTINE
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
+from tests.support.oracles import PRISTINE
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.settings import read_rope
 

@@ -4,9 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from oracles import small_vit, vit_batch
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.oracles import small_vit, vit_batch
 from timm_naflex_fast import enable, status
 
 try:

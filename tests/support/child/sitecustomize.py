@@ -1,4 +1,4 @@
-"""Python imports this as it starts in the child processes of ``witness.children``: each writes down what ran in it."""
+"""Python imports this as it starts in the child processes of ``running.children``: each writes down what ran in it."""
 
 import sys
 from pathlib import Path
@@ -7,11 +7,10 @@ import wrapt
 
 
 def watch(_):
-    tests = Path(__file__).parents[2]
-    sys.path += [str(tests / "support"), str(tests.parent / "tools")]
-    import witness
+    sys.path.append(str(Path(__file__).parents[3]))
+    from tests.support.running import watch_a_child
 
-    witness.watch_a_child()
+    watch_a_child()
 
 
 wrapt.register_post_import_hook(watch, "timm_naflex_fast.patching.timm")

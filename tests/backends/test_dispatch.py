@@ -1,0 +1,77 @@
+"""Who traces and where the tensors are tell the backend; the form for CUDA equals PyTorch and reads nothing back."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.checks import one_by_one
+from tests.support.oracles import relative
+from timm_naflex_fast.backends import dispatch, eager, operator, portable
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+
+
+def backend_of(**settings):
+    table = torch.randn(6, 5, 4)
+    return dispatch._backend(torch.zeros(1, 1, 4), (table,), ResizeSpec(), **{"strategy": "matmul", **settings})
+
+
+def test_who_traces_tells_the_backend(monkeypatch):
+    assert backend_of() is eager
+    for who, matmul, cached in (
+        ("export", portable, portable),
+        ("transform", portable, portable),
+        ("compile", operator, eager),
+        (None, eager, eager),
+    ):
+        monkeypatch.setattr(dispatch, "tracer", lambda *_, who=who: who)
+        assert backend_of() is matmul and backend_of(strategy="interpolate_cached") is cached
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Let the CPU take the form that CUDA takes, with the portable one in the place of the kernels; its runs."""
+    ran = []
+
+    def add(*args):
+        ran.append(tuple(args[0].shape))
+        portable.add(*args)
+
+    monkeypatch.setattr(dispatch, "_backend", lambda *_: SimpleNamespace(add=add))
+    return ran
+
+
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize("padding", [None, "zeros", "first"])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_the_form_for_cuda_equals_interpolate_and_reads_no_tensor(on_device, monkeypatch, merge, padding, frames):
+    sizes, table = [(frames, 4, 6), (1, 6, 8), (2, 2, 2)][: 2 + (frames > 1)], torch.randn(6, 5, 8, requires_grad=True)
+    want = one_by_one(table, sizes, mode="bicubic", merge=merge)
+    extra = {} if padding is None else dict(length=75, padding=padding)
+    if padding is None:
+        want = torch.cat(want)
+    else:
+        fill = [image[:1] if padding == "first" else image[:1] * 0 for image in want]
+        want = torch.stack([torch.cat([i, f.expand(75 - len(i), -1)]) for i, f in zip(want, fill)])
+
+    def no_read(*args, **kwargs):
+        raise AssertionError("read back")
+
+    for read in ("tolist", "item", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, read, no_read)
+    got = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **extra)
+    weight = torch.randn_like(got)
+    (grad,) = torch.autograd.grad((got * weight).sum(), table)
+    monkeypatch.undo()
+    assert len(on_device) == 1 and got.shape == want.shape
+    assert relative(got, want) <= 2e-6
+    assert relative(grad, torch.autograd.grad((want * weight).sum(), table)[0]) <= 1e-5
+
+
+def test_the_form_for_cuda_does_not_pad_small_images_to_a_video(on_device):
+    table, sizes = torch.randn(6, 5, 8), [(16, 4, 4)] + [(1, 2, 2)] * 7
+    got = resample_pos_embeds(table, sizes, mode="bilinear")
+    assert relative(got, torch.cat(one_by_one(table, sizes, mode="bilinear"))) <= 2e-6 and not on_device
+    add_pos_embed_(torch.zeros(2, 16, 8), table, grid_sizes=[(4, 4), (2, 2)])
+    assert on_device == [(2, 16, 8)]

@@ -1,0 +1,102 @@
+"""A compiled model follows all settings that are made after it was compiled, and finds its graphs again."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tests.support.oracles import small_vit, vit_batch
+from timm_naflex_fast import disable, enable, status
+
+B = vit_batch([(5, 7), (12, 4), (3, 3)])
+BACKENDS = ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@torch.no_grad()
+def gives(compiled, results):
+    """Which of two results a compiled model gives."""
+    got = compiled(B)
+    (name,) = [name for name, want in results.items() if torch.allclose(got, want, atol=1e-5)]
+    return name
+
+
+@pytest.fixture
+def model():
+    return small_vit()
+
+
+@pytest.fixture
+def results(model):
+    with torch.no_grad():
+        exact = model(B)
+        with enable("grid_sample"):
+            drifting = model(B)
+    assert not torch.allclose(exact, drifting, atol=1e-4)
+    return {"exact": exact, "grid_sample": drifting}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_switch_after_the_first_call_takes_effect(model, results, backend):
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(model, backend=counter)
+    enable("grid_sample")
+    assert gives(compiled, results) == "grid_sample"
+    enable("stock", model=model)
+    assert gives(compiled, results) == "exact"
+    enable("grid_sample", model=model)
+    enable("matmul")
+    assert gives(compiled, results) == "grid_sample"
+    enable("matmul", model=model)
+    assert gives(compiled, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
+    enable("grid_sample", model=model)
+    disable(model)
+    assert gives(compiled, results) == "exact"
+    disable()
+    frames = []
+    for _ in range(3):
+        assert gives(compiled, results) == "exact"
+        with enable("grid_sample", model=model):
+            assert gives(compiled, results) == "grid_sample"
+            with enable("matmul", model=model):
+                assert gives(compiled, results) == "exact"
+            assert gives(compiled, results) == "grid_sample"
+        with enable("grid_sample"):
+            assert gives(compiled, results) == "grid_sample"
+            with enable("interpolate_cached"):
+                assert gives(compiled, results) == "exact"
+            with enable("matmul", model=model):
+                assert gives(compiled, results) == "exact"
+            assert gives(compiled, results) == "grid_sample"
+        frames.append(counter.frame_count)
+    assert frames[0] == frames[1] == frames[2]  # graphs of choices that come back are found again
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_and_a_pickle(model, results, backend):
+    enable("matmul")
+    with enable("grid_sample", model=model):
+        copy = torch.compile(deepcopy(model), backend=backend, fullgraph=True)
+        loaded = torch.compile(pickle.loads(pickle.dumps(model)), backend=backend, fullgraph=True)
+        assert gives(copy, results) == "grid_sample"  # shares the settings of the model
+        assert gives(loaded, results) == "exact"  # brings none along
+        with enable("grid_sample", model=loaded):
+            assert gives(loaded, results) == "grid_sample"
+        assert gives(loaded, results) == "exact"
+    assert gives(copy, results) == "exact"
+    assert gives(loaded, results) == "exact" and status().calls["pos_embed", "matmul"] > 0
+
+
+@pytest.mark.usefixtures("clean")
+def test_counting_does_not_recompile(model):
+    enable("matmul")
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(B)
+            model(B)
+    assert counter.frame_count == 1
+    assert status().calls["pos_embed", "matmul"] == 5  # one trace and four eager calls

@@ -1,0 +1,190 @@
+"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA graphs.
+
+Never run on a GPU. ``test_triton.py`` runs there too; ``test_second_device.py`` pretends to have one.
+"""
+
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.support.oracles import BATCH, relative, small_vit, vit_batch
+from timm_naflex_fast import enable
+from timm_naflex_fast.backends import dispatch, triton
+from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
+    pytest.mark.usefixtures("clean"),
+]
+KINDS = ["learned", "factorized"]
+
+
+def on_gpu(kind):
+    return small_vit(pos_embed=kind).cuda(), {name: value.cuda() for name, value in BATCH.items()}
+
+
+def embeds(model, batch):
+    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
+    return out[0] if isinstance(out, tuple) else out
+
+
+def step(model, batch):
+    model.zero_grad()
+    out = embeds(model, batch)
+    (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum().backward()
+    return [out.detach(), *(p.grad.clone() for n, p in model.embeds.named_parameters() if n.startswith("pos_embed"))]
+
+
+@contextmanager
+def waiting_is_an_error():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the check is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_triton_serves():
+    model, _ = on_gpu("learned")
+    x, table = torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed
+    assert triton.serves(x, table, ResizeSpec())
+    assert all(triton.agrees(x, table.shape, ResizeSpec(), kind) for kind in ("in place", "copy", "gradient"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_timm(kind):
+    model, batch = on_gpu(kind)
+    want = step(model, batch)
+    enable()
+    assert all(relative(a, b) <= 1e-5 for a, b in zip(step(model, batch), want))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_bit_for_bit(kind, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model, batch = on_gpu(kind)
+    enable()
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = step(model, batch), step(model, batch)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tf32_flags_change_nothing(kind):
+    model, batch = on_gpu(kind)
+    enable()
+    x, table = (
+        torch.zeros(*batch["patch_coord"].shape[:2], 32, device="cuda"),
+        getattr(model.embeds, "pos_embed" if kind == "learned" else "pos_embed_y"),
+    )
+    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+    results, before = [], torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):
+        try:
+            torch.set_float32_matmul_precision(precision)
+            out = x.clone()
+            add(out, patch_coord=batch["patch_coord"])
+            results.append((out.detach(), torch.autograd.grad(out.square().sum(), table)[0]))
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_waits_for_the_gpu(kind):
+    model, batch = on_gpu(kind)
+    enable()
+    step(model, batch)  # compiles
+    with waiting_is_an_error():
+        step(model, batch)
+        with torch.no_grad():
+            model.eval()(batch)
+
+
+@pytest.mark.parametrize("kind", ["axial", "dinov3"])
+def test_rope_never_waits_for_the_gpu(kind):
+    """Mixed rotary embeddings, and random coordinates, read the grids once: ``test_second_device.py`` counts it."""
+    model = small_vit(pos_embed="none", rope_type=kind).cuda()
+    batch = {name: value.cuda() for name, value in BATCH.items()}
+    enable()
+    model(batch).sum().backward()
+    with waiting_is_an_error():
+        model(batch).sum().backward()
+
+
+@pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", [False, True], ids=["embeds", "model"])
+def test_cuda_graph_serves_other_grids(kind, whole, evicted):
+    model, batch = on_gpu(kind)
+    run = model.eval() if whole else lambda batch: embeds(model, batch)
+    other = {name: value.cuda() for name, value in vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5).items()}
+    with torch.no_grad():
+        want = [run(batch), run(other)]
+        enable()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(batch)  # compiles
+        torch.cuda.current_stream().wait_stream(stream)
+        held, graph = {name: value.clone() for name, value in batch.items()}, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(held)
+        if evicted:  # what the graph reads stays, whatever comes into the memory that is free now
+            cache.clear_all()
+            torch.cuda.empty_cache()
+            junk = torch.full((40, 2**22), torch.nan, device="cuda")  # noqa: F841
+        for given, expected in zip((batch, other), want):
+            for name, value in given.items():
+                held[name].copy_(value)
+            graph.replay()
+            assert relative(out, expected) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inductor_forward_and_backward(mode):
+    model, batch = on_gpu("learned")
+
+    def train(run):
+        model.zero_grad()
+        out = run(batch)
+        (out * torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
+        return out.detach().clone(), model.embeds.pos_embed.grad.clone()
+
+    want = train(model)
+    cache.clear_all()
+    triton._agreed.clear()
+    with enable():
+        run = torch.compile(model, fullgraph=True, mode=mode)
+        for _ in range(3):  # the first makes the trials and the bands; CUDA graphs are recorded in the second
+            assert all(relative(a, b) <= 1e-4 for a, b in zip(train(run), want))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 24 * 2**30, reason="needs 24 GiB"
+)
+def test_more_numbers_than_a_32_bit_index_counts():
+    last, spec = 2900, ResizeSpec("bicubic")
+    table = torch.randn(1, 16, 16, 768, device="cuda", requires_grad=True)
+    coord = torch.cartesian_prod(torch.arange(32), torch.arange(31)).to("cuda").expand(last + 1, -1, -1)
+    x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
+    assert x[:last].numel() > 2**31
+    few = x[:2].clone()
+    dispatch.add(x, (table,), coord, spec)
+    dispatch.add(few, (table,), coord[:2], spec)
+    assert torch.equal(x[last], few[0])
+    g = torch.zeros_like(x).detach()
+    g[last] = 1
+    (grad,) = torch.autograd.grad(x, table, g)
+    (want,) = torch.autograd.grad(few[:1], table, torch.ones_like(few[:1]))
+    assert relative(grad, want) <= 1e-6

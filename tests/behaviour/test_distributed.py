@@ -1,0 +1,160 @@
+"""Training beside the model: DDP, FSDP2 and torchrun on two gloo processes, hooks, scaler, EMA, against plain timm."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import digits
+import pytest
+import timm
+import torch
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+
+from tests.support import two_processes
+from tests.support.oracles import BATCH, relative, small_vit, vit_batch
+from tests.support.running import children, running
+
+KINDS = list(two_processes.TABLES)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    with children(folder):
+        mp.spawn(two_processes.work, (str(folder),), nprocs=2)
+    return torch.load(folder / "results.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_two_processes_train_like_one(wrap, kind, results):
+    if wrap not in two_processes.WRAPS:
+        pytest.skip("this torch has no torch.distributed.fsdp.fully_shard")
+    want, expected = two_processes.train(small_vit(pos_embed=kind), two_processes.WHOLE)
+    losses, grads, calls = results[wrap, kind]
+    assert calls == {("pos_embed", "matmul"): 3}  # one of each step
+    torch.testing.assert_close(losses, want, atol=0, rtol=1e-5)
+    assert grads.keys() == expected.keys()
+    assert {f"embeds.{table}" for table in two_processes.TABLES[kind]} <= grads.keys()
+    worst = {name: relative(grads[name], grad) for name, grad in expected.items() if grad.abs().max() > 1e-7}
+    assert max(worst.values()) <= 2e-5, worst
+
+
+@pytest.mark.slow
+def test_torchrun_trains_the_digits_like_one_process(tmp_path, children):
+    script = Path(digits.__file__).with_name("train_digits.py")
+    weights = []
+    for name, launch in (
+        ("one", []),
+        ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
+    ):
+        out = tmp_path / f"{name}.safetensors"
+        command = [sys.executable, *launch, str(script), "--mode", "matmul", "--steps", "3", "--out", str(out)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(out.with_suffix(".json").read_text())["processes"] == (2 if launch else 1)
+        weights.append(load_file(out))
+    assert [set(counter) & {("pos_embed", "matmul"), ("pos_embed", "stock")} for counter in children()] == [
+        {("pos_embed", "matmul")}
+    ] * 3
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
+
+
+def gradients(model, forward):
+    """Gradients of every parameter after a backward from ``forward()``."""
+    model.zero_grad()
+    out = forward()
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    worst = {name: relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7}
+    assert max(worst.values()) <= 1e-5, worst
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timms_gradient_checkpointing(kind):
+    model = small_vit(pos_embed=kind)
+    want = gradients(model, lambda: model(BATCH))
+    model.set_grad_checkpointing()
+    with running():
+        same(gradients(model, lambda: model(BATCH)), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_tensors_hooks(kind):
+    model, moved = small_vit(pos_embed=kind), []
+    want = gradients(model, lambda: model(BATCH))
+
+    def pack(tensor):
+        moved.append(tensor.shape)
+        return tensor.detach().numpy().copy() if tensor.dtype.is_floating_point else tensor
+
+    def unpack(packed):
+        return torch.as_tensor(packed)
+
+    with running(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        same(gradients(model, lambda: model(BATCH)), want)
+    with running(), torch.autograd.graph.save_on_cpu():
+        same(gradients(model, lambda: model(BATCH)), want)
+    assert moved
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_grad_scaler(kind):
+    def train(mode):
+        model = small_vit(pos_embed=kind)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        with running(mode):
+            for step in range(3):
+                optimizer.zero_grad()
+                loss = model(BATCH).square().mean() * (float("inf") if step == 1 else 1.0)  # one step to be skipped
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return model.state_dict(), scaler.get_scale()
+
+    (want, want_scale), (got, scale) = train("stock"), train("matmul")
+    assert scale == want_scale == 2.0**11
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_ema_copy_follows_and_evaluates_like_timms():
+    def train(mode):
+        model = small_vit()
+        average = timm.utils.ModelEmaV3(model, decay=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with running(mode):
+            for step in range(3):
+                optimizer.zero_grad()
+                model(vit_batch([(5, 7), (3, 9)], seed=step)).square().mean().backward()
+                optimizer.step()
+                average.update(model)
+            with torch.no_grad():
+                return average(BATCH), average.module.embeds.pos_embed.detach().clone()
+
+    for got, want in zip(train("matmul"), train("stock")):
+        assert relative(got, want) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_algorithms(kind):
+    model = small_vit(pos_embed=kind)
+    want = gradients(model, lambda: model(BATCH))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with running():
+            first, second = (gradients(model, lambda: model(BATCH)) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    same(first, want)
+    assert all(torch.equal(first[name], second[name]) for name in first)

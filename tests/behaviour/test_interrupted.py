@@ -1,0 +1,122 @@
+"""Ctrl-C at any line of enable, disable, restore and with: timm can be put back, and runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import timm_naflex_fast
+from tests.support.oracles import embed, is_pristine, small_vit
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import install
+
+FOLDER = str(Path(timm_naflex_fast.__file__).parent / "patching")
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt before the n-th line of this package's patching that runs inside; a loop's first turns.
+
+    Not where Python leaves ``with _lock``: there it looks at no signals, and tracing alone can interrupt it.
+    """
+
+    def __init__(self, line):
+        self.left = line
+        self.entered, self.turns = set(), {}
+
+    def trace(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        if event == "line":
+            here = (id(frame), frame.f_lineno)
+            leaves = here in self.entered and frame.f_lineno in LOCKED
+            self.entered.add(here)
+            if frame.f_code.co_filename == install.__file__ and leaves:
+                return self.trace
+            turns = self.turns[frame.f_code, frame.f_lineno] = self.turns.get((frame.f_code, frame.f_lineno), 0) + 1
+            if turns > 2:
+                return self.trace
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.trace
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+
+    def __exit__(self, *exc):
+        sys.settrace(None)
+
+
+LOCKED = {n for n, line in enumerate(Path(install.__file__).read_text().splitlines(), 1) if "with _lock:" in line}
+
+
+def switch_everything(model):
+    enable("grid_sample")
+    with enable("matmul", model=model):
+        enable("interpolate_cached").restore()
+    disable(model)
+    disable()
+
+
+def switch_nothing_but_a_handle(model):
+    with enable("grid_sample"):
+        pass
+
+
+every_line = pytest.param(1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("stride", [every_line, 19])
+@pytest.mark.parametrize("work", [pytest.param(switch_everything, marks=pytest.mark.slow), switch_nothing_but_a_handle])
+def test_an_interrupt_at_any_line_leaves_timm_removable(work, stride):
+    model = small_vit()
+    work(model)
+    want, lines = embed(model), 0
+    while True:
+        lines += stride
+        stop = CtrlC(lines)
+        try:
+            with stop:
+                work(model)
+        except KeyboardInterrupt:
+            pass
+        if stop.left > 0:
+            break
+        out = embed(model)  # neither an endless recursion nor anything half-done
+        status()
+        if lines % 2:  # by disable alone, or by another enable first
+            enable("matmul", model=model)
+            assert torch.allclose(embed(model), want, atol=1e-5)
+            assert status().calls == {("pos_embed", "matmul"): 1}
+        disable()
+        assert is_pristine() and torch.equal(embed(model), want) and out.shape == want.shape, lines
+        assert status().models == () and status().replaced == {}
+    assert lines > 100
+
+
+@pytest.mark.parametrize("stride", [every_line, 29])
+@pytest.mark.parametrize("where", ["enable", "restore"])
+def test_an_interrupted_switch_can_be_repeated(where, stride):
+    model = small_vit()
+    want, interrupted = embed(model), 0
+    for line in range(1, 400, stride):
+        handle = enable("grid_sample", model=model) if where == "restore" else None
+        try:
+            with CtrlC(line):
+                if handle:
+                    handle.restore()
+                else:
+                    handle = enable("grid_sample", model=model)
+        except KeyboardInterrupt:
+            interrupted += 1
+            if handle is None:
+                handle = enable("grid_sample", model=model)
+                assert not torch.allclose(embed(model), want, atol=1e-4)
+                assert status().calls == {("pos_embed", "grid_sample"): 1}
+        handle.restore()
+        if where == "enable":
+            disable()  # what the interrupted call had chosen is what the second one restores
+        assert is_pristine() and torch.equal(embed(model), want), line
+    assert interrupted > 1

@@ -1,0 +1,245 @@
+"""Rotary tables inside whole models, in graphs, and as a flag."""
+
+import copy
+
+import pytest
+import timm
+import timm.layers.pos_embed_sincos as timms
+import torch
+
+from tests.support.oracles import OLD_TORCH, relative, row_major, small_vit, vit_batch
+from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
+from tests.support.running import running
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import timm as replacements
+from timm_naflex_fast.rope.batched import batched_rope
+
+
+def vit(kind, **extra):
+    """A model with this kind of rotary embeddings alone, in eval mode."""
+    options = {"dinov3": dict(rope_temperature=100.0), "mrope": dict(rope_mrope_section=(2, 3, 3))}.get(kind, {})
+    return small_vit(**(dict(pos_embed="none", rope_type=kind, depth=3) | options | extra)).eval()
+
+
+KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
+RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itself can run as a whole model
+BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("extra", ["plain", "patch dropout", "checkpointing", "class token", "autocast"])
+def test_whole_models(kind, extra):
+    options = {"patch dropout": dict(patch_drop_rate=0.4), "class token": dict(class_token=True, reg_tokens=2)}
+    model = vit(kind, **options.get(extra, {})).train()
+    model.set_grad_checkpointing(extra == "checkpointing")
+
+    def step():
+        torch.manual_seed(0)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=extra == "autocast"):
+            out = model(BATCH).float()
+        out.square().mean().backward()
+        return out.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    try:
+        want, want_grads = step()
+    except RuntimeError as error:
+        assert extra == "autocast" and not NEW_TIMM  # 1.0.28 writes float32 tables into bfloat16
+        pytest.skip(f"this timm itself cannot: {error}")
+    with running("stock", rope="batched", component="rope"):
+        got, grads = step()
+    assert relative(got, want) <= 1e-5
+    low = extra == "autocast"
+    assert all(
+        relative(grads[name], g) <= (2e-2 if low else 1e-4) for name, g in want_grads.items() if g.abs().max() > 1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("eva02_tiny_patch14_224", "axial"),
+        ("vit_small_patch16_rope_mixed_224", "mixed"),
+        ("vit_small_patch16_dinov3", "dinov3"),
+    ],
+)
+def test_models_timm_makes(name, kind):
+    if kind not in RUNS:
+        pytest.skip("this timm cannot run it")
+    try:
+        model = timm.create_model(name, use_naflex=True, depth=2).eval()
+    except (RuntimeError, TypeError) as error:
+        pytest.skip(f"this timm cannot make it: {error}")
+    patch = model.embeds.patch_size[0]
+    batch = vit_batch([(5, 7), (16, 11), (3, 3), (16, 11)] * 4, patch=patch, chans=3)
+    with torch.no_grad():
+        want = model(batch)
+        with running(component="rope"):
+            assert relative(model(batch), want) <= 1e-5
+        with running(component="rope"), torch.inference_mode():
+            assert relative(model(batch), want) <= 1e-5
+
+
+@pytest.fixture
+def fresh_compiler():
+    """PyTorch compiles a function for so many models and then no more, in the tests after these either."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [("mixed", True)] * ("mixed" in KINDS)
+    + [
+        pytest.param(kind, train, marks=pytest.mark.slow)
+        for kind in KINDS
+        for train in (False, True)
+        if (kind, train) != ("mixed", True)
+    ],
+)
+def test_captures_in_one_graph(kind, train, fresh_compiler):
+    model = vit(kind, depth=2)
+    batches = [BATCH, vit_batch([(2, 6), (7, 5), (9, 1)] * 8, seed=1)]
+    with running(component="rope"), torch.set_grad_enabled(train):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+        for batch in batches:  # another batch needs no host reads either
+            want = model(batch)
+            got = compiled(batch)
+            assert relative(got, want) <= 1e-5
+            if train and kind == "mixed":
+                grads = []
+                for out in (want, got):
+                    model.zero_grad()
+                    out.square().mean().backward()
+                    grads.append(model.rope.freqs.grad)
+                assert relative(grads[1], grads[0]) <= 1e-4
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports(kind):
+    model = vit(kind)
+    with running(component="rope"), torch.no_grad():
+        exported = torch.export.export(model, (dict(BATCH),), strict=False).module()
+        other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
+        assert relative(exported(other), model(other)) <= 1e-5
+
+
+class Positional(torch.nn.Module):
+    """A NaFlexVit that takes its batch as three tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, patches, patch_coord, patch_valid):
+        return self.model({"patches": patches, "patch_coord": patch_coord, "patch_valid": patch_valid})
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_jit_trace(kind, train):
+    model = vit(kind)
+    with torch.set_grad_enabled(train):
+        with running(component="rope"):
+            traced = torch.jit.trace(Positional(model), tuple(BATCH.values()), check_trace=False)
+        other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)  # timm's loop would keep its grids
+        assert relative(traced(*other.values()), model(other)) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_tracers_and_transforms_meet_plain_operations(kind):
+    rope, coord = build(kind), BATCH["patch_coord"]
+    x = torch.zeros(*coord.shape[:2], 4)
+    want = ours(rope, x, coord)
+
+    def replacement(rope, x, coord):
+        model = torch.nn.Module()  # a NaFlexVit as far as the rotary tables look at it
+        model.rope, model.num_prefix_tokens = rope, 0
+        return as_tensor(replacements._generate_rope_naflex(model, x, coord))
+
+    with enable():
+        got = replacement(copy.deepcopy(rope).to("meta"), x.to("meta"), coord.to("meta"))
+        assert got.shape == want.shape and got.device.type == "meta"
+        by_sample = torch.func.vmap(lambda x, c: replacement(rope, x[None], c[None]))(x, coord)
+    assert relative(by_sample, want.movedim(-4, 0).unsqueeze(-4)) <= 1e-5
+
+
+@pytest.mark.usefixtures("clean")
+def test_flag_and_choice_of_one_model(monkeypatch):
+    mine, other, calls = vit("axial"), vit("axial"), []
+    monkeypatch.setattr(replacements, "batched_rope", lambda *a, **k: calls.append(0) or batched_rope(*a, **k))
+
+    def used(model):
+        calls.clear()
+        with torch.no_grad():
+            model(BATCH)
+        return bool(calls)
+
+    assert not used(mine)
+    for mode in ("matmul", "grid_sample", "interpolate_cached"):
+        with enable(mode):
+            assert used(mine) and status().replaced["NaFlexVit._generate_rope_naflex"] == "batched"
+    with enable(rope="stock"):
+        assert not used(mine) and status().replaced["NaFlexVit._generate_rope_naflex"] == "stock"
+    enable("stock", rope="batched", model=mine)
+    assert used(mine) and not used(other)
+    enable()
+    disable(mine)
+    assert used(other) and not used(mine)
+
+
+class OtherRope(timms.RotaryEmbeddingCat):
+    """A user's own."""
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (lambda: OtherRope(16, in_pixels=False), "type OtherRope"),
+        (lambda: timms.RotaryEmbeddingCat(16), "'pixel' grid"),
+        (lambda: timms.RotaryEmbeddingCat(16, feat_shape=(3, 4), in_pixels=False), "for one grid alone"),
+    ],
+)
+def test_what_we_do_not_know_stays_with_timm_and_is_said_once(module, reason, monkeypatch, recwarn):
+    model = vit("axial")
+    model.rope = module()
+    library.warned.clear()
+    asked = []
+    enable()
+    monkeypatch.setitem(
+        library.originals, (type(model), "_generate_rope_naflex"), lambda *a: asked.append(a) or "timm's"
+    )
+    for _ in range(2):
+        assert model._generate_rope_naflex(torch.zeros(1, 2, 4), torch.zeros(1, 2, 2)) == "timm's"
+    assert len(asked) == 2 and len(recwarn) == 1 and reason in str(recwarn[0].message)
+
+
+@pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
+def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
+    model = vit("axial", rope_shift_coords=0.3).train()
+    library.warned.clear()
+    monkeypatch.setattr(replacements, "recorded", lambda: True)
+    with enable(), pytest.warns(UserWarning, match="random rotary coordinates"):
+        torch.manual_seed(0)
+        got = model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"])
+    torch.manual_seed(0)
+    assert torch.equal(got, model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"]))
+
+
+@pytest.mark.usefixtures("clean")
+def test_wrong_inputs_are_named():
+    model = vit("axial")
+    enable()
+    x = torch.zeros(2, 6, 32)
+    for coord in (torch.zeros(2, 6), torch.zeros(2, 5, 2), torch.zeros(3, 6, 2)):
+        with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
+            model._generate_rope_naflex(x, coord)
+    coord = row_major([(40, 40)] * 2)
+    coord[1, 5, 0] = -1
+    with pytest.raises(ValueError, match="sample 1 holds a negative"):
+        model._generate_rope_naflex(torch.zeros(2, 1600, 4), coord)

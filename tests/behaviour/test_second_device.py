@@ -1,0 +1,211 @@
+"""The eager CUDA path without Triton, with real numbers on a pretended device (``second_device``), against the CPU.
+
+Each case runs once on the CPU and once with every tensor on the second device. The numbers are the same bit for bit,
+no operator mixes the two devices, and each place where the host waits for the device is known: ``WAITS``.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.support.oracles import row_major
+from tests.support.rotary import AUGMENTED, CLASSES, build
+from tests.support.second_device import OnDevice, SecondDevice, waits
+from timm_naflex_fast import tracing
+from timm_naflex_fast.backends import triton
+from timm_naflex_fast.functional import (
+    add_factorized_pos_embed_,
+    add_pos_embed_,
+    resample_patch_kernel,
+    resample_pos_embeds,
+)
+
+pytestmark = pytest.mark.usefixtures("clean")
+SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
+COORD = row_major(SIZES, 31)
+REORDERED = COORD.clone()
+REORDERED[0, :12] = REORDERED[0, :12].flip(0)
+REORDERED[3] = REORDERED[3].roll(1, 0)
+
+
+@pytest.fixture(autouse=True)
+def plain_class(monkeypatch):
+    """The package leaves subclasses of Tensor to PyTorch; here they stand for plain tensors."""
+    monkeypatch.setattr(tracing, "Tensor", OnDevice)
+    monkeypatch.setattr(triton, "HAS_TRITON", False)
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def learned(coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
+    def case(to):
+        table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
+        x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
+        out = add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
+        weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
+        grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
+        more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
+        return [out, *grads, *more]
+
+    return case
+
+
+def factorized(coord=COORD, stays=False, **options):
+    def case(to):
+        tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
+        x = to(random(*coord.shape[:2], 8)).requires_grad_()
+        out = add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
+
+    return case
+
+
+def by_sizes(sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
+    def case(to):
+        table = to(random(6, 5, 8)).requires_grad_()
+        out = resample_pos_embeds(table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options)
+        return [out, *torch.autograd.grad(out.square().sum(), table)]
+
+    return case
+
+
+def patch_kernel(mode="bicubic", dtype=torch.float32, size=(9, 14)):
+    def case(to):
+        weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
+        out = resample_patch_kernel(weight, size, mode=mode)
+        (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+        return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
+
+    return case
+
+
+def rope(kind, coord=COORD, train=False, **options):
+    def case(to):
+        from timm_naflex_fast.rope.batched import batched_rope
+        from timm_naflex_fast.rope.settings import read_rope
+
+        torch.manual_seed(0)
+        module = build(kind, **options).train(train)
+        for store in (module._parameters, module._buffers):
+            for name, value in store.items():
+                if value is not None:
+                    is_parameter = isinstance(value, torch.nn.Parameter)
+                    store[name] = torch.nn.Parameter(to(value.detach())) if is_parameter else to(value)
+        torch.manual_seed(1)
+        found = batched_rope(read_rope(module), to(coord), torch.float32)
+        found = [found] if isinstance(found, torch.Tensor) else list(found)
+        if kind == "mixed":
+            found += torch.autograd.grad(sum(t.square().sum() + t.sum() for t in found), module.freqs)
+        return found
+
+    return case
+
+
+def drawn(**options):
+    return dict(train=True, **options)
+
+
+CASES = {
+    "learned": learned(),
+    "learned, reordered": learned(REORDERED),
+    "learned, bfloat16 tokens": learned(x_dtype=torch.bfloat16),
+    "learned, float64": learned(dtype=torch.float64, x_dtype=torch.float64),
+    "learned, ar_preserving": learned(ar_preserving=True),
+    "learned, second derivatives": learned(twice=True),
+    "learned, second derivatives, reordered": learned(REORDERED, twice=True),
+    "learned, float coordinates": learned(COORD.float()),
+    "learned, interpolate_cached": learned(strategy="interpolate_cached"),
+    "learned, interpolate_cached, reordered": learned(REORDERED, strategy="interpolate_cached"),
+    "learned, interpolate_cached, ar_preserving": learned(strategy="interpolate_cached", ar_preserving=True),
+    "learned, grid_sample": learned(strategy="grid_sample", mode="bilinear"),
+    "learned, grid_sample, reordered": learned(REORDERED, strategy="grid_sample"),
+    "learned, grid_sample, second derivatives": learned(strategy="grid_sample", twice=True),
+    "factorized": factorized(),
+    "factorized, reordered": factorized(REORDERED),
+    "factorized, ar_preserving": factorized(ar_preserving=True),
+    "factorized, interpolate_cached": factorized(strategy="interpolate_cached"),
+    "factorized, grid_sample": factorized(strategy="grid_sample"),
+    "host coordinates": learned(stays=True),
+    "host coordinates, reordered": learned(REORDERED, stays=True),
+    "host coordinates, interpolate_cached": learned(stays=True, strategy="interpolate_cached"),
+    "host coordinates, factorized": factorized(stays=True),
+    "packed": by_sizes(),
+    "packed, merge": by_sizes(merge=2),
+    "packed, frames, merge": by_sizes(((2, 4, 6), (1, 2, 2)), merge=2),
+    "padded, merge": by_sizes(merge=2, length=40, padding="first"),
+    "packed, sizes on the device": by_sizes(tensor=True),
+    "packed, interpolate_cached, merge": by_sizes(merge=2, strategy="interpolate_cached"),
+    "patch kernel": patch_kernel(),
+    "patch kernel, bilinear, float64": patch_kernel("bilinear", torch.float64),
+    "patch kernel, bfloat16": patch_kernel(dtype=torch.bfloat16, size=(8, 8)),
+}
+CASES |= {f"rope, {kind}": rope(kind) for kind in CLASSES}
+CASES |= {f"rope, {kind}, many tokens": rope(kind, COORD.repeat(20, 1, 1)) for kind in CLASSES}
+CASES |= {f"rope, {kind}, reference size": rope(kind, ref_feat_shape=(4, 4)) for kind in CLASSES}
+CHANGES = {"shift": dict(shift_coords=0.3), "jitter": dict(jitter_coords=1.4), "rescale": dict(rescale_coords=2.0)}
+CHANGES["all changes"] = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
+CASES |= {
+    f"rope, {kind}, {name}{many * ', many tokens'}": rope(
+        kind, COORD.repeat(20, 1, 1) if many else COORD, train=True, **change
+    )
+    for kind in AUGMENTED
+    for name, change in CHANGES.items()
+    for many in (False, True)
+}
+
+
+FACTORIZED = ["factorized", "factorized, reordered", "factorized, ar_preserving", "host coordinates, factorized"]
+# Where the host waits for the device, by the first words of a case; everything else never waits.
+READS_GRIDS = {"resampling/grids.py": 1}
+WAITS = {
+    "learned": READS_GRIDS,
+    "factorized, interpolate_cached": READS_GRIDS,
+    "factorized, grid_sample": READS_GRIDS,
+    "host coordinates, factorized": {"backends/portable.py": 1},
+    "packed, sizes on the device": READS_GRIDS,
+    "rope, mixed": {"rope/grids.py": 1},
+}
+WAITS |= {f"rope, {kind}, {name}": {"rope/grids.py": 1} for kind in AUGMENTED for name in CHANGES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "Tensor", torch.Tensor)
+        want = CASES[name](lambda t: t.clone())
+    with SecondDevice(monkeypatch):
+        got = CASES[name](lambda t: t.to("cuda"))
+        waits.clear()
+        again = CASES[name](lambda t: t.to("cuda", non_blocking=True))
+    for a, b, c in zip(got, want, again, strict=True):
+        assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held)
+        if name in FACTORIZED:  # takes another form there
+            torch.testing.assert_close(a.held, b, atol=2e-6, rtol=1e-5)
+        else:
+            assert torch.equal(a.held, b)
+    found = Counter()
+    for line, count in waits.items():
+        found[line.split(":")[0]] += count
+    assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
+
+
+def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
+    with SecondDevice(monkeypatch):
+        x, index = torch.zeros(3, 4, device="cuda"), torch.tensor([0, 2])
+        for mixed in (
+            lambda: x + torch.ones(4),
+            lambda: x.index_add_(0, index, x[:2]),
+            lambda: torch.stack([x[0], torch.ones(4)]),
+        ):
+            with pytest.raises(RuntimeError, match="takes a tensor of the CPU"):
+                mixed()
+        waits.clear()
+        x += torch.tensor(1.0)  # a number, as on a GPU
+        x.copy_(torch.ones(3, 4), non_blocking=True)
+        assert not waits
+        for read in (x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index], lambda: torch.equal(x, x)):
+            read()
+        assert waits.total() == 6

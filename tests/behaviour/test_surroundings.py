@@ -1,0 +1,116 @@
+"""What a forward may run under: fake tensors, transforms, other default dtypes, the meta device, empty batches."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.support.oracles import row_major, small_vit, tables
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.resampling import cache
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+COORD = row_major([(2, 3)])
+MODES = ["matmul", "interpolate_cached", "grid_sample"]
+# timm's grid_sample flag is for NaFlex batches, so plain images are left to timm.
+ON_IMAGES = {"matmul": "matmul", "interpolate_cached": "interpolate_cached", "grid_sample": "stock"}
+
+
+def first(out):
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.fixture
+def embeds():
+    cache.clear_all()
+    return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
+
+
+@pytest.mark.parametrize("mode", ON_IMAGES)
+@pytest.mark.parametrize("inside", ["fake", "make_fx"])
+def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
+    image, patches = torch.randn(2, 1, 24, 28), torch.randn(1, 6, 3, 5, 1)
+    coord = row_major([(2, 3)])
+    want, want_patches = first(embeds(image)), first(embeds(patches, patch_coord=coord))
+    enable(mode)
+    for _ in range(2):
+        if inside == "fake":
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                assert first(embeds(fake.from_tensor(image))).shape == want.shape
+                weight = fake.from_tensor(embeds.proj.weight)
+                assert embeds.patch_interpolator.resample_linear_weight(weight, (3, 5)).shape == (32, 15)
+        else:
+            trace = make_fx(lambda x: first(embeds(x)), tracing_mode="fake", _allow_non_fake_inputs=True)
+            torch.testing.assert_close(trace(image)(image), want, atol=2e-6, rtol=0)
+        torch.testing.assert_close(first(embeds(image)), want, atol=5e-6, rtol=0)
+    if mode != "grid_sample":
+        torch.testing.assert_close(first(embeds(patches, patch_coord=coord)), want_patches, atol=5e-6, rtol=0)
+    assert ("pos_embed", ON_IMAGES[mode]) in status().calls
+    assert inside != "fake" or ("patch_embed", "matmul") in status().calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("transform", ["vmap", "jvp", "per-sample grad"])
+def test_function_transforms(embeds, mode, transform):
+    images = torch.randn(3, 1, 1, 24, 28)
+    parameters = {name: p.detach() for name, p in embeds.named_parameters()}
+
+    def loss(parameters, image):
+        return first(functional_call(embeds, parameters, (image,))).square().sum()
+
+    run = {
+        "vmap": lambda: vmap(lambda image: first(embeds(image)))(images),
+        "jvp": lambda: jvp(lambda image: first(embeds(image)), (images[0],), (images[1],)),
+        "per-sample grad": lambda: vmap(grad(loss), (None, 0))(parameters, images)["pos_embed"],
+    }[transform]
+    want = run()
+    enable(mode)
+    torch.testing.assert_close(run(), want)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_another_default_dtype(mode, kind, dtype):
+    model = small_vit(pos_embed=kind, enable_patch_interpolator=True).to(dtype)
+    patches, coord = torch.randn(1, 6, 3, 5, 1, dtype=dtype), row_major([(2, 3)])
+    enable(mode)
+    with torch.no_grad():
+        want = first(model.embeds(patches, patch_coord=coord))
+        disable()
+        enable(mode)
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(dtype)
+            got = first(model.embeds(patches, patch_coord=coord))
+        finally:
+            torch.set_default_dtype(before)
+    assert torch.equal(got, want) and status().calls["pos_embed", mode] == 1
+
+
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+def test_meta_device(mode):
+    model = small_vit().to("meta").requires_grad_(False)
+    enable(mode)
+    for _ in range(2):
+        assert first(model.embeds(torch.zeros(2, 1, 24, 28, device="meta"))).shape == (2, 42, 32)
+    disable()
+    model = small_vit()
+    enable(mode)
+    x = torch.zeros(1, 6, 32)
+    with torch.device("meta"), torch.no_grad():
+        model.embeds._apply_learned_naflex_pos_embed(x, patch_coord=COORD)
+    assert x.abs().sum() > 0 and status().calls == {("pos_embed", mode): 1}
+
+
+@pytest.mark.parametrize("mode", ON_IMAGES)
+def test_empty_batches_keep_the_graph(mode):
+    enable(mode)
+    for kind in ("learned", "factorized"):
+        model = small_vit(pos_embed=kind)
+        model.embeds.proj.requires_grad_(False)
+        first(model.embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
+        assert all((table.grad == 0).all() for table in tables(model.embeds))
+    assert status().calls == {("pos_embed", ON_IMAGES[mode]): 2}

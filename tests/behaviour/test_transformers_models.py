@@ -1,0 +1,198 @@
+"""Small Siglip2 models of transformers under each mode: trained, saved, compiled, exported, and on two processes.
+
+transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support import two_processes
+from tests.support.oracles import OLD_TORCH, relative
+from tests.support.running import children, running
+from timm_naflex_fast import disable, enable, status
+
+transformers = pytest.importorskip("transformers", minversion="5.21")
+if not transformers.is_torch_available():
+    pytest.skip("this transformers needs a newer torch", allow_module_level=True)
+pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+MODES = ["matmul", "interpolate_cached"]
+BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
+
+
+def made(kind):
+    vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER)
+    text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
+    both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict())
+    torch.manual_seed(0)
+    if kind == "vision":
+        model = transformers.Siglip2VisionModel(vision)
+    elif kind == "both":
+        model = transformers.Siglip2Model(both)
+    else:
+        both.num_labels = 5
+        model = transformers.Siglip2ForImageClassification(both)
+    torch.nn.init.normal_(table_of(model))
+    return model.eval()
+
+
+def table_of(model):
+    (table,) = [p for name, p in model.named_parameters() if "vision" in name or "text" not in name if p.shape[0] == 16]
+    return table
+
+
+def batch(kind="vision", sizes=SIZES, dtype=torch.float32):
+    length = max(h * w for h, w in sizes) + 2
+    mask = torch.stack([torch.arange(length) < h * w for h, w in sizes]).long()
+    pixels = torch.randn(len(sizes), length, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    words = dict(input_ids=torch.arange(16).view(2, 8)) if kind == "both" else {}
+    return dict(pixel_values=pixels, pixel_attention_mask=mask, spatial_shapes=torch.tensor(sizes), **words)
+
+
+def output(kind, model, inputs):
+    out = model(**inputs)
+    return {"vision": "pooler_output", "both": "logits_per_image", "labels": "logits"}[kind], out
+
+
+def run(kind, model, inputs):
+    name, out = output(kind, model, inputs)
+    return out[name]
+
+
+def trained(kind, model, inputs):
+    """The output, and the gradient of each parameter."""
+    model.zero_grad()
+    out = run(kind, model, inputs)
+    out.square().sum().backward()
+    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same(ours, theirs, atol=5e-6):
+    out, grads = ours
+    want, want_grads = theirs
+    torch.testing.assert_close(out, want, atol=atol, rtol=atol)
+    assert grads.keys() == want_grads.keys()
+    worst = {n: relative(grads[n], g) for n, g in want_grads.items() if g.abs().max() > 1e-6}
+    assert max(worst.values()) <= 2e-5, worst
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["vision", "both", "labels"])
+def test_trains_like_transformers(kind, mode):
+    model, inputs = made(kind), batch(kind)
+    want = trained(kind, model, inputs)
+    with enable(mode, model=model):
+        same(trained(kind, model, inputs), want)
+        assert status().calls == {("pos_embed", mode): 1} and status().fallbacks == {}
+        model.train()
+        model.gradient_checkpointing_enable()
+        same(trained(kind, model, inputs), want)
+    assert status().replaced == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["vision", "both", "labels"])
+def test_saves_and_loads(kind, mode, tmp_path):
+    model, inputs = made(kind), batch(kind)
+    names = list(model.state_dict())
+    with torch.no_grad(), enable(mode, library="transformers"):
+        want = run(kind, model, inputs)
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path).eval()
+        assert list(loaded.state_dict()) == names
+        torch.testing.assert_close(run(kind, loaded, inputs), want, atol=1e-6, rtol=0)
+        assert status().calls == {("pos_embed", mode): 2}
+        disable()
+        torch.testing.assert_close(run(kind, loaded, inputs), want, atol=5e-6, rtol=0)
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
+@pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
+def test_one_graph_for_every_batch_length_and_grid(kind):
+    model = made(kind)
+    batches = [batch(kind, sizes) for sizes in (SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)])]
+    wants = [trained(kind, model, inputs) for inputs in batches]
+    counter = CompileCounterWithBackend("eager")
+    with enable(library="transformers"):
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+        for inputs, want in zip(batches, wants):
+            out, grads = trained(kind, compiled, inputs)
+            same((out, {name.removeprefix("_orig_mod."): g for name, g in grads.items()}), want)
+        assert set(status().calls) == {("pos_embed", "matmul")} and status().fallbacks == {}
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.slow
+def test_inductor():
+    model, inputs = made("vision"), batch()
+    want = trained("vision", model, inputs)
+    with running(library="transformers"):
+        out, grads = trained("vision", torch.compile(model, fullgraph=True), inputs)
+    same((out, {name.removeprefix("_orig_mod."): g for name, g in grads.items()}), want)
+
+
+def test_interpolate_cached_breaks_the_graph_and_stays_right():
+    model, inputs = made("vision"), batch()
+    want = trained("vision", model, inputs)
+    with running("interpolate_cached", library="transformers"):
+        out, grads = trained("vision", torch.compile(model, backend="eager"), inputs)
+    same((out, {name.removeprefix("_orig_mod."): g for name, g in grads.items()}), want)
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
+@pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_program_takes_other_batches_lengths_and_grids(strict):
+    model = made("vision")
+    size, length = torch.export.Dim("size"), torch.export.Dim("length")
+    shapes = dict(pixel_values={0: size, 1: length}, pixel_attention_mask={0: size, 1: length})
+    with torch.no_grad(), enable(library="transformers"):
+        shapes["spatial_shapes"] = {0: size}
+        program = torch.export.export(model, (), batch(), dynamic_shapes=shapes, strict=strict)
+        assert set(status().calls) == {("pos_embed", "matmul")}
+        disable()
+        for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):
+            got, want = (run("vision", m, batch(sizes=sizes)) for m in (program.module(), model))
+            torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
+
+
+def _train_a_share(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    enable(library="transformers")
+    model = DistributedDataParallel(made("vision"))
+    share = {name: value[rank::2] for name, value in batch().items()}
+    run("vision", model, share).square().mean().backward()
+    if rank == 0:
+        torch.save((table_of(model).grad, dict(status().calls)), f"{folder}/results.pt")
+    two_processes.end()
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(tmp_path):
+    with children(tmp_path):
+        mp.spawn(_train_a_share, (str(tmp_path),), nprocs=2)
+    grad, calls = torch.load(tmp_path / "results.pt")
+    assert calls == {("pos_embed", "matmul"): 1}
+    model = made("vision")
+    run("vision", model, batch()).square().mean().backward()
+    assert relative(grad, table_of(model).grad) <= 1e-5
+
+
+def test_lfm2_vl_has_the_same_tower():
+    vision = dict(model_type="siglip2_vision_model", patch_size=4, num_patches=16, **TOWER)
+    text = dict(vocab_size=60, num_key_value_heads=2, layer_types=["full_attention"], **TOWER)
+    model = transformers.Lfm2VlModel(transformers.Lfm2VlConfig(vision_config=vision, text_config=text)).eval()
+    inputs = batch(sizes=[(4, 6), (2, 4)])
+    with torch.no_grad():
+        want = model.get_image_features(**inputs)
+        with enable(model=model):
+            got = model.get_image_features(**inputs)
+            assert status().calls == {("pos_embed", "matmul"): 1}
+    for ours, theirs in zip(got.pooler_output, want.pooler_output):
+        torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)

@@ -1,0 +1,194 @@
+"""``identify --family``: each family's convention is its library's own code, and ports that erred are named.
+
+The ports are restated here in words of our own, as far as their sources say what they did.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from tests.support.oracles import relative
+from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.identify import FAMILIES, question
+
+CHANNELS = 8
+
+
+def asked(family):
+    """The family's table (H0, W0, C) and sizes [(h, w), ...]."""
+    found = question(family)
+    return found["table"], [tuple(size) for size in found["sizes"].tolist()]
+
+
+def fill(parameter, table):
+    with torch.no_grad():
+        parameter.copy_(table.reshape(parameter.shape))
+
+
+# What the original libraries compute.
+
+
+def siglip2(table, sizes):
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings as Embeddings
+
+    longest = max(h * w for h, w in sizes)
+    padded = Embeddings.resize_positional_embeddings(table, torch.tensor(sizes), max_length=longest)
+    return torch.cat([image[: h * w] for image, (h, w) in zip(padded, sizes)])
+
+
+def lfm2_vl(table, sizes):
+    """Its tower is Siglip2's."""
+    from transformers import Lfm2VlConfig, Siglip2VisionConfig
+
+    assert isinstance(Lfm2VlConfig().vision_config, Siglip2VisionConfig)
+    assert Lfm2VlConfig().vision_config.num_patches == len(table) ** 2
+    return siglip2(table, sizes)
+
+
+def moonvit(table, sizes):
+    from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
+    from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionPositionEmbeddings
+
+    assert Kimi_K25VisionConfig().pos_emb_height == Kimi_K25VisionConfig().pos_emb_width == len(table)
+    embeddings = Kimi_K25VisionPositionEmbeddings(Kimi_K25VisionConfig(hidden_size=CHANNELS))
+    fill(embeddings.position_embeddings, table)
+    return embeddings(torch.zeros(sum(h * w for h, w in sizes), CHANNELS), torch.tensor([(1, *s) for s in sizes]))
+
+
+def qwen3_vl(table, sizes):
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    assert Qwen3VLVisionConfig().num_position_embeddings == len(table) ** 2
+    small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
+    model = Qwen3VLVisionModel(Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])).eval()
+    fill(model.pos_embed.weight, table)
+    seen = []  # what leaves the patch embedding is zero, so the first to read the sum reads the position embeddings
+    model.patch_embed.forward = lambda pixels: torch.zeros(len(pixels), CHANNELS)
+    model.rotary_pos_emb.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    grids = torch.tensor([(1, *size) for size in sizes])
+    model(torch.zeros(sum(h * w for h, w in sizes), 1), grid_thw=grids)
+    return seen[0]
+
+
+def radio(table, sizes):
+    from transformers.models.radio.configuration_radio import RadioConfig
+    from transformers.models.radio.modeling_radio import RadioPatchEmbeddings
+
+    config = RadioConfig(hidden_size=CHANNELS)
+    assert config.max_img_size // config.patch_size == len(table)
+    embeddings = RadioPatchEmbeddings(config)
+    fill(embeddings.position_embedding, table)
+    return torch.cat([embeddings._interpolate_position_embedding(size, torch.float32)[0] for size in sizes])
+
+
+def ovis(table, sizes, stride=2):
+    """vLLM, models/siglip2navit.py (transformers has no Ovis2.5)."""
+    found = []
+    for h, w in sizes:
+        grid = F.interpolate(table.permute(2, 0, 1)[None], size=(h, w), mode="bicubic", align_corners=False)[0]
+        for y in range(0, h, stride):
+            for x in range(0, w, stride):
+                found.append(grid[:, y : y + stride, x : x + stride].flatten(1).T)
+    return torch.cat(found)
+
+
+ORIGINALS = {
+    "siglip2": siglip2,
+    "lfm2-vl": lfm2_vl,
+    "moonvit": moonvit,
+    "qwen3-vl": qwen3_vl,
+    "ovis2.5": ovis,
+    "radio": radio,
+}
+
+
+@pytest.fixture
+def identify(tmp_path, capsys):
+    """Write a family's question, let a port answer it, and give back the command's exit status and line."""
+
+    def identify(family, port):
+        file = str(tmp_path / "port.safetensors")
+        assert main(["identify", "--family", family, "--write", file]) == 0
+        tensors = load_file(file)
+        with torch.no_grad():
+            result = port(tensors["table"], [tuple(size) for size in tensors["sizes"].tolist()])
+        save_file({"result": result.contiguous()}, file)
+        capsys.readouterr()
+        code = main(["identify", "--family", family, file])
+        out, err = capsys.readouterr()
+        assert (out + err).count("\n") == 1
+        return code, out + err
+
+    return identify
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_convention_is_that_of_the_original_library(family):
+    if family != "ovis2.5":
+        pytest.importorskip("transformers", minversion="5.23")
+    table, sizes = asked(family)
+    with torch.no_grad():
+        want = ORIGINALS[family](table, sizes)
+    got = FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes])
+    assert relative(got, want.double()) <= 2**-22 * len(table)  # PyTorch's positions are float32
+
+
+def test_the_question_is_the_same_everywhere():
+    table, sizes = asked("siglip2")
+    assert table.shape == (16, 16, CHANNELS) and sizes == [(12, 20), (30, 8), (4, 18)]
+    assert table.flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
+    assert {family: len(asked(family)[0]) for family in FAMILIES} == {
+        family: known.side for family, known in FAMILIES.items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_right_port_is_said_to_be_equal(family, identify):
+    tokens = FAMILIES[family].convention.tokens
+    code, line = identify(family, lambda table, sizes: tokens(table.double(), [(1, *s) for s in sizes]).float())
+    assert code == 0 and "this is the reference" in line and "other conventions" not in line
+
+
+# Ports that erred.
+
+
+def resize(table, size, **how):
+    return F.interpolate(table.permute(2, 0, 1)[None], size=size, mode="bilinear", **how)[0].permute(1, 2, 0)
+
+
+def without_antialiasing(table, sizes):
+    """openvino.genai pull request 4444 (lfm2_vl/classes.cpp, as reviewed); llama.cpp before pull request 17577."""
+    return torch.cat([resize(table, size).flatten(0, 1) for size in sizes])
+
+
+def llama_cpp_qwen3_vl(table, sizes):
+    """llama.cpp before pull request 25781: half-pixel centres and antialiasing where Qwen3-VL aligns the corners."""
+    found = []
+    for h, w in sizes:
+        grid = resize(table, (h, w), antialias=True)
+        found += [grid[y : y + 2, x : x + 2].flatten(0, 1) for y in range(0, h, 2) for x in range(0, w, 2)]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    "family, port, line",
+    [
+        (
+            "lfm2-vl",
+            without_antialiasing,
+            "bilinear without antialiasing; the reference is bilinear with antialiasing: embeddings differ by ",
+        ),
+        (
+            "qwen3-vl",
+            llama_cpp_qwen3_vl,
+            "bilinear with antialiasing, tokens in 2 x 2 blocks; the reference is bilinear without antialiasing, "
+            "aligned corners, tokens in 2 x 2 blocks: embeddings differ by ",
+        ),
+    ],
+)
+def test_ports_that_erred_are_named(family, port, line, identify):
+    code, found = identify(family, port)
+    assert code == 1 and found.startswith(line), found
+    assert float(found.removeprefix(line).split(" %")[0]) > 10

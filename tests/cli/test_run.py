@@ -1,0 +1,282 @@
+"""``naflex-fast run``: Python itself runs the script, and timm is patched in all of the script's processes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from timm_naflex_fast import disable, status
+from timm_naflex_fast.cli import run as launcher
+from timm_naflex_fast.cli.main import main
+
+TRAINING = str(Path(__file__).parents[1] / "support" / "train_with_timms_loader.py")
+RUN = ["-m", "timm_naflex_fast", "run"]
+NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it started are patched if they did\n"
+
+
+def start(*arguments, launch=RUN, env=(), **options):
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
+    return subprocess.Popen(
+        [sys.executable, *launch, *map(str, arguments)],
+        env=environment | {"OMP_NUM_THREADS": "1", **dict(env)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(*arguments, given=None, **options):
+    process = start(*arguments, stdin=subprocess.PIPE, **options)
+    out, err = process.communicate(given, timeout=300)
+    return process.returncode, out, err
+
+
+SCRIPT = """
+import pickle, sys
+count: int = 0
+class Here: pass
+print(sys.argv, sys.path, sys.flags.optimize, sys.warnoptions)
+print(__name__, __file__ if "__file__" in globals() else None, __spec__ and __spec__.name, __package__)
+print(sys.modules["__main__"].__dict__ is globals(), type(pickle.loads(pickle.dumps(Here()))) is Here)
+print(isinstance(__builtins__, type(sys)), __annotations__)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "zip", "stdin", "module"])
+def test_a_script_runs_as_python_runs_it(kind, tmp_path):
+    (tmp_path / "package").mkdir()
+    for name in ("script.py", "__main__.py", "package/__init__.py", "package/tool.py"):
+        (tmp_path / name).write_text(SCRIPT if name != "package/__init__.py" else "")
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", SCRIPT)
+    what = {
+        "file": ["script.py"],
+        "folder": ["."],
+        "zip": ["app.zip"],
+        "stdin": ["-"],
+        "module": ["-m", "package.tool"],
+    }
+    command = [*what[kind], "--", "-h", "--mode", "mine", "--"]
+    python = ["-O", "-W", "error::FutureWarning"]
+    given = SCRIPT if kind == "stdin" else None
+    theirs = run(*command, launch=python, cwd=tmp_path, given=given)
+    ours = run("--rope", "stock", *command, launch=[*python, *RUN], cwd=tmp_path, given=given)
+    assert theirs[0] == 7 and theirs[1].count("\n") == 4
+    assert ours == (7, theirs[1], NOT_IMPORTED)
+
+
+def test_an_error_ends_as_in_python(tmp_path):
+    (tmp_path / "fails.py").write_text("def f(): raise ValueError('mine')\nf()")
+    theirs, ours = (run("fails.py", launch=launch, cwd=tmp_path) for launch in ([], RUN))
+    assert ours == (1, "", theirs[2] + NOT_IMPORTED)
+    status_, _, err = run("no_such_script.py", cwd=tmp_path)
+    assert status_ == 2 and "can't open file" in err and "no_such_script.py" in err
+
+
+CHILDREN = """
+import json, os, subprocess, sys
+from multiprocessing import get_context
+
+LOOK = "import json, os, sys; print(type(sys.meta_path[0]).__name__, json.loads(os.environ['TIMM_NAFLEX_FAST_RUN']))"
+
+def look(_=None):
+    flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
+    return type(sys.meta_path[0]).__name__, flags["flags"]["pos_embed"], flags["first"], "torch" in sys.modules
+
+if __name__ == "__main__":
+    print(look())
+    for method in ("spawn", "forkserver", "fork"):
+        with get_context(method).Pool(1) as pool:
+            print(pool.apply(look))
+    from joblib import Parallel, delayed
+    print(Parallel(n_jobs=2)(delayed(look)() for _ in range(2))[0])
+    code = "import children; print(children.look())"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    print(subprocess.run([sys.executable, "-c", "import user_setup"], stderr=subprocess.PIPE).stderr == b"")
+    import sitecustomize
+    print(sitecustomize.mine, os.environ["FROM_SITE"])
+"""
+
+
+def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "user_setup.py").touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import os\nmine = 'chained'\nos.environ['FROM_SITE'] = 'yes'")
+    env = {"PYTHONPATH": str(tmp_path / "site")}
+    code, out, err = run("--mode", "grid-sample", "children.py", cwd=tmp_path, env=env)
+    lines = out.splitlines()
+    assert lines == ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"], err
+    assert code == 0 and err == NOT_IMPORTED
+    (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
+    assert "missing_module" in run("children.py", cwd=tmp_path, env=env)[2]
+
+
+PATCHED = """
+import os, sys
+assert "torch" not in sys.modules
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+threads = torch.get_num_threads()
+from timm.models.naflexvit import NaFlexEmbeds
+
+def module(_=None):
+    return NaFlexEmbeds._apply_learned_naflex_pos_embed.__module__, threads
+
+if __name__ == "__main__":
+    from joblib import Parallel, delayed
+    from multiprocessing import get_context
+    seen = [module(), Parallel(n_jobs=2)(delayed(module)() for _ in range(2))[1]]
+    with get_context("spawn").Pool(1) as pool:
+        seen.append(pool.apply(module))
+    print(seen)
+"""
+
+
+@pytest.mark.slow
+def test_timm_is_patched_in_every_process(tmp_path):
+    (tmp_path / "script.py").write_text(PATCHED)
+    code, out, err = run("script.py", cwd=tmp_path)
+    assert code == 0 and eval(out) == [("timm_naflex_fast.patching.timm", 2)] * 3, err
+    line = r"naflex-fast: pos_embed=matmul, patch_embed=matmul, rope=batched; timm \S+, \d+ functions replaced.*\n"
+    assert re.fullmatch(line, err)
+
+
+SIGLIP2 = """
+import torch, transformers
+sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **sizes))
+mask = torch.ones(1, 8, dtype=torch.long)
+model(pixel_values=torch.randn(1, 8, 48), pixel_attention_mask=mask, spatial_shapes=torch.tensor([[2, 4]]))
+"""
+
+
+@pytest.mark.slow
+def test_transformers_is_patched(tmp_path):
+    pytest.importorskip("transformers", minversion="5.21")
+    (tmp_path / "script.py").write_text(SIGLIP2)
+    code, _, err = run("--library", "transformers", "script.py", cwd=tmp_path)
+    assert code == 0 and re.search(r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err), err
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """What ``run`` would start: (command, environment)."""
+    calls = []
+    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
+    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    yield calls
+    disable()
+
+
+def prepare(environment, monkeypatch):
+    """Do what ``sitecustomize`` does, in this process, where timm is imported already; the functions for the end."""
+    at_exit = []
+    monkeypatch.setenv(launcher.VARIABLE, environment[launcher.VARIABLE])
+    monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
+    launcher.prepare_process()
+    return at_exit
+
+
+def test_modes_and_flags(executed, monkeypatch, capfd):
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
+    main(["run", "--rope", "stock", "script.py"])
+    monkeypatch.setenv("RANK", "1")
+    main(["run", "--mode", "grid-sample", "script.py"])
+    (_, first), (command, second) = executed
+    assert command[-1] == "script.py"
+    assert prepare(second, monkeypatch) == [] and status().flags.pos_embed == "grid_sample"
+    monkeypatch.setenv("RANK", "0")
+    ((report, process),) = prepare(first, monkeypatch)
+    assert asdict(status().flags) == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
+    assert prepare({launcher.VARIABLE: os.environ[launcher.VARIABLE]}, monkeypatch) == []  # a child says nothing
+    report(process + 1)  # nor does a fork
+    report(process)
+    assert re.fullmatch(
+        r"naflex-fast: pos_embed=interpolate_cached, .*rope=stock; timm .* replaced.*\n", capfd.readouterr().err
+    )
+
+
+def test_what_is_wrong_is_one_line_and_starts_nothing(executed, monkeypatch, capfd):
+    assert main(["run", "--mode", "fast", "script.py"]) == 2
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
+    assert main(["run", "script.py"]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "'fast' is not valid for mode" in lines[0] and "'stock'" in lines[0] and len(lines) == 2
+    assert main(["run", "--library", "transformers", "--mode", "grid-sample", "script.py"]) == 2
+    assert "'grid_sample' is not valid with transformers; valid: 'stock'" in capfd.readouterr().err
+    assert "'fast' is not valid for TIMM_NAFLEX_FAST_MODE" in lines[1]
+    assert not executed and status().flags.is_stock
+
+
+def test_options_of_python_reach_the_script(tmp_path):
+    (tmp_path / "script.py").write_text("import sys; print(sys.stdout.write_through, sys.flags.interactive)")
+    given = "import sys\nsys.exit(3)\n"
+    theirs, ours = (run("script.py", launch=["-u", "-i", *launch], cwd=tmp_path, given=given) for launch in ([], RUN))
+    assert theirs[:2] == ours[:2] == (3, "True 1\n")
+
+
+def test_a_timm_without_naflex_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
+    monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
+    assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
+
+
+def test_a_package_that_pythonpath_cannot_hold(executed, monkeypatch, capfd):
+    monkeypatch.setattr(launcher, "STARTUP", f"/home/a{os.pathsep}b/startup")
+    assert main(["run", "script.py"]) == 2 and not executed
+    err = capfd.readouterr().err
+    assert "PYTHONPATH cannot hold /home/a" in err and err.count("\n") == 1
+
+
+def test_a_python_that_ignores_the_environment_is_refused():
+    code, _, err = run("-", launch=["-I", *RUN])
+    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
+
+
+WAITS = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test was started with
+print("here", flush=True)
+time.sleep(100)
+"""
+
+
+def test_ctrl_c_ends_the_script_by_its_signal(tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS)
+    process = start("waits.py", cwd=tmp_path)
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and err.endswith(f"KeyboardInterrupt\n{NOT_IMPORTED}")
+
+
+def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
+    monkeypatch.delenv(launcher.VARIABLE, raising=False)
+    launcher.prepare_process()
+    assert status().flags.is_stock
+
+
+@pytest.mark.slow
+def test_training_with_timms_loader_on_two_processes(children):
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m timm_naflex_fast run".split()
+    code, out, err = run("--mode", "matmul", TRAINING, "--mode", "fork", "--workers", "1", launch=launch)
+    ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
+    assert code == 0 and [line.split()[:3] for line in ranks] == [
+        ["rank", "0:", "timm_naflex_fast.patching.timm"],
+        ["rank", "1:", "timm_naflex_fast.patching.timm"],
+    ], err
+    assert ranks[0].split()[3] == ranks[1].split()[3] and len(ranks[0].split()) > 4  # the same weights
+    assert (
+        len(re.findall(r"naflex-fast: pos_embed=matmul.*in this process ran .*pos_embed by matmul \d+ times", err)) == 1
+    )
+    assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]

@@ -1,0 +1,259 @@
+"""What every backend and every strategy owes: timm's own result and gradients, for any batch, in any precision."""
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.checks import HALF, as_close_to_float64_as_timm, run
+from tests.support.oracles import Case, cases, relative, row_major, stock, tables
+from tests.support.running import running
+from timm_naflex_fast.backends import operator, portable
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+
+
+def eager(case, embeds, x, coord, strategy):
+    """By the plain functions."""
+    if case.kind == "learned":
+        return add_pos_embed_(x, embeds.pos_embed, coord, strategy=strategy, **case.options)
+    return add_factorized_pos_embed_(x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving)
+
+
+def patched(case, embeds, x, coord, strategy):
+    """By timm's own method, replaced: the patch picks the installed timm's positions of grid_sample."""
+    with running(strategy, model=embeds):
+        getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=coord)
+    return x
+
+
+def by_backend(case, embeds, x, coord, backend):
+    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", ar_preserving=case.ar_preserving)
+    backend.add(x, tuple(tables(embeds)), coord, spec)
+    return x
+
+
+@dataclass
+class Way:
+    """A backend with a strategy, and what it promises."""
+
+    add: Any
+    exact: bool = False
+    """Bit for bit timm's."""
+    kinds: tuple[str, ...] = ("learned", "factorized")
+    sampled: bool = False
+    """Compared with timm's ``pos_embed_use_grid_sample``; padding gets the cell that it names there."""
+
+    def case(self, kind="learned", **settings):
+        return Case(kind=kind, use_grid_sample=self.sampled, **settings)
+
+
+WAYS = {
+    "eager, matmul": Way(partial(eager, strategy="matmul")),
+    "eager, interpolate_cached": Way(partial(eager, strategy="interpolate_cached"), exact=True),
+    "patched, grid_sample": Way(partial(patched, strategy="grid_sample"), sampled=True),
+    "operator": Way(partial(by_backend, backend=operator), kinds=("learned",)),
+    "portable": Way(partial(by_backend, backend=portable)),
+}
+
+
+def ways(*, kinds=True, sampled=True):
+    """Parametrize by way, or by way and kind."""
+    found = [(name, way) for name, way in WAYS.items() if sampled or not way.sampled]
+    if not kinds:
+        return pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in found])
+    both = [pytest.param(way, kind, id=f"{name}, {kind}") for name, way in found for kind in way.kinds]
+    return pytest.mark.parametrize(("way", "kind"), both)
+
+
+def bits(t):
+    return t.view({2: torch.int16, 4: torch.int32}[t.element_size()])
+
+
+def parts(case, embeds):
+    """timm's own float32 embeddings (B, N, C): the table's, or those of each factorized table by itself."""
+    saved, out = [table.data.clone() for table in tables(embeds)], []
+    for own in range(len(saved)):
+        for i, table in enumerate(tables(embeds)):
+            table.data.copy_(saved[i] if i == own else torch.zeros_like(saved[i]))
+        out.append(torch.zeros(len(case.sizes), case.length, case.channels))
+        stock(case, embeds, out[-1], case.coord())
+    for table, values in zip(tables(embeds), saved):
+        table.data.copy_(values)
+    return out
+
+
+@torch.no_grad()
+def equal_but_for_ties(case, embeds, got, x):
+    """Whether ``got`` is x plus timm's embedding, each part cast as it is or moved by the float32 tolerance first.
+
+    Not by a count of differing numbers: one tie shows in every sample of its grid, and a factorized one in a line.
+    """
+    off = 2e-6 * max(1.0, *(table.abs().max().item() for table in tables(embeds)))
+    near = [[(part + d).to(case.dtype) for d in (-off, 0, off)] for part in parts(case, embeds)]
+    in_grid = torch.tensor([[n < h * w or case.use_grid_sample for n in range(case.length)] for h, w in case.sizes])
+    choices = [torch.where(in_grid[..., None], x + sum(choice), x) for choice in itertools.product(*near)]
+    return (torch.stack(choices) == got).any(0).all()
+
+
+@ways()
+@pytest.mark.parametrize("dtypes", [(torch.float32,), HALF], ids=["float32", "half"])
+@given(data=st.data())
+def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
+    fixed = dict(antialias=True, align_corners=False) if kind == "factorized" else {}
+    case = data.draw(cases(dtypes, kind=kind, use_grid_sample=way.sampled, **fixed))
+    embeds, coord, x = case.embeds(), case.coord(), case.x()
+    if way.exact:
+        x[:, ::3] = -0.0  # padding tokens too: untouched means that the sign stays
+    want, want_gx, want_gp = run(stock, case, embeds, coord, x.clone())
+    got, got_gx, got_gp = run(way.add, case, embeds, coord, x.clone())
+    assert torch.equal(got_gx, want_gx)
+    largest = max(1.0, *(table.abs().max().item() for table in tables(embeds)))
+    if way.exact:
+        assert torch.equal(bits(got), bits(want))
+    elif case.dtype == torch.float32:
+        assert (got - want).abs().max() <= 2e-6 * largest * (1 + (kind == "factorized"))
+    else:
+        assert equal_but_for_ties(case, embeds, want, x) and equal_but_for_ties(case, embeds, got, x)
+    if case.dtype == torch.float32:
+        assert all(relative(a, b) <= 1e-5 for a, b in zip(got_gp, want_gp))
+    with torch.no_grad():  # meeting the table, filling the cache, then reading it
+        assert not way.exact or all(torch.equal(way.add(case, embeds, x.clone(), coord), got) for _ in range(3))
+    frozen = x.clone().requires_grad_() * 1  # frozen tables below something that trains
+    way.add(case, embeds.requires_grad_(False), frozen, coord)
+    assert frozen.requires_grad and torch.equal(frozen.detach(), got)
+
+
+@pytest.mark.parametrize("way", [WAYS["eager, matmul"], WAYS["portable"]], ids=["eager, matmul", "portable"])
+@given(cases())
+def test_learned_is_as_close_to_float64_as_timm(way, case):
+    case.channels = 1024 if case.length <= 64 else 128
+    as_close_to_float64_as_timm(way.add, case)
+
+
+@ways()
+@pytest.mark.parametrize("sizes", [[(5, 7), (4, 4), (9, 3)], [(5, 7), (40, 40), (9, 3)]], ids=["few", "many"])
+def test_reordered_and_dropped_tokens_get_their_own_cell(way, kind, sizes):
+    case = way.case(kind, sizes=sizes)
+    embeds, coord, length = case.embeds(), case.coord(), case.length
+    want = torch.zeros(3, length, 4)
+    stock(case, embeds, want, coord)
+    order = torch.stack([torch.cat((torch.randperm(h * w), torch.arange(h * w, length))) for h, w in sizes])
+    index = order[..., None].expand(-1, -1, 4)
+    close = partial(torch.testing.assert_close, atol=0 if way.exact else 2e-6, rtol=0)
+    h, w = sizes[1]
+    kept = torch.cat((torch.randperm(h * w - 1)[: h * w // 4], torch.tensor([h * w - 1])))  # its corner too
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            got = way.add(case, embeds, torch.zeros(3, length, 4), coord.gather(1, index[..., :2]))
+            close(got.detach(), want.gather(1, index).detach())
+            got = way.add(case, embeds, torch.zeros(1, len(kept), 4), coord[1:2, kept])
+            close(got.detach(), want[1:2, kept].detach())
+
+
+@ways()
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_autocast_and_lowered_matmul_precision_change_nothing(way, kind, precision):
+    case = way.case(kind, sizes=[(5, 7), (30, 4)], table_size=(12, 11), channels=16)
+    embeds, coord = case.embeds(), case.coord()
+    plain, _, plain_grads = run(way.add, case, embeds, coord)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed, _, mixed_grads = run(way.add, case, embeds, coord)  # backward inside autocast too
+    assert torch.equal(plain, mixed) and all(map(torch.equal, plain_grads, mixed_grads))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        lowered, _, lowered_grads = run(way.add, case, embeds, coord)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    torch.testing.assert_close(lowered, plain, atol=2e-6, rtol=0)
+    assert all(relative(a, b) <= 1e-6 for a, b in zip(lowered_grads, plain_grads))
+
+
+@ways(sampled=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ar_preserving", [False, True])
+def test_a_grid_of_the_tables_size_is_added_as_it_is(way, kind, dtype, ar_preserving):
+    if ar_preserving and kind == "factorized":
+        return  # timm resizes both to the longer side then
+    case = way.case(kind, sizes=[(6, 5), (3, 4)], ar_preserving=ar_preserving, length=33, dtype=dtype)
+    embeds = case.embeds().to(dtype)
+    for table in tables(embeds):
+        table.data += 1e-12
+    want, got = torch.zeros(2, 33, 4, dtype=dtype), torch.zeros(2, 33, 4, dtype=dtype)
+    with torch.no_grad():
+        stock(case, embeds, want, case.coord())
+        way.add(case, embeds, got, case.coord())
+    assert torch.equal(got[0], want[0])
+
+
+@ways(sampled=False)
+def test_padding_keeps_every_bit_and_is_not_looked_at(way, kind):
+    case = way.case(kind, sizes=[(3, 4), (1, 1)], length=20)
+    embeds, x, padding = case.embeds(), torch.full((2, 20, 4), -0.0), torch.ones(2, 20, dtype=torch.bool)
+    padding[0, :12] = padding[1, :1] = False
+    x[:, -1] = torch.nan
+    want = way.add(case, embeds, x.clone(), case.coord())
+    assert torch.equal(bits(want.detach())[padding], bits(x)[padding]) and want[~padding].isfinite().all()
+    grad = torch.where(padding[..., None], torch.tensor([torch.nan, torch.inf, 1e30, 0.0]), torch.ones(2, 20, 4))
+    assert all(g.isfinite().all() and g.abs().max() < 1e3 for g in torch.autograd.grad(want, tables(embeds), grad))
+    for value in (-1, -100, -(2**40)):
+        coord = case.coord().masked_fill(padding[..., None], value)
+        got = way.add(case, embeds, x.clone(), coord)
+        assert torch.equal(bits(got.detach()), bits(want.detach()))
+
+
+@ways()
+@pytest.mark.parametrize("shape", [(0, 12), (2, 0)], ids=str)
+def test_empty_batch(way, kind, shape):
+    case = way.case(kind, sizes=[(1, 1)])
+    embeds, x = case.embeds(), torch.zeros(*shape, 4, requires_grad=True) * 1
+    out = way.add(case, embeds, x, torch.zeros(*shape, 2, dtype=torch.long))
+    grads = torch.autograd.grad(out.sum(), tables(embeds), allow_unused=True)
+    assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
+
+
+@ways(kinds=False)
+def test_a_token_named_twice_gets_both_gradients(way):
+    case = way.case(sizes=[(3, 4)])
+    embeds, coord = case.embeds(), row_major([(3, 4)])
+    coord[0, 5] = coord[0, 6]
+    grad, once, grads = torch.zeros(1, 12, 4), torch.zeros(1, 12, 4), []
+    grad[0, 5:7] = torch.tensor([[1.0], [2.0]])
+    once[0, 6] = 3
+    for upstream in (grad, once):
+        out = way.add(case, embeds, torch.zeros(1, 12, 4), coord)
+        grads.append(torch.autograd.grad(out, embeds.pos_embed, upstream)[0])
+    torch.testing.assert_close(*grads)
+
+
+@ways(kinds=False, sampled=False)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16], ids=str)
+def test_number_dtypes_of_coordinates_are_read_alike(way, dtype):
+    case = way.case(sizes=[(4, 5), (2, 9)], table_size=(6, 7), channels=3)
+    embeds = case.embeds().requires_grad_(False)
+    got, want = case.x(), case.x()
+    stock(case, embeds, want, case.coord())
+    way.add(case, embeds, got, case.coord(dtype))
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+
+
+@ways(kinds=False)
+def test_x_may_be_a_view_that_is_not_contiguous(way):
+    case = way.case(length=21)
+    embeds, coord = case.embeds(), case.coord()
+    want, want_gx, want_gp = run(stock, case, embeds, coord)
+    image = case.x().transpose(1, 2).contiguous().requires_grad_()
+    base = image * 1
+    view = base.transpose(1, 2)  # as a convolution's output is handed over
+    way.add(case, embeds, view, coord)
+    weight = torch.randn(view.shape, generator=torch.Generator().manual_seed(3))
+    gx, gp = torch.autograd.grad((view * weight).sum(), [image, embeds.pos_embed])
+    torch.testing.assert_close(view, want, atol=2e-6, rtol=0)
+    torch.testing.assert_close(base.transpose(1, 2), want, atol=2e-6, rtol=0)
+    assert torch.equal(gx.transpose(1, 2), want_gx) and relative(gp, want_gp[0]) <= 1e-5

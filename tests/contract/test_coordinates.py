@@ -1,0 +1,180 @@
+"""Coordinates as nobody should make them: timm's result or a named error, never a wrong answer nor a huge table."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.support.oracles import NEW_TIMM, Case, Largest, relative, row_major
+from tests.support.running import running
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.resampling.closed_form import axis_weights
+
+EXACT = ["matmul", "interpolate_cached"]
+
+
+def wanted(table, coord, spec, ar_preserving=False):
+    """Each token's embedding (N, C), float64, from the cell it names in the sample's grid."""
+    h, w = (coord.amax(0) + 1).tolist()
+    lengths = (max(h, w),) * 2 if ar_preserving else (h, w)
+    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], **spec) for a in (0, 1)]
+    return torch.einsum("ni,nj,ijc->nc", *sides, table.double())
+
+
+@pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("far", [(900, 70), (2**31 - 2, 2**31 - 2), (3, 2**30)])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_a_grid_far_larger_than_its_tokens_is_a_named_error_and_changes_nothing(strategy, far, kind):
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(2, 1, 1)
+    coord[1, 7] = torch.tensor(far)
+    x = torch.zeros(2, 20, 3)
+    with Largest() as largest, pytest.raises(ValueError, match=r"sample 1 spans a grid of .* at most 64 x 20 \+ 4096"):
+        if kind == "learned":
+            add_pos_embed_(x, torch.randn(6, 7, 3), coord, strategy=strategy)
+        else:
+            add_factorized_pos_embed_(x, torch.randn(6, 3), torch.randn(7, 3), coord, strategy=strategy)
+    assert (x == 0).all() and largest.elements < 5000
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize("ar_preserving", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_one_far_coordinate_within_the_limit(strategy, ar_preserving, mode):
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(2, 1, 1)
+    coord[1, 7] = torch.tensor((70, 60))
+    table = torch.randn(6, 7, 3, requires_grad=True)
+    options = dict(mode=mode, strategy=strategy, ar_preserving=ar_preserving)
+    out = add_pos_embed_(torch.zeros(2, 20, 3), table, coord, **options)
+    weight = torch.randn_like(out)
+    grad = torch.autograd.grad((out * weight).sum(), table)[0]
+    same = table.detach().double().requires_grad_()
+    want = torch.stack([wanted(same, c, dict(interpolation=mode, antialias=True), ar_preserving) for c in coord])
+    torch.testing.assert_close(out.double(), want, atol=2e-6, rtol=1e-6)
+    assert relative(grad, torch.autograd.grad((want * weight).sum(), same)[0]) < 1e-5
+
+
+def test_dropped_tokens_of_a_table_added_as_it_is():
+    torch.manual_seed(0)
+    table = torch.randn(60, 70, 2, dtype=torch.float64)
+    coord = torch.tensor([[[59, 0], [3, 69], [40, 41]]])
+    for strategy in EXACT:
+        out = add_pos_embed_(torch.zeros(1, 3, 2, dtype=torch.float64), table, coord, strategy=strategy)
+        assert torch.equal(out[0], table[coord[0, :, 0], coord[0, :, 1]])
+
+
+BAD = [float("nan"), float("inf"), float("-inf"), -1.0, -1e30, 1e30, 2.0**31, 65504.0]
+
+
+@pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_names_no_cell_is_said_and_changes_nothing(strategy, kind, bad, dtype):
+    coord = torch.cartesian_prod(torch.arange(4), torch.arange(5))[None].repeat(3, 1, 1).to(dtype)
+    coord[1, 7, 1] = bad
+    x = torch.zeros(3, 20, 2)
+
+    def add():
+        if kind == "learned":
+            return add_pos_embed_(x, torch.randn(6, 7, 2), coord, strategy=strategy)
+        return add_factorized_pos_embed_(x, torch.randn(6, 2), torch.randn(7, 2), coord, strategy=strategy)
+
+    too_large = "patch_coord of sample 1 spans a grid of 4 x 65505 cells"
+    with pytest.raises(
+        ValueError, match="sample 1 holds a negative or non-finite coord" if bad != 65504 else too_large
+    ):
+        add()
+    assert (x == 0).all()
+
+
+VALUES = [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62]
+
+
+def scribbled(rng, coord):
+    """Coordinates with some values replaced, tokens exchanged or given twice, axes exchanged."""
+    coord = coord.clone()
+    batch, length = coord.shape[:2]
+    for _ in range(rng.randint(0, 3)):
+        sample, token = rng.randrange(batch), rng.randrange(length)
+        kind = rng.choice(["value", "swap", "overlap", "negative", "axis"])
+        if kind == "value":
+            coord[sample, token, rng.randrange(2)] = rng.choice(VALUES)
+        elif kind == "swap":
+            other = rng.randrange(length)
+            coord[sample, [token, other]] = coord[sample, [other, token]]
+        elif kind == "overlap":
+            coord[sample, token] = coord[sample, rng.randrange(length)]
+        elif kind == "negative":
+            coord[sample, token, rng.randrange(2)] = rng.choice([-1, -5, -(2**40)])
+        else:
+            coord[sample] = coord[sample].flip(-1)
+    return coord
+
+
+def check_coordinates(seed):
+    """One random table, batch and scribble: every strategy gives each token the cell it names, or a named error."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = [(rng.randint(1, 12), rng.randint(1, 12)) for _ in range(rng.randint(1, 4))]
+    new = dict(antialias=rng.random() < 0.7, align_corners=rng.random() < 0.3) if NEW_TIMM else {}
+    case = Case(
+        **{"antialias": True, "align_corners": False, **new},
+        table_size=(rng.randint(1, 9), rng.randint(1, 9)),
+        channels=rng.randint(2, 4),  # of one channel PyTorch itself makes wrong columns
+        mode=rng.choice(["bilinear", "bicubic"]),
+        ar_preserving=rng.random() < 0.3,
+        sizes=sizes,
+        length=max(1, max(h * w for h, w in sizes) + rng.choice([0, 0, 2, -3])),
+        dtype=torch.float32,
+        seed=seed,
+    )
+    embeds, coord = case.embeds().requires_grad_(False), scribbled(rng, case.coord())
+    dtype = rng.choice([torch.int64, torch.int64, torch.float64])
+    mode = rng.choice(EXACT)
+    x = case.x()
+    got = x.clone()
+    with running(mode, rope="stock", patch_embed="stock"), Largest() as largest:
+        try:
+            embeds._apply_learned_naflex_pos_embed(got, patch_coord=coord.to(dtype))
+        except ValueError as error:
+            assert "patch_coord of sample" in str(error)
+            cells = (coord.amax(1).double() + 1).prod(1).max()
+            if mode == "interpolate_cached" and case.ar_preserving:
+                cells = (coord.amax((1, 2)).double() + 1).square().max()
+            assert coord.min() < 0 or coord.max() >= 2**31 - 1 or cells > 64 * case.length + 4096
+            assert torch.equal(got, x)
+            return False
+    assert largest.elements <= 5000 * case.channels * case.length
+    for sample, cells in enumerate(coord):
+        h, w = (cells.amax(0) + 1).tolist()
+        n = min(case.length, h * w)
+        assert cells[:n].min() >= 0
+        if (h, w) == case.table_size:
+            want = embeds.pos_embed[0].double()[cells[:n, 0], cells[:n, 1]]
+        else:
+            options = dict(interpolation=case.mode, antialias=case.antialias, align_corners=case.align_corners)
+            want = wanted(embeds.pos_embed[0], cells, options, case.ar_preserving)[:n]
+        torch.testing.assert_close(got[sample, :n].double(), x[sample, :n].double() + want, atol=5e-6, rtol=1e-6)
+        assert torch.equal(got[sample, n:], x[sample, n:])
+    return True
+
+
+@given(st.integers(0, 2**32 - 1))
+@example(3234)  # one token far away in a row: with ar_preserving its square would be resized
+def test_scribbled_coordinates(seed):
+    check_coordinates(seed)
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+def test_a_long_image_that_has_all_its_tokens_is_no_error_with_ar_preserving(strategy):
+    coord, table, new = row_major([(1, 400)]), torch.randn(6, 7, 2), dict(mode="bilinear")
+    out = add_pos_embed_(torch.zeros(1, 400, 2), table, coord, strategy=strategy, ar_preserving=True, **new)
+    want = wanted(table, coord[0], dict(interpolation="bilinear", antialias=True), ar_preserving=True)
+    torch.testing.assert_close(out[0].double(), want, atol=2e-6, rtol=1e-6)
+
+
+def test_scribbles_leave_some_batches_valid_and_some_not():
+    valid = sum(check_coordinates(seed) for seed in range(40))
+    assert 10 < valid < 40

@@ -1,0 +1,159 @@
+"""Tables that are not trained: by every strategy resized tables are kept, and never out of date."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.oracles import Case, finished_tables, kept_tensors, stock
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.resampling import cache
+
+CASE = Case(length=40)
+
+
+@pytest.fixture(params=STRATEGIES, autouse=True)
+def strategy(request):
+    cache.clear_all()
+    return request.param
+
+
+@pytest.fixture
+def add(strategy):
+    def add(table, x=None):
+        x = CASE.x() if x is None else x
+        options = {"mode": "bicubic"} if strategy == "grid_sample" else CASE.options
+        return add_pos_embed_(x, table, CASE.coord(), strategy=strategy, **options)
+
+    return add
+
+
+def test_the_third_call_resamples_nothing(add, monkeypatch):
+    def no_more(*args, **kwargs):
+        raise AssertionError("resampled again")
+
+    table = torch.randn(6, 5, 4)
+    want = add(table.clone())
+    for call in range(3):
+        if call == 2:
+            monkeypatch.setattr(torch, "embedding_bag", no_more)
+            monkeypatch.setattr(nn.functional, "interpolate", no_more)
+        assert torch.equal(add(table), want)
+
+
+def test_a_table_that_changes_is_never_kept(add):
+    table = torch.randn(6, 5, 4)
+    for _ in range(4):
+        add(table)
+        table.mul_(1.5)
+        assert not finished_tables()
+
+
+WRITES = {
+    "data": lambda t: t.data.mul_(2),
+    "last bit": lambda t: t.data.view(-1)[-1:].mul_(1 + 2**-23),
+    "in place": lambda t: t.mul_(2),
+    "detach": lambda t: t.detach().neg_(),
+    "numpy": lambda t: t.numpy().__setitem__((0, 0, 0), 7.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_right_after_every_write(add, write, calls):
+    table = torch.randn(6, 5, 4)
+    for _ in range(calls):
+        add(table)
+    WRITES[write](table)
+    want = add(table.detach().clone())
+    for _ in range(3):
+        assert torch.equal(add(table), want)
+
+
+MODULE_WRITES = {
+    "load_state_dict": lambda e: e.load_state_dict({k: v + 1 for k, v in e.state_dict().items()}),
+    "bfloat16": lambda e: e.to(torch.bfloat16),
+    "bfloat16 and back": lambda e: e.to(torch.bfloat16).float(),
+    "optimizer": lambda e: torch.optim.SGD(e.parameters(), 0.1).step(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", MODULE_WRITES)
+def test_right_after_every_write_to_a_model(add, strategy, write):
+    case = Case(length=40, use_grid_sample=strategy == "grid_sample")
+    embeds = case.embeds()
+    for after in (False, True):
+        if after:
+            for parameter in embeds.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            MODULE_WRITES[write](embeds)
+        want = CASE.x()
+        stock(case, embeds, want, CASE.coord())
+        close = dict(atol=0 if strategy == "interpolate_cached" else 5e-6, rtol=0)
+        for _ in range(3):  # meets the table, keeps finished ones, reads them
+            torch.testing.assert_close(add(embeds.pos_embed), want, **close)
+
+
+def test_a_change_drops_what_was_kept_at_once(add):
+    table = torch.randn(6, 5, 4)
+    for _ in range(3):
+        add(table)
+    assert finished_tables()
+    table.mul_(1.5)
+    add(table)
+    assert not finished_tables()
+    add(table)
+    assert finished_tables()
+
+
+def test_training_drops_what_was_kept_and_starts_anew(add):
+    table = torch.randn(6, 5, 4, requires_grad=True)
+    with torch.no_grad():
+        for _ in range(3):
+            add(table)
+    assert finished_tables()
+    out = add(table, CASE.x().requires_grad_() * 1)
+    assert not finished_tables()
+    out.sum().backward()
+    assert table.grad.abs().max() > 0
+
+
+def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):
+    table = torch.randn(6, 5, 4)
+    with torch.inference_mode():
+        for _ in range(3):
+            add(table)
+    kept = kept_tensors()
+    assert kept and not any(t.is_inference() for t in kept)
+    leaf = CASE.x().requires_grad_()
+    out = add(table, leaf * 1)
+    assert torch.equal(out.detach(), add(table.clone()))
+    out.square().sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * out.detach())
+
+
+def test_tables_made_in_inference_mode(add):
+    with torch.inference_mode():
+        table = torch.randn(6, 5, 4)
+        want = add(table.clone())
+        for _ in range(3):
+            assert torch.equal(add(table), want)
+        table.mul_(2)
+        assert torch.equal(add(table), add(table.clone()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kept_in_the_dtype_of_x(add, dtype):
+    table = torch.randn(6, 5, 4)
+    for kind in (dtype, torch.float32, dtype):
+        want = add(table.clone(), CASE.x().to(kind))
+        for _ in range(3):
+            assert torch.equal(add(table, CASE.x().to(kind)), want)
+
+
+def test_a_table_much_larger_than_the_grids_is_not_compared_by_sums(add, strategy):
+    table = torch.randn(64, 64, 4)
+    for _ in range(3):
+        add(table)
+    assert bool(finished_tables()) == (strategy == "interpolate_cached")

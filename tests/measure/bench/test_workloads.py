@@ -1,0 +1,101 @@
+"""The bench's material: workloads against their description, folders of images, and what a timed step does."""
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from timm.data import create_transform
+
+from tests.support.oracles import NEW_TIMM
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, fit, folder_workload, read_sizes
+
+
+def test_the_six_workloads():
+    tables = {name: workload.options for name, workload in WORKLOADS.items()}
+    assert tables == {
+        "single": "16x16 bilinear",
+        "imagenet": "16x16 bicubic",
+        "siglip": "16x16 bilinear",
+        "diverse": "32x32 bicubic",
+        "extreme": "16x16 bicubic",
+        "radio": "128x128 bilinear antialias=False align_corners=True ar_preserving=True",
+    }
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
+    workload = WORKLOADS[name]
+    assert workload.grids(40) == workload.grids(40) == workload.grids(60)[:40]
+    assert workload.grids(1) == workload.grids(2)[:1] and len(workload.grids(60)) == 60
+    assert name == "single" or workload.grids(40, seed=1) != workload.grids(40)
+
+
+def test_siglip_grids_are_as_large_as_fits():
+    grids = WORKLOADS["siglip"].grids(1000)
+    assert all(h * w <= 256 for h, w in grids)
+    # One more row and column never fits, and aspects fill [1/3, 3] evenly in the logarithm.
+    assert all((h + 1) * (w + 1) > 256 for h, w in grids)
+    logs = np.array([math.log(w / h, 3) for h, w in grids])
+    assert logs.min() > -1.15 and logs.max() < 1.15 and abs(logs.mean()) < 0.1
+    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(logs)
+    assert np.abs(shares - 1 / 3).max() < 0.08
+
+
+def test_coordinates_are_those_of_the_collator():
+    coord = coordinates([(2, 3), (1, 2)])
+    assert coord.tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]], [[0, 0], [0, 1], *[[0, 0]] * 4]]
+
+
+@pytest.mark.skipif(NEW_TIMM, reason="this timm has the options")
+def test_old_timm_cannot_have_a_radio_table(capsys):
+    assert cli.main(["bench", "--workload", "radio"]) == 2
+    assert "not run: workload radio, timm 1.0.16 has no pos_embed_antialias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
+def test_folder_grids_are_those_of_timms_pipeline(photos, length, patch):
+    transform = create_transform(
+        (3, 64, 64), naflex=True, patch_size=patch, max_seq_len=length, patchify=True, interpolation="bicubic"
+    )
+    want = []
+    for path in sorted(p for p in photos.rglob("*") if p.is_file()):
+        coord = transform(Image.open(path).convert("RGB"))["patch_coord"]
+        want.append(tuple((coord.amax(0) + 1).tolist()))
+    assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
+
+
+def test_only_headers_are_read(photos, monkeypatch):
+    whole = (photos / "a.jpg").read_bytes()
+    (photos / "cut.jpg").write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(OSError, match="truncated"):
+        Image.open(photos / "cut.jpg").load()
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
+    grids, _ = read_sizes(photos)
+    assert len(grids) == 5 and grids[0] == grids[2] == fit(300, 400, 256)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "unreadable"])
+def test_folders_without_images(what, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    if what != "missing":
+        folder.mkdir()
+    if what == "unreadable":
+        (folder / "a.jpg").write_text("no")
+    assert cli.main(["bench", "--sizes-from", str(folder)]) == 2
+    message = {"missing": "is not a folder", "empty": "looked for .jpg", "unreadable": "can be read: a.jpg"}[what]
+    assert message in capsys.readouterr().err
+
+
+def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():
+    images = [(1, n) for n in range(1, 11)]
+    workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])
+    assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
+    grids = workload.grids(25)
+    assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
+    assert workload.grids(25) == grids and len(set(grids[20:])) == 5
+    files = [(16, 16)] * 90 + [(n, 20) for n in range(1, 16)]  # the first ones are alike
+    assert len(set(folder_workload("x", files[90:], WORKLOADS["siglip"]).grids(8))) == 8
+    some = folder_workload("x", files, WORKLOADS["siglip"]).grids(16)
+    assert 12 <= some.count((16, 16)) <= 15

@@ -1,0 +1,79 @@
+"""What counts as rounding: element by element, in every dtype, with outliers, infinity and NaN."""
+
+import pytest
+import torch
+
+from tests.support.measured import GRIDS, batches, table_model
+from tests.support.oracles import small_vit, vit_batch
+from tests.support.running import ran
+from timm_naflex_fast.measure.drift.rounding import rounding
+from timm_naflex_fast.measure.drift.survey import survey
+from timm_naflex_fast.names import STRATEGIES
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SETTINGS = [
+    dict(pos_embed_interp_mode="bicubic", pos_embed_grid_size=(12, 8)),
+    dict(pos_embed_interp_mode="bilinear", pos_embed_ar_preserving=True),
+    dict(pos_embed="factorized"),
+    dict(pos_embed_interp_mode="bicubic", pos_embed_use_grid_sample=True),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_exact_strategies_stay_exact(dtype, setting, scale):
+    model = small_vit(**setting).eval()
+    for table in (t for name, t in model.embeds.named_parameters() if name.startswith("pos_embed")):
+        torch.nn.init.normal_(table, std=scale)
+    sampled = "pos_embed_use_grid_sample" in setting
+    exact = ["grid_sample"] if sampled else [name for name in STRATEGIES if name != "grid_sample"]
+    with ran(*exact):
+        found = survey(model.to(dtype), batches(), exact)
+    assert all(found.exact(name) for name in exact)
+
+
+@ran("grid_sample")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("where", ["channel", "cell", "weight"])
+def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
+    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+    table = model.embeds.pos_embed.data[0]
+    {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}[where].fill_(500)
+    found = survey(model, batches(), ["grid_sample", "matmul"])
+    assert found.exact("matmul") and not found.exact("grid_sample")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_limit_of_an_element_follows_its_own_cells(dtype):
+    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+    coord, tokens = vit_batch(GRIDS)["patch_coord"], torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
+    model.embeds.pos_embed.data.fill_(1)
+    even = rounding(model.embeds, coord, tokens)
+    assert even.min() / even.max() > 0.999 and even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
+    model.embeds.pos_embed.data[0, 0, 0, 5] = 1000
+    changed = rounding(model.embeds, coord, tokens) > 1.001 * even
+    assert changed[..., 5].any() and not changed[..., :5].any() and not changed[..., 6:].any()
+    sample = changed[2, :, 5].view(6, 6)  # a grid of 6 x 6
+    assert sample[0, 0] and not sample[2:].any() and not sample[:, 2:].any()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_named(value):
+    model = table_model()
+    model.embeds.pos_embed.data[0, 1, 1, 0] = value
+    with pytest.raises(ValueError, match="the position table pos_embed holds infinity or NaN"):
+        survey(model, batches())
+    model = table_model()
+    model.embeds.proj.weight.data[0] = value
+    with pytest.raises(ValueError, match="with stock, the model's embedded tokens hold infinity or NaN in float32"):
+        survey(model, batches())
+    model = table_model()
+    next(model.blocks.parameters()).data.fill_(value)
+    with pytest.raises(ValueError, match="pooled output"):
+        survey(model, batches())
+    model = table_model().half()
+    model.embeds.pos_embed.data.fill_(6e4)
+    model.embeds.proj.bias.data.fill_(6e4)
+    with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in float16"):
+        survey(model, batches())

@@ -1,0 +1,90 @@
+"""What the drift report measures: on tensors with known answers, with contenders inside a model."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.measured import WITHOUT_HF, batches, table_model
+from tests.support.oracles import small_vit
+from tests.support.running import ran
+from timm_naflex_fast.measure.contenders import NAMES, missing
+from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
+from timm_naflex_fast.patching.settings import MODES
+
+# metrics
+
+
+# contenders
+
+
+@ran("matmul")
+def test_what_cannot_be_measured_is_left_out_with_the_reason():
+    model = table_model()
+    assert missing("timm-flag-bilinear", model.embeds) is None and missing("matmul", model.embeds) is None
+    flagged = table_model(pos_embed_use_grid_sample=True)
+    assert "own setting" in missing("timm-flag-bilinear", flagged.embeds)
+    factorized = small_vit(pos_embed="factorized")
+    assert "factorized" in missing("issue-2514-zeros", factorized.embeds)
+    found = survey(factorized, batches(), NAMES)
+    assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
+    assert set(found.left_out) == {name for name in NAMES if name not in MODES}
+
+
+# the survey
+
+
+@ran("matmul", "interpolate_cached", "grid_sample")
+def test_survey_of_a_tiny_model():
+    model = table_model(pos_embed_grid_size=(12, 8))
+    found = survey(model, list(batches(labels=True)), WITHOUT_HF, pictures=True)
+    assert found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
+    assert all(found.exact(name) for name in ("stock", "interpolate_cached", "matmul"))
+    assert not found.exact("grid_sample") and found.drift["stock"].embed_max_abs == 0
+    # The same thing by another way, in a model that takes it through all its blocks.
+    ours, timms = found.drift["grid_sample"], found.drift["timm-flag-bilinear"]
+    assert ours.embed_rel_rms == pytest.approx(timms.embed_rel_rms, rel=1e-4)
+    assert abs(found.drift["issue-2514-zeros"].embed_rel_rms - ours.embed_rel_rms) > 1e-3, (
+        "padding counts at the border"
+    )
+    assert [grid.grid for grid in found.grids] == [(5, 2), (6, 6), (3, 4), (2, 9)]
+    assert [grid.shrink for grid in found.grids] == [4, 2, 4, 6]
+    assert sum(grid.images for grid in found.grids) == 8
+    worst, median, shrunk = found.pictures
+    assert "the worst of 8 images" in worst.name and "the median" in median.name
+    assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps["grid_sample"].shape == (2, 9)
+    assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
+
+
+@ran("matmul")
+def test_another_dtype():
+    model = table_model().to(torch.bfloat16)
+    exact = survey(model, batches(), ["matmul"])
+    assert exact.exact("matmul") and exact.drift["matmul"].embed_rel_rms < 1e-3
+    assert next(model.parameters()).dtype == torch.bfloat16
+
+
+def test_relative_rms_by_hand():
+    assert relative_rms(torch.tensor([9.0, 16.0]), torch.tensor([1.0, 81.0])) == pytest.approx((25 / 82) ** 0.5)
+    assert relative_rms(torch.zeros(2), torch.zeros(2)) == relative_rms(torch.empty(0), torch.empty(0)) == 0
+    assert relative_rms(torch.ones(1), torch.zeros(1)) == float("inf")
+
+
+def test_cosine_distance_by_hand():
+    ours, reference = (
+        torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]]),
+        torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]]),
+    )
+    expected = torch.tensor([0, 1, 1 - 0.5**0.5, 2], dtype=torch.float64)
+    torch.testing.assert_close(cosine_distance(ours, reference), expected, atol=1e-12, rtol=0)
+    tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]]))
+    assert tiny.item() == pytest.approx(5e-13, rel=1e-4), "small angles are not lost"
+
+
+def test_nearest_by_hand():
+    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])
+    assert nearest(rows).tolist() == [1, 0, 3, 2]
+    assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
+    many = torch.randn(1500, 8)
+    directions = F.normalize(many.double(), dim=-1)
+    expected = (directions @ directions.t()).fill_diagonal_(-2).argmax(-1)
+    assert torch.equal(nearest(many), expected), "more than one part of the similarity matrix"

@@ -1,0 +1,105 @@
+"""Local weights: what trainers save is found, and nothing but tensors is read."""
+
+import argparse
+import os
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from tests.support.running import ran
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure import models
+from timm_naflex_fast.measure.models import load_model
+
+NAME = "vit_tiny_patch16_224"
+SMALL = dict(depth=1, embed_dim=24, num_heads=2)
+KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
+
+
+def trained(**more):
+    torch.manual_seed(1)
+    model = timm.create_model(NAME, use_naflex=True, **SMALL, **more)
+    torch.nn.init.normal_(model.embeds.pos_embed)
+    return model
+
+
+@pytest.mark.parametrize("classes", [7, 1000, 0])
+@pytest.mark.parametrize("key", ["state_dict_ema", "state_dict", "model", None])
+def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
+    model, other = trained(num_classes=classes), trained(num_classes=classes, pos_embed_interp_mode="bilinear")
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    torch.nn.init.zeros_(other.embeds.pos_embed)
+    record = state if key is None else {
+        "epoch": 3, "arch": NAME, "args": argparse.Namespace(lr=0.1, model_kwargs={}), "optimizer": {"state": {}},
+        **({} if key == "model" else {"state_dict": other.state_dict()}), key: state,
+    }  # fmt: skip
+    torch.save(record, tmp_path / "last.pth.tar")
+    loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
+    assert loaded.num_classes == classes and words.startswith("file last.pth.tar")
+    assert key is None or f"({key})" in words
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    assert "state_dict" not in loaded.pretrained_cfg
+
+
+@ran("matmul")
+@pytest.mark.parametrize("suffix", [".pth.tar", ".safetensors"])
+def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
+    file = tmp_path / f"last{suffix}"
+    state = trained(num_classes=3, pos_embed_grid_size=(6, 6)).state_dict()
+    save_file(state, file) if suffix == ".safetensors" else torch.save({"state_dict": state}, file)
+    given = ["--model", NAME, "--checkpoint", str(file), "--model-kwargs", *KWARGS]
+    assert cli.main(["drift", *given, "pos_embed_grid_size=(6, 6)", "--images", str(photos)]) == 0
+    assert "same class" in capsys.readouterr().out
+    small = ["--batch", "2", "--max-seq-len", "16", "--rounds", "1"]
+    assert cli.main(["bench", *given, "pos_embed_grid_size=(6, 6)", *small]) == 0
+    capsys.readouterr()
+    assert cli.main(["drift", *given, "--images", str(photos)]) == 2
+    err = capsys.readouterr().err
+    assert (
+        "size mismatch for embeds.pos_embed" in err and "--model-kwargs takes" in err and "--checkpoint FILE" not in err
+    )
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("PWNED",)
+
+
+@pytest.mark.parametrize("place", ["state_dict", "args", None])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_no_code_in_a_file_runs_whatever_timm_does(place, zipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old = lambda file, *_, **__: torch.load(file, weights_only=False)  # as timm 1.0.25
+    monkeypatch.setattr(timm.models._helpers, "load_state_dict", old)
+    record = {"state_dict": trained().state_dict(), place: Evil()} if place else Evil()
+    torch.save(record, "evil.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(RuntimeError, match=r"evil.pth cannot be loaded .*such a file could run code"):
+        load_model(NAME, "evil.pth", **SMALL)
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "vit_small_r26_s32_224"])
+def test_a_model_without_a_naflex_form(name, capsys):
+    assert cli.main(["bench", "--model", name]) == 2
+    err = capsys.readouterr().err
+    assert f"makes no NaFlexVit of {name!r}" in err and err.count("\n") == 1
+
+
+def test_an_old_timm_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "timm.models.naflexvit", None)
+    for command in (["bench", "--model", NAME], ["drift", "--model", NAME, "--random-weights"]):
+        assert cli.main(command) == 2
+        assert "1.0.16 or newer is needed" in capsys.readouterr().err
+
+
+def test_settings_are_read_as_timms_scripts_read_them():
+    parser = argparse.ArgumentParser()
+    models.add_model_arguments(parser)
+    given = parser.parse_args(["--model-kwargs", "a=1", "b=bilinear", "c=(2, 3)", "d=None"]).model_kwargs
+    assert dict(given) == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
+    for wrong in (["--model-kwargs", "a"], ["--checkpoint", ""], ["--checkpoint", "x", "--random-weights"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)

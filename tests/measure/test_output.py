@@ -1,0 +1,89 @@
+"""What bench and drift share: provenance, tables, progress, files, the look of plots."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from timm_naflex_fast.measure import output
+from timm_naflex_fast.measure.contenders import NAMES, PLAIN_ADD
+from timm_naflex_fast.measure.drift import plots
+from timm_naflex_fast.measure.output import provenance
+
+
+def test_provenance():
+    about = provenance("naflex-fast bench")
+    assert list(about) == ["command", "commit", "date", "machine", "python", "torch", "timm"]
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|release .*", about["commit"])
+    assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
+
+
+def test_tables(capsys):
+    output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
+    assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
+
+
+def test_writable_files(tmp_path):
+    output.check_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old.json").write_text("kept")
+    output.check_writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "kept"
+    output.write_json(tmp_path / "old.json", {"a": [1]})
+    assert json.loads((tmp_path / "old.json").read_text()) == {"a": [1]}
+    with pytest.raises(OSError, match="missing"):
+        output.check_writable(tmp_path / "missing" / "a.json")
+    with pytest.raises(OSError, match="cannot be written"):
+        output.check_writable(tmp_path)
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    old, new = tmp_path / "old.md", tmp_path / "new.md"
+    old.write_text("the old report")
+
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    for step in ("replace", "write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, step, full)
+            with pytest.raises(OSError, match="no space"):
+                output.write_files({old: "x", new: "y"})
+        assert [path.name for path in tmp_path.iterdir()] == ["old.md"] and old.read_text() == "the old report"
+    old.chmod(0o600)
+    output.write_files({old: "a byte: \udcff", new: "y"})
+    assert old.stat().st_mode & 0o777 == 0o600
+    assert old.read_text() == "a byte: \\udcff" and sorted(p.name for p in tmp_path.iterdir()) == ["new.md", "old.md"]
+    output.write_json("/dev/null", {})
+    assert not Path("/dev/null").is_file()
+
+
+def test_json_has_no_nan(tmp_path):
+    output.write_json(tmp_path / "a.json", {"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
+
+
+def test_a_locked_file_is_not_replaced(tmp_path):
+    (tmp_path / "old.json").write_text("kept")
+    (tmp_path / "old.json").chmod(0o444)
+    with pytest.raises(OSError, match="cannot be written"):
+        output.check_writable(tmp_path / "old.json")
+
+
+def test_what_is_printed_is_one_line_of_text():
+    assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+
+
+def test_plots_have_no_background_and_each_contender_its_colour(tmp_path):
+    pytest.importorskip("matplotlib")
+    figure, axes = plots.panels(1, 2, 2.0, 2.0)
+    axes[0, 0].plot([1, 2], [3, 4], color=plots.COLOURS["matmul"])
+    figure.savefig(tmp_path / "a.png", transparent=True)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "RGBA" and np.asarray(image)[0, 0, 3] == 0
+    assert len(plots.COLOURS) == len(set(plots.COLOURS.values()))
+    assert {*NAMES, PLAIN_ADD} == {*plots.COLOURS}

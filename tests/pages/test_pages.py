@@ -1,0 +1,63 @@
+"""The tables that tools/pages.py makes from result files, and the commands that measure these."""
+
+import json
+
+import measure
+import pages
+import pytest
+
+from tests.support.measured import row
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Writes rows into a file of an empty folder of results."""
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+
+    def write(name, *rows, **about):
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", date="2026-11-22", commit="abc")
+        path.write_text(json.dumps({**facts, **about, "rows": rows}))
+
+    return write
+
+
+def race(**changes):
+    times = {"stock": 400.0, "timm-flag-bilinear": 40.0, "matmul": 8.0, "plain-add": 4.0}
+    return [vars(row(name, median_ms=ms, **changes)) for name, ms in times.items()]
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_ratios_are_those_of_one_race(results):
+    results("speed/siglip", *race(), *race(batch=1)[2:])
+    (headings, _, full, part) = cells(pages.race_table("position"))
+    assert headings[:4] == [
+        "workload, phase, batch, dtype",
+        "times faster than timm",
+        "than timm's grid_sample",
+        "times one plain add",
+    ]
+    assert full[:4] == ["siglip, train, 64, float32", "50.0", "5.00", "2.00"]
+    assert part[:4] == ["siglip, train, 1, float32", "-", "-", "2.00"]  # no ratio to a contender of another race
+
+
+def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
+    monkeypatch.setattr(pages, "PAGES", (page,))
+    monkeypatch.setattr("sys.argv", ["pages.py", "--check"])
+    assert pages.main() == 1 and "page.md is old" in capsys.readouterr().out and "1.5 times" in page.read_text()
+
+
+def test_each_result_file_of_a_section_has_a_command(monkeypatch):
+    shown = {pattern for pattern, *_ in pages.RACES.values()} - {"gpu/step"}
+    for pattern in shown:
+        assert any(name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES), pattern
+    for path in pages.RESULTS.rglob("*.json"):
+        name = str(path.relative_to(pages.RESULTS).with_suffix(""))
+        assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests", "gpu"), name

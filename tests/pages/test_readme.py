@@ -1,0 +1,67 @@
+"""The README: its figures are those of the committed result file, its commands and names exist."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pages
+
+import timm_naflex_fast
+from timm_naflex_fast import functional
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_figures_come_from_the_result_file():
+    assert len(pages.PAGES) > 5
+    for page in pages.PAGES:
+        assert pages.fill(page.read_text()) == page.read_text(), f"{page.name}: run tools/pages.py"
+    text = "".join(page.read_text() for page in pages.PAGES)
+    names = {*pages.RACES, *(function.__name__ for function in pages.FUNCTIONS)}
+    assert names == set(re.findall(r"<!-- (\w+): begin -->", text))
+
+
+def test_links_lead_somewhere():
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_ci_runs_the_two_commands():
+    ci = (ROOT / ".ci" / "run").read_text()
+    for command in re.findall(r"pip install uv && (uv run [\w/.]+)", README):
+        assert command in ci
+
+
+def test_use_runs_as_written():
+    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "enable()" in b)
+    offline = block.replace('.v2_webli", pretrained=True', '", depth=1')
+    scope = {}
+    exec(offline, scope)
+    assert timm_naflex_fast.status().flags.is_stock and scope["model"] is not None
+
+
+def test_the_table_of_modes_names_tests_that_exist():
+    section = (ROOT / "docs" / "what-works.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", section))
+    sources = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    defined = set(re.findall(r"^def (test_\w+)", sources, re.M))
+    assert len(named) >= 15 and named <= defined, named - defined
+
+
+def test_the_examples_of_the_public_functions_run():
+    examples = 0
+    for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
+        for name in names:
+            scope = {**vars(functional), **{n: getattr(timm_naflex_fast, n) for n in timm_naflex_fast.__all__}}
+            (test,) = doctest.DocTestFinder(recurse=False).find(getattr(module, name), name, globs=scope)
+            assert test.examples, f"{name} has no example"
+            result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
+            assert not result.failed, name
+            examples += result.attempted
+    assert examples > 10
+
+
+def test_the_readme_can_be_read_in_two_minutes():
+    assert len(README.split()) <= 900

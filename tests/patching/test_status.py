@@ -1,0 +1,99 @@
+"""``status()`` tells what is replaced, what ran since ``enable()``, and what a user may not expect."""
+
+import sys
+
+import pytest
+from torch import nn
+
+from tests.support.oracles import embed, small_vit
+from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching.install import Status
+from timm_naflex_fast.patching.settings import Settings
+
+
+def test_an_inner_with_counts_for_itself():
+    model = small_vit()
+    with enable():
+        embed(model)
+        with enable("interpolate_cached"):
+            assert status().calls == {}
+            embed(model), embed(model)
+            assert status().calls == {("pos_embed", "interpolate_cached"): 2}
+        embed(model)
+        assert status().calls == {("pos_embed", "matmul"): 2}
+    assert status().calls == {}
+    enable()
+    embed(model)
+    assert "pos_embed: matmul" in str(status())
+    disable()
+    assert status().calls == {} and "nothing is patched in this process" in str(status())
+
+
+@pytest.mark.usefixtures("clean")
+def test_enabled_and_never_used_is_said():
+    enable()
+    assert "(nothing yet)" in str(status())
+
+
+def test_the_status_in_words():
+    state = Status(
+        Settings("matmul"),
+        (Settings("stock", "matmul", "batched"),),
+        {"Long.method_of_timm": "matmul", "Short.one": "stock"},
+        "1.0",
+        "2.0",
+        {("rope", "batched"): 12, ("pos_embed", "matmul"): 3},
+        {"a reason": 2, "another": 1},
+        ("NaFlexVit",),
+        {("timm", "pos_embed", "matmul"): ["matmul", "stock", "matmul"], ("timm", "patch_embed", "stock"): ["stock"]},
+        ("a note",),
+    )
+    assert str(state).splitlines() == [
+        "timm_naflex_fast on timm 1.0, torch 2.0",
+        "",
+        "computed                   by, in every model",
+        "-------------------------  ----------------------",
+        "timm: position embeddings  matmul (1 of 3: stock)",
+        "timm: patch kernels        stock",
+        "one NaFlexVit has its own: pos_embed=stock, patch_embed=matmul, rope=batched",
+        "",
+        "what ran since enable()  calls",
+        "-----------------------  -----",
+        "pos_embed: matmul        3",
+        "rope: batched            12",
+        "the library's own code ran 2 times because of a reason",
+        "the library's own code ran 1 times because of another",
+        "a note",
+    ]
+
+
+def test_the_status_of_an_unpatched_process_in_words():
+    first, empty, last = str(status()).splitlines()
+    assert first.startswith("timm_naflex_fast on timm ") and empty == ""
+    assert last.startswith("nothing is patched in this process")
+
+
+@pytest.mark.usefixtures("clean")
+def test_the_status_of_one_model():
+    model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
+    enable("interpolate_cached", patch_embed="stock")
+    enable("matmul", model=model)
+    name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
+    assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
+    assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
+    assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
+    assert "one NaFlexVit has its own: pos_embed=matmul" in str(status())
+    assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
+    with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
+        status(nn.Linear(1, 1))
+    enable("stock", model=model)
+    assert status(model).flags.is_stock and set(status(model).replaced.values()) == {"stock"}
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])
+def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkeypatch):
+    enable()
+    monkeypatch.setattr(sys.modules["timm"], "__version__", version)
+    assert ("SigLIP-2's position table by bicubic" in str(status())) == named
+    assert ("SigLIP-2's position table by bicubic" in str(status(small_vit()))) == named

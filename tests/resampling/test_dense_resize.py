@@ -1,0 +1,71 @@
+"""The products of dense matrices that autograd differentiates again: the definition, and second derivatives."""
+
+import pytest
+import torch
+
+from tests.support.oracles import BASE, Case, reference, relative, row_major, stock, tables
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.resampling import dense_resize
+from timm_naflex_fast.resampling.grids import GridGroup
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+
+
+@pytest.mark.parametrize("ar_preserving", [False, True])
+def test_products_of_dense_matrices_are_the_definition(ar_preserving):
+    table, spec = torch.randn(6, 5, 4, dtype=torch.float64), ResizeSpec("bicubic", ar_preserving=ar_preserving)
+    groups = [GridGroup(h, w, [0], h * w) for h, w in ((3, 4), (9, 2), (6, 5))]
+    for group, embedding in dense_resize.resample((table,), groups, spec):
+        size = (group.h, group.w)
+        want = table if size == (6, 5) else reference(table, size, spec)
+        torch.testing.assert_close(embedding, want.flatten(0, 1), atol=1e-6, rtol=0)
+
+
+def ours(case, embeds, x, coord):
+    if case.kind == "learned":
+        return add_pos_embed_(x, embeds.pos_embed, coord, **case.options)
+    return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
+
+
+def second_derivative(add, case, x, coord):
+    embeds = case.embeds()
+    out = x.requires_grad_() * 1
+    add(case, embeds, out, coord)
+    (grad,) = torch.autograd.grad((out**3).sum(), embeds.pos_embed, create_graph=True)
+    grad.square().sum().backward()
+    return embeds.pos_embed.grad
+
+
+# The second one has a grid of the table's size, which timm does not resize to a square first.
+@pytest.mark.parametrize("case", [BASE, Case(sizes=[(4, 5), (6, 5)], ar_preserving=True)])
+def test_second_derivatives_equal_timms(case):
+    want = second_derivative(stock, case, case.x(), case.coord())
+    assert want.abs().max() > 0
+    assert relative(second_derivative(ours, case, case.x(), case.coord()), want) <= 1e-5
+    order = torch.randperm(case.sizes[0][0] * case.sizes[0][1])
+    x, coord = case.x(), case.coord()
+    for tokens in (x, coord):
+        tokens[0, : len(order)] = tokens[0, order]
+    assert relative(second_derivative(ours, case, x, coord), want) <= 1e-5
+
+
+def test_second_derivatives_without_the_last_cell():
+    """Another token than the last tells the height, and another one the width."""
+    coord, x, got = row_major([(4, 5)])[:, :19].flip(1), torch.randn(1, 19, 4, dtype=torch.float64), []
+    table = torch.randn(6, 5, 4)
+    for exact in (False, True):
+        leaf = table.to(torch.float64 if exact else torch.float32).requires_grad_()
+        if exact:
+            out = x + reference(leaf, (4, 5), ResizeSpec("bicubic")).flatten(0, 1)[None, :19].flip(1)
+        else:
+            out = add_pos_embed_(x.float().requires_grad_() * 1, leaf, coord, mode="bicubic")
+        (grad,) = torch.autograd.grad((out**3).sum(), leaf, create_graph=True)
+        got.append(torch.autograd.grad(grad.square().sum(), leaf)[0].double())
+    assert relative(*got) <= 1e-5
+
+
+def test_second_derivatives_that_bypass_the_table_still_work():
+    embeds, x = BASE.embeds().requires_grad_(False), BASE.x().requires_grad_()
+    out = ours(BASE, embeds, x * 1, BASE.coord())
+    (grad,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
+    grad.sum().backward()
+    torch.testing.assert_close(x.grad, 6 * out.detach())

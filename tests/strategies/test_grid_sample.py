@@ -1,0 +1,101 @@
+"""grid_sample gives the result of timm's own flag, without a grid_sample over the tokens."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.checks import run
+from tests.support.oracles import NEW_TIMM, Case, relative, stock, tables
+from tests.support.running import running
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+
+
+def ours(case, embeds, x, coord):
+    """Through the patch, which picks the installed timm's positions."""
+    with running("grid_sample", model=embeds):
+        getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=coord)
+    return x
+
+
+def direct(case, embeds, x, coord):
+    """By the plain functions."""
+    if case.kind == "factorized":
+        return add_factorized_pos_embed_(x, *tables(embeds), coord, strategy="grid_sample")
+    return add_pos_embed_(x, embeds.pos_embed, coord, strategy="grid_sample", mode=case.mode)
+
+
+def test_drifts_from_timms_default_where_the_table_shrinks():
+    case = Case(sizes=[(6, 6), (5, 9)], table_size=(16, 16), channels=8)
+    embeds, coord = case.embeds(), case.coord()
+    want, got = torch.zeros(2, 45, 8), torch.zeros(2, 45, 8)
+    with torch.no_grad():
+        stock(case, embeds, want, coord)
+        ours(case, embeds, got, coord)
+    assert relative(got[:, :36], want[:, :36]) > 0.3
+
+
+def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate():
+    case = Case(sizes=[(3, 4), (5, 2)], mode="bilinear", length=15, use_grid_sample=True)
+    embeds, coord = case.embeds(), case.coord()
+    order = torch.randperm(12)
+    coord[0, :12] = coord[0, order]
+    coord[1, 12] = torch.tensor((4, 1))  # behind the grid's 10 tokens, and no (0, 0)
+    want, want_gx, want_gp = run(stock, case, embeds, coord)
+    for add in (ours, direct):
+        got, got_gx, got_gp = run(add, case, embeds, coord)
+        assert relative(got, want) <= 1e-6 and torch.equal(got_gx, want_gx) and relative(got_gp[0], want_gp[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_padding_that_names_no_cell_counts_as_the_first(kind):
+    case = Case(sizes=[(3, 4), (5, 2)], mode="bilinear", length=15, kind=kind, use_grid_sample=True)
+    embeds, coord = case.embeds(), case.coord()
+    want = direct(case, embeds, torch.zeros(2, 15, 4), coord)
+    coord[0, 12:], coord[1, 10:] = -1, -7
+    assert torch.equal(direct(case, embeds, torch.zeros(2, 15, 4), coord), want)
+
+
+@pytest.mark.parametrize("table,mode", [((64, 48), "bicubic"), ((16, 16), "bilinear"), ((60, 60), "bilinear")])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
+    if align_corners and not NEW_TIMM:
+        pytest.skip("older timm has no align_corners")
+    sizes = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
+    case = Case(
+        sizes=sizes,
+        table_size=table,
+        channels=64,
+        mode=mode,
+        align_corners=align_corners,
+        length=3072,
+        seed=3,
+        use_grid_sample=True,
+    )
+    embeds, coord = case.embeds().requires_grad_(False), case.coord()
+    theirs, mine = torch.zeros(2, 5, 3072, 64)
+    stock(case, embeds, theirs, coord)
+    ours(case, embeds, mine, coord)
+    y, x = (coord.amax(1, keepdim=True) + 1).double().unbind(-1)
+    c = coord.double()
+    if align_corners:
+        where = torch.stack([2 * c[..., 1] / (x - 1) - 1, 2 * c[..., 0] / (y - 1) - 1], -1)
+    else:
+        where = torch.stack([(2 * c[..., 1] + 1) / x - 1, (2 * c[..., 0] + 1) / y - 1], -1)
+    images = embeds.pos_embed.double().permute(0, 3, 1, 2).expand(5, -1, -1, -1)
+    exact = F.grid_sample(images, where[:, :, None], mode=mode, padding_mode="border", align_corners=align_corners)
+    exact = exact[..., 0].transpose(1, 2)
+    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max()
+
+
+def test_runs_no_grid_sample_over_the_tokens(monkeypatch):
+    case = Case(sizes=[(3, 4)], mode="bilinear", use_grid_sample=True)
+    embeds = case.embeds()
+    want = torch.zeros(1, 12, 4)
+    stock(case, embeds, want, case.coord())
+    direct(case, embeds, torch.zeros(1, 12, 4), case.coord())  # the matrices are kept now
+
+    def no_more(*args, **kwargs):
+        raise AssertionError("F.grid_sample was called")
+
+    monkeypatch.setattr(F, "grid_sample", no_more)
+    torch.testing.assert_close(direct(case, embeds, torch.zeros(1, 12, 4), case.coord()), want, atol=2e-6, rtol=0)

@@ -1,0 +1,110 @@
+"""Which code ran: a plugin that silently did nothing would give the library's own results.
+
+``running`` enables a mode for a block, which must run that mode's code. ``ran`` asks it of code that enables a mode by
+itself, ``children`` of processes that a test starts. With NAFLEX_TESTS_FORCE_STOCK=FILE the library's own code runs in
+place of ours: every test that asks for ours must then fail.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from timm_naflex_fast import Handle, enable, status
+from timm_naflex_fast.patching import library
+
+Calls = Counter[tuple[str, str]]
+FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
+FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
+asked: Counter[str] = Counter()  # what was chosen and overruled, after ``force_stock``
+
+
+@contextmanager
+def running(mode: str = "matmul", *, component: str = "pos_embed", **options: Any) -> Iterator[Handle]:
+    """``enable(mode, **options)``; at the end fail unless the code chosen for ``component`` ran inside."""
+    with enable(mode, **options) as handle:
+        yield handle
+        impl, calls = getattr(handle.flags, component), status().calls
+        assert impl == "stock" or (component, impl) in calls, f"{component} by {impl} never ran; what ran: {calls}"
+
+
+@contextmanager
+def ran(*impls: str, component: str = "pos_embed") -> Iterator[Calls]:
+    """Count what runs inside, whoever enables it; fail unless each of ``impls`` did. Also a decorator."""
+    seen: Calls = Counter()
+    record = library.record_call
+
+    @torch.compiler.assume_constant_result  # as the function that it wraps
+    def count_and_record(name: str, component: str, impl: str, reason: str | None = None) -> None:
+        seen[component, impl] += 1
+        record(name, component, impl, reason)
+
+    library.record_call = count_and_record
+    try:
+        yield seen
+    finally:
+        library.record_call = record
+    missing = [impl for impl in impls if not seen[component, impl]]
+    assert not missing, f"{component} by {', '.join(missing)} never ran; what ran: {dict(seen)}"
+
+
+@contextmanager
+def children(folder: Path) -> Iterator[Callable[[], list[Calls]]]:
+    """Processes that start inside write into ``folder`` what ran in them.
+
+    What it gives returns that, one Counter for each process that ended by itself and enabled this package.
+    ``multiprocessing`` ends its processes otherwise: they have to send ``status().calls``.
+    """
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER)}
+    path = [str(Path(__file__).with_name("child")), before["PYTHONPATH"]]
+    os.environ.update({"PYTHONPATH": os.pathsep.join(filter(None, path)), FOLDER: str(folder)})
+
+    def ran_there() -> list[Calls]:
+        return [Counter(dict((tuple(key), n) for key, n in json.loads(f.read_text()))) for f in folder.iterdir()]
+
+    try:
+        yield ran_there
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value is not None else {})
+
+
+def watch_a_child() -> None:
+    """Write down at the end of this process what ran in it."""
+    seen = ran().__enter__()
+    path = Path(os.environ[FOLDER], f"{os.getpid()}.json")
+    atexit.register(lambda: path.write_text(json.dumps([*seen.items()])))
+
+
+def write_outcome(red: list[str], green: list[str]) -> None:
+    """Write what a run with the library's own code in place of ours found."""
+    from timm_naflex_fast.measure.output import provenance
+
+    found = {"ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
+    assert FORCED is not None
+    Path(FORCED).parent.mkdir(parents=True, exist_ok=True)
+    Path(FORCED).write_text(json.dumps({**provenance("uv run pytest"), **found}, indent=1) + "\n")
+
+
+def force_stock() -> None:
+    """Let every call go to the library's own code, as a plugin that does nothing would."""
+    resolve = library.resolve
+
+    def stock(*arguments: Any) -> tuple[str, None]:
+        asked[resolve(*arguments)[0]] += 1
+        return "stock", None
+
+    library.resolve = stock
+
+
+if FORCED:
+    force_stock()

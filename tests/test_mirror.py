@@ -1,0 +1,43 @@
+"""``timm_naflex_fast/a/b.py`` has ``tests/a/test_b.py``, and what lies elsewhere crosses modules."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "timm_naflex_fast"
+CROSS = {
+    "contract": "every backend and strategy equals timm",
+    "behaviour": "threads, forks, pickles, distributed, compiled, exported, whole models",
+    "examples": "the examples as a user runs them",
+    "pages": "the pages, and the figures on them",
+    "support": "what several test files need",
+}
+ELSEWHERE = {  # a module: the file that tests it
+    "names": "contract/test_fourth_strategy",
+    "strategies/base": "contract/test_fourth_strategy",
+    "__main__": "cli/test_main",
+    "cli/startup/sitecustomize": "cli/test_run",
+    "rope/embeds": "rope/test_batched",
+    "rope/grids": "rope/test_batched",
+    "rope/settings": "rope/test_batched",
+    "measure/drift/pictures": "measure/drift/test_report",
+    "measure/drift/plots": "measure/drift/test_report",
+}
+MORE = {  # a second file about one module
+    "cli/test_identify_families": "identify",
+    "backends/test_trial": "backends/triton",
+    "patching/test_skipped_methods": "patching/compat",
+}
+
+
+def names(folder, pattern):
+    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob(pattern)}
+
+
+def test_each_module_has_its_test_file_and_each_test_file_its_module():
+    modules = {name for name in names(PACKAGE, "*.py") if not name.endswith("__init__")}
+    files = {name for name in names(TESTS, "test_*.py") if name.split("/")[0] not in CROSS} - {"test_mirror"}
+    wanted = {name: "/".join([*name.split("/")[:-1], f"test_{name.split('/')[-1]}"]) for name in modules}
+    assert ELSEWHERE.keys() <= modules and set(MORE.values()) <= modules
+    assert {name: file for name, file in (wanted | ELSEWHERE).items() if not (TESTS / f"{file}.py").exists()} == {}
+    assert files - {*wanted.values()} == MORE.keys()
+    assert not any((TESTS / f"{wanted[name]}.py").exists() for name in ELSEWHERE)

@@ -1,0 +1,176 @@
+"""``pytest -p timm_naflex_fast.pytest_plugin``: another suite runs patched, and timm is as it was afterwards."""
+
+import os
+
+import pytest
+
+import timm_naflex_fast
+from tests.support.oracles import is_pristine
+
+SUITE = """
+import timm_naflex_fast
+def test_mode():
+    assert timm_naflex_fast.status().flags.pos_embed == "{mode}" and timm_naflex_fast.status().replaced
+"""
+# Each test that leaks is followed by one that finds timm as the suite began.
+LEAKS = """
+import pytest, torch, timm_naflex_fast
+from tests.support.oracles import small_vit, vit_batch
+from timm_naflex_fast import disable, enable, status
+
+began, kept = status().flags, []
+
+@pytest.fixture(scope="module", autouse=True)
+def shared():
+    with enable("interpolate_cached"):
+        yield
+
+@pytest.fixture
+def tidy():
+    with enable("grid_sample"):
+        yield
+
+def test_tidy(tidy): assert status().flags.pos_embed == "grid_sample"
+def test_leaves_a_mode(): enable("matmul")
+def test_found_the_mode(): assert status().flags.pos_embed == "interpolate_cached"
+def test_leaves_stock(): disable()
+def test_found_the_mode_again(): assert status().flags.pos_embed == "interpolate_cached" and status().replaced
+def test_a_models_choice_ends_with_it(): enable("grid_sample", model=small_vit())
+def test_leaves_a_model():
+    kept.append(small_vit())
+    enable("grid_sample", model=kept[0])
+def test_found_no_model(): assert not status().models and status().flags.pos_embed == "interpolate_cached"
+"""
+CACHES = """
+import torch, timm_naflex_fast
+from tests.support.oracles import small_vit, vit_batch
+
+def forward():
+    model = small_vit().eval()
+    with timm_naflex_fast.enable("matmul"), torch.no_grad():
+        for _ in range(3):
+            model(vit_batch([(3, 4), (5, 2)]))
+
+def test_leaves_tables():
+    forward()
+def test_drops_them():
+    forward()
+    timm_naflex_fast.disable()
+"""
+
+
+def run(path, *options):
+    # The last rewrites no asserts, which this process has rewritten already.
+    how = ["-c", os.devnull, "--rootdir", str(path), "-p", "no:cacheprovider", "-p", "no:xdist", "--assert", "plain"]
+    return pytest.main([*how, "-p", "timm_naflex_fast.pytest_plugin", *options, str(path)])
+
+
+@pytest.mark.parametrize(("options", "mode"), [(["--naflex-mode", "grid-sample"], "grid_sample"), ([], "matmul")])
+def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
+    (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
+    assert run(tmp_path, *options) == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
+    assert is_pristine()
+
+
+OTHER = """
+import torch
+from timm_naflex_fast import status
+from tests.patching.test_transformers import embed, made
+
+def test_theirs():
+    embed("siglip2", made("siglip2"))
+    assert status().calls == {("pos_embed", "interpolate_cached"): 1}, status().calls
+    assert "Siglip2VisionEmbeddings.forward" in status().replaced
+    assert not [name for name in status().replaced if name.startswith("NaFlex")]
+"""
+
+
+def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.21")
+    (tmp_path / "test_theirs.py").write_text(OTHER)
+    assert run(tmp_path, "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached") == 0, (
+        capsys.readouterr()
+    )
+    assert "transformers: position embeddings" in capsys.readouterr().out
+    assert is_pristine() and timm_naflex_fast.status().replaced == {}
+    (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass")
+    assert run(tmp_path, "--naflex-library", "vllm") == pytest.ExitCode.USAGE_ERROR
+    assert "'vllm' is not valid for library" in capsys.readouterr().err
+
+
+THEIR_LEAKS = """
+from timm.models.naflexvit import NaFlexEmbeds
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+from tests.support.oracles import small_vit
+from tests.patching.test_transformers import made
+import pytest, timm_naflex_fast
+from timm_naflex_fast import disable, enable, status
+
+def as_it_began():
+    assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
+    assert status().models == (status().flags,) and not any(name.startswith("NaFlex") for name in status().replaced)
+
+@pytest.fixture(scope="module", autouse=True)
+def tower():
+    tower = made("siglip2")
+    with enable("interpolate_cached", model=tower):
+        yield tower
+
+def test_leaves_a_mode(): enable("matmul", library="transformers")
+def test_after_a_mode(): as_it_began()
+def test_leaves_timm(): enable("matmul")
+def test_after_timm(): as_it_began()
+def test_leaves_stock(): disable()
+def test_after_stock(): as_it_began()
+"""
+
+
+def test_leaks_of_another_library_are_put_back(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.21")
+    (tmp_path / "test_their_leaks.py").write_text(THEIR_LEAKS)
+    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached", "--naflex-leaks"
+    assert run(tmp_path, *options) == pytest.ExitCode.TESTS_FAILED
+    out = capsys.readouterr().out
+    errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
+    assert errors == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"] and "FAILED" not in out, out
+    assert is_pristine() and timm_naflex_fast.status().replaced == {}
+
+
+def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):
+    assert run(tmp_path, "--naflex-mode", "fast") == pytest.ExitCode.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert "'fast'" in error and "valid: 'stock'" in error
+    assert is_pristine()
+
+
+@pytest.mark.parametrize(
+    ("mode", "suite", "leaky"),
+    [
+        ("matmul", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
+        ("stock", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
+        ("stock", CACHES, ["test_leaves_tables"]),
+    ],
+)
+def test_the_test_that_leaks_is_the_one_that_fails(mode, suite, leaky, tmp_path, capsys):
+    name = f"test_leaks_{mode}_{len(suite)}"
+    (tmp_path / f"{name}.py").write_text(suite)
+    assert run(tmp_path, "--naflex-mode", mode, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
+    out = capsys.readouterr().out
+    errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
+    assert errors == leaky and "FAILED" not in out, out
+    assert out.count("the test left ") >= len(leaky)
+    assert is_pristine() and timm_naflex_fast.status().flags.is_stock
+
+
+def test_the_fixture_alone(tmp_path, capsys):
+    (tmp_path / "test_who_asks.py").write_text(
+        "import timm_naflex_fast\n"
+        "def test_asks(naflex_leaks): timm_naflex_fast.disable()\n"
+        "def test_does_not(): timm_naflex_fast.disable()\n"
+    )
+    assert run(tmp_path) == pytest.ExitCode.TESTS_FAILED
+    out = capsys.readouterr().out
+    assert "1 error" in out and "2 passed" in out and "left the settings for every model" in out
