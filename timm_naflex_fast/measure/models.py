@@ -15,6 +15,8 @@ from .output import path, printable
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
+NUMPY = dict.fromkeys(("numpy.core.multiarray", "numpy._core.multiarray"), ("scalar", "_reconstruct"))
+NUMPY["numpy"] = ("dtype", "ndarray")
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
 
@@ -104,6 +106,13 @@ def load_model(
     return model.eval().to(getattr(torch, dtype)), weights
 
 
+class _Empty:
+    """Stands for a number or an array of NumPy's in a file: NumPy's own constructors can be made to crash by one."""
+
+    def __init__(self, *given: Any) -> None: ...
+    def __setstate__(self, state: Any) -> None: ...
+
+
 def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     """The weights in a local file, and under which key its trainer kept them ("" if it holds nothing else).
 
@@ -118,11 +127,16 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    torch.serialization.add_safe_globals([argparse.Namespace])  # timm's train.py keeps its options beside the weights
+    before = torch.serialization.get_safe_globals()
+    empty = [type(name, (_Empty,), {"__module__": module}) for module, names in NUMPY.items() for name in names]
+    torch.serialization.add_safe_globals([argparse.Namespace, *empty])  # timm's train.py keeps its options beside them
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError("it holds more than tensors, and such a file could run code; save the state dict") from error
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
     key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
     state = found[key] if key else found
     if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
