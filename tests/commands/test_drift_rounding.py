@@ -70,6 +70,10 @@ def test_what_is_not_finite_is_named(value):
     next(model.blocks.parameters()).data.fill_(value)
     with pytest.raises(ValueError, match="pooled output"):
         survey(model, batches())
+    model = table_model()
+    model.head.weight.data[0] = value
+    with pytest.raises(ValueError, match="logits hold infinity or NaN"):
+        survey(model, batches())
     model = table_model().half()
     model.embeds.pos_embed.data.fill_(6e4)
     model.embeds.proj.bias.data.fill_(6e4)

@@ -154,10 +154,12 @@ def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Ten
         results = {"squares": tokens.square().sum((1, 2))}
         if isinstance(features, dict):
             features, valid = features["patches"], features["patch_valid"]
-        results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
+        pooled = results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
+        computed = {"embedded tokens": tokens, "pooled output": pooled}
         if model.num_classes:
-            results["classes"] = model.forward_head(features, patch_valid=valid).argmax(-1)
-    for what, values in (("embedded tokens", tokens), ("pooled output", results["pooled"])):
+            computed["logits"] = model.forward_head(features, patch_valid=valid)
+            results["classes"] = computed["logits"].argmax(-1)
+    for what, values in computed.items():
         if not values.isfinite().all():
             dtype = str(inputs["patches"].dtype).removeprefix("torch.")
             raise ValueError(f"with {contender}, the model's {what} hold infinity or NaN in {dtype}")
