@@ -151,6 +151,11 @@ def test_the_closing_sentence_of_a_model():
         "the same code differ by 3.4 %, embeddings 5.1 -> 1.1 % of the step); makes no measurable difference to an "
         "inference (rounds of the same code differ by 1.0 %, embeddings 5.1 -> 1.1 % of the step)."
     )
+    impossible = {"stock": 0.296, "matmul": 0.419}
+    (said,) = conclude(
+        [step("stock", "train", 100.0, shares=impossible), step("matmul", "train", 56.4, 0.1, impossible)]
+    )
+    assert "`matmul` was disturbed in a training step (a saving of 43.6 % is more than timm's embeddings take" in said
     (few,) = conclude([step(name, "train", 2.0, None, shares, rounds=1) for name in ("stock", "matmul")])
     assert "no measurable difference to a training step (too few rounds to tell the noise" in few
 
