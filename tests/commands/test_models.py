@@ -75,6 +75,18 @@ def test_numbers_of_numpy_beside_the_weights(written, tmp_path):
     assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
+@pytest.mark.parametrize("record", [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []])
+def test_a_file_without_usable_weights_says_what_to_save(record, tmp_path):
+    torch.save(record, tmp_path / "last.pth")
+    with pytest.raises(RuntimeError, match=r"last.pth cannot be loaded .*; save a file of tensors: .safetensors"):
+        load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+
+def test_options_that_timm_refuses_are_what_to_change():
+    with pytest.raises(RuntimeError, match="--model-kwargs takes"):
+        load_model(NAME, random_weights=True, depth=-1)
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("PWNED",)
