@@ -241,6 +241,7 @@ def test_a_line_every_ten_seconds_without_a_terminal(small_timm, folder, monkeyp
         ("--contenders", "nope", ["--contenders: invalid choice: 'nope'", *NAMES]),
         ("--dtype", "float8", ["--dtype: invalid choice: 'float8'", "float32", "bfloat16", "float16"]),
         ("--max-seq-len", "0", ["--max-seq-len: invalid positive value: '0'"]),
+        ("--max-seq-len", "99999999999", ["--max-seq-len: 99999999999 is more than 65536"]),
         ("--batch-size", "-1", ["--batch-size: "]),
     ],
 )
@@ -272,6 +273,14 @@ def test_images_are_batched(folder):
     sources = [(path.name, lambda path=path: Image.open(path)) for path in sorted(folder.iterdir())]
     inputs, _ = next(iter(images.NaFlexImages(sources, model, max_seq_len=12)))
     assert inputs["patches"].shape == (3, 12, 192) and inputs["names"] == ("0.png", "1.png", "2.png")
+
+
+def test_images_have_the_models_channels(folder):
+    gray = small_vit(patch_size=8, in_chans=1)
+    batches = images.NaFlexImages(images.image_sources(folder), gray, max_seq_len=12)
+    assert next(iter(batches))[0]["patches"].shape == (3, 12, 64) and survey(gray, batches).images == 3
+    with pytest.raises(ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"):
+        images.NaFlexImages(images.image_sources(folder), small_vit(in_chans=2))
 
 
 def test_photos_of_scikit_image():
