@@ -401,8 +401,10 @@ def test_status_prints_as_a_table():
     enable("matmul", model=model)
     text = str(status())
     assert timm.__version__ in text and torch.__version__ in text
-    assert "timm: position embeddings  interpolate_cached (2 of 6: stock)" in text
+    assert "interpolate_cached (models made with pos_embed_use_grid_sample: stock)" in text
     assert "timm: patch kernels        stock" in text and "NaFlexVit has its own: pos_embed=matmul" in text
+    with enable("grid_sample"):
+        assert "timm: position embeddings  grid_sample (images without coordinates: stock)" in str(status())
     replaced = status().replaced
     assert replaced["PatchEmbedInterpolator.resample_linear_weight"] == "stock"
     assert replaced["NaFlexEmbeds._apply_factorized_pos_embed"] == "interpolate_cached"
