@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from .. import __version__
 from ..measure.output import printable
@@ -64,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)
     made = argparse.Namespace(arguments=arguments, command=shlex.join(["naflex-fast", *arguments]))
 
-    def start(options: argparse.Namespace) -> int:
+    def start(options: argparse.Namespace) -> Any:
         module = import_module(f"..{where}", __package__)
         module.add_arguments(parser)
-        return int(getattr(module, function)(parser.parse_args(rest, options)))
+        return getattr(module, function)(parser.parse_args(rest, options))
 
     return call(parser.prog, start, made)
 
