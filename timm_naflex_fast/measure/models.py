@@ -129,7 +129,7 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    before = torch.serialization.get_safe_globals()
+    before = list(torch.serialization.get_safe_globals())  # torch 2.4 gives the list itself
     empty = [type(name, (_Empty,), {"__module__": module}) for module, names in NUMPY.items() for name in names]
     torch.serialization.add_safe_globals([argparse.Namespace, *empty])  # timm's train.py keeps its options beside them
     try:
