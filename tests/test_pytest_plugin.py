@@ -6,6 +6,7 @@ import pytest
 
 import timm_naflex_fast
 from tests.support.oracles import is_pristine
+from timm_naflex_fast.pytest_plugin import _only
 
 SUITE = """
 import timm_naflex_fast
@@ -162,7 +163,13 @@ def test_the_test_that_leaks_is_the_one_that_fails(mode, suite, leaky, tmp_path,
     errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
     assert errors == leaky and "FAILED" not in out, out
     assert out.count("the test left ") >= len(leaky)
+    assert "replaced methods" not in out  # they follow from the settings
     assert is_pristine() and timm_naflex_fast.status().flags.is_stock
+
+
+def test_of_methods_only_those_that_differ_are_named():
+    changed, disabled = {"a": "matmul", "b": "stock"}, {"a": "matmul"}
+    assert _only(changed, disabled) == {"b": "stock"} and _only(disabled, changed) == {} and _only([1], [2]) == [1]
 
 
 def test_the_fixture_alone(tmp_path, capsys):

@@ -17,6 +17,8 @@ from .patching.install import disable, enable, snapshot, status
 from .patching.settings import MODES, default_mode
 from .resampling import cache
 
+METHODS = "replaced methods"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--naflex-mode``, ``--naflex-library`` and ``--naflex-leaks``."""
@@ -65,8 +67,12 @@ def no_leaks() -> Iterator[None]:
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
     after = _patches()
-    leaks = [f"{what}: {after[what]}, before: {then}" for what, then in before.items() if after[what] != then]
-    if not after["replaced methods"] and _tables() > kept:
+    leaks: list[str] = []
+    for what, then in before.items():
+        now = after[what]
+        if now != then and not (leaks and what == METHODS):  # those follow from the settings
+            leaks.append(f"{what}: {_only(now, then)}, before: {_only(then, now)}")
+    if not after[METHODS] and _tables() > kept:
         leaks.append(f"{_tables() - kept} finished tables in the cache; timm_naflex_fast.disable() drops them")
     if leaks:
         disable()  # kept tables too
@@ -74,12 +80,17 @@ def no_leaks() -> Iterator[None]:
         pytest.fail(f"the test left {'; '.join(leaks)}", pytrace=False)
 
 
+def _only(one: Any, other: Any) -> Any:
+    """The entries of a dictionary that differ from the other's; anything else as it is."""
+    return {key: value for key, value in one.items() if other.get(key) != value} if isinstance(one, dict) else one
+
+
 def _patches() -> dict[str, Any]:
     now = status()
     return {
         "the settings for every model": now.flags,
         "the settings of models": sorted(map(str, now.models)),
-        "replaced methods": now.replaced,
+        METHODS: now.replaced,
     }
 
 

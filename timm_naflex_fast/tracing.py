@@ -79,4 +79,6 @@ def why_unsupported(*tensors: Tensor) -> str | None:
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the class takes long."""
+    if torch.compiler.is_dynamo_compiling() and not hasattr(torch.compiler, "is_exporting"):
+        return False  # the compiler of torch 2.4 cannot answer
     return hasattr(tensor, "device_mesh")

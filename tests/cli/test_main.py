@@ -107,6 +107,15 @@ def test_ctrl_c_is_one_line(capsys):
     assert capsys.readouterr().err == "naflex-fast drift: interrupted\n"
 
 
+def test_ctrl_c_during_a_commands_imports_is_one_line(monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("timm_naflex_fast.cli.main.import_module", stopped)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "naflex-fast info: interrupted\n"
+
+
 def test_errors_are_one_line_of_text(capsys):
     def fails(options):
         raise ValueError("a\nb\x1b[31m")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.oracles import small_vit
 from timm_naflex_fast.measure.bench.workloads import read_sizes
-from timm_naflex_fast.measure.images import image_sources, read
+from timm_naflex_fast.measure.images import NaFlexImages, image_sources, read
 
 
 def bad_tiff():
@@ -56,3 +57,11 @@ def test_names_become_one_line_of_text(name, tmp_path):
         list(read(image_sources(tmp_path), lambda image: image.size, skipped := []))
     for text in (shown, *skipped):
         assert text.isprintable() and text.encode()
+
+
+def test_images_have_the_models_channels(photos):
+    gray = small_vit(patch_size=8, in_chans=1)
+    batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12)
+    assert next(iter(batches))[0]["patches"].shape[2] == 64
+    with pytest.raises(ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"):
+        NaFlexImages(image_sources(photos), small_vit(in_chans=2))

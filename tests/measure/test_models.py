@@ -3,6 +3,7 @@
 import argparse
 import os
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure import models
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.models import load_model, read_weights
 
 NAME = "vit_tiny_patch16_224"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
@@ -61,6 +62,30 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     assert (
         "size mismatch for embeds.pos_embed" in err and "--model-kwargs takes" in err and "--checkpoint FILE" not in err
     )
+
+
+@pytest.mark.parametrize("written", ["zipped", "numpy._core", "numpy.core"])  # the last as by NumPy 1
+def test_numbers_of_numpy_beside_the_weights(written, tmp_path):
+    state, before = trained().state_dict(), set(torch.serialization.get_safe_globals())
+    beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "random": np.random.RandomState(0).get_state()}
+    file = tmp_path / "last.pth"
+    torch.save({"model": state, **beside}, file, _use_new_zipfile_serialization=written == "zipped")
+    if written != "zipped":
+        file.write_bytes(file.read_bytes().replace(b"numpy._core", written.encode()))
+    assert torch.equal(read_weights(file)[0]["norm.weight"], state["norm.weight"])
+    assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
+
+
+@pytest.mark.parametrize("record", [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []])
+def test_a_file_without_usable_weights_says_what_to_save(record, tmp_path):
+    torch.save(record, tmp_path / "last.pth")
+    with pytest.raises(RuntimeError, match=r"last.pth cannot be loaded .*; save a file of tensors: .safetensors"):
+        load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+
+def test_options_that_timm_refuses_are_what_to_change():
+    with pytest.raises(RuntimeError, match="--model-kwargs takes"):
+        load_model(NAME, random_weights=True, depth=-1)
 
 
 class Evil:

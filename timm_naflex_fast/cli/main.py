@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from .. import __version__
 from ..measure.output import printable
@@ -61,12 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
     where, function, about = COMMANDS[name]
-    module = import_module(f"..{where}", __package__)
     parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)
-    module.add_arguments(parser)
-    options = parser.parse_args(rest)
-    options.arguments, options.command = arguments, shlex.join(["naflex-fast", *arguments])
-    return call(parser.prog, getattr(module, function), options)
+    made = argparse.Namespace(arguments=arguments, command=shlex.join(["naflex-fast", *arguments]))
+
+    def start(options: argparse.Namespace) -> Any:
+        module = import_module(f"..{where}", __package__)
+        module.add_arguments(parser)
+        return getattr(module, function)(parser.parse_args(rest, options))
+
+    return call(parser.prog, start, made)
 
 
 def _parser() -> argparse.ArgumentParser:

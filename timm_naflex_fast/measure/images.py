@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
+COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by a model's channels
 # Photos that come with scikit-image itself; it would download the others.
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
 ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
@@ -79,15 +80,23 @@ class NaFlexImages:
         model: its data configuration (mean, std, interpolation) and patch size are used.
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
+
+    Raises:
+        ValueError: the model takes neither 1 nor 3 channels.
     """
 
     def __init__(self, sources: Sequence[Source], model: Any, max_seq_len: int = 256, batch_size: int = 16) -> None:
         from timm.data import create_transform, resolve_data_config
 
         config = resolve_data_config(model=model)
-        keep = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+        channels = model.embeds.in_chans
+        if channels not in COLOURS:
+            raise ValueError(f"the model takes {channels} channels per image; images are read with 1 or 3")
+        keep = {key: config[key] for key in ("input_size", "interpolation", "crop_pct")}
+        keep |= {key: config[key][:channels] for key in ("mean", "std")}
         size = tuple(model.embeds.patch_size)
         self._prepare = create_transform(**keep, naflex=True, patch_size=size, max_seq_len=max_seq_len, patchify=True)
+        self._colours = COLOURS[channels]
         self._sources, self._length, self._batch_size = sources, max_seq_len, batch_size
         self.skipped: list[str] = []
 
@@ -103,7 +112,7 @@ class NaFlexImages:
         from timm.data.naflex_dataset import NaFlexCollator
 
         skipped, collate = list[str](), NaFlexCollator(max_seq_len=self._length)
-        samples = read(self._sources, lambda image: (self._prepare(image.convert("RGB")), 0), skipped)
+        samples = read(self._sources, lambda image: (self._prepare(image.convert(self._colours)), 0), skipped)
         while batch := list(islice(samples, self._batch_size)):
             names, prepared = zip(*batch)
             yield {**collate(prepared)[0], "names": names}, None

@@ -15,6 +15,9 @@ from .output import path, printable
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
+NUMPY = dict.fromkeys(("numpy.core.multiarray", "numpy._core.multiarray"), ("scalar", "_reconstruct"))
+NUMPY["numpy"] = ("dtype", "ndarray")
+HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
 
@@ -31,7 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -74,19 +77,20 @@ def load_model(
         raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
     if family.startswith("vit_"):
         more["use_naflex"] = True
-    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE
+    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_FIT if random_weights else HOW_TO_GIVE
     if random_weights:
         weights = "random, untrained, seed 0; position table of sines and cosines"
     elif checkpoint is not None:
         what, advice = f"the checkpoint {checkpoint}", HOW_TO_FIT
-        with load_errors(what, advice):
+        with load_errors(what, HOW_TO_SAVE):
             state, key = read_weights(checkpoint)
+            classes = len(state.get("head.weight", ()))
         weights = f"file {printable(Path(checkpoint).name)}" + f" ({key})" * bool(key)
         # As an overlay, timm converts keys and shapes as it does for weights from the hub.
         overlay = more["pretrained_cfg_overlay"] = dict[str, Any](state_dict=state)
         if "head.weight" in state or "blocks.0.norm1.weight" in state:  # timm's own names: a head would have this one
-            overlay["num_classes"] = len(state.get("head.weight", ()))
-            more = {"num_classes": overlay["num_classes"], **more}
+            overlay["num_classes"] = classes
+            more = {"num_classes": classes, **more}
     try:
         with torch.random.fork_rng(devices=[]), load_errors(what, advice):
             torch.manual_seed(0)
@@ -104,6 +108,13 @@ def load_model(
     return model.eval().to(getattr(torch, dtype)), weights
 
 
+class _Empty:
+    """Stands for a number or an array of NumPy's in a file: NumPy's own constructors can be made to crash by one."""
+
+    def __init__(self, *given: Any) -> None: ...
+    def __setstate__(self, state: Any) -> None: ...
+
+
 def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     """The weights in a local file, and under which key its trainer kept them ("" if it holds nothing else).
 
@@ -118,14 +129,20 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    torch.serialization.add_safe_globals([argparse.Namespace])  # timm's train.py keeps its options beside the weights
+    before = list(torch.serialization.get_safe_globals())  # torch 2.4 gives the list itself
+    empty = [type(name, (_Empty,), {"__module__": module}) for module, names in NUMPY.items() for name in names]
+    torch.serialization.add_safe_globals([argparse.Namespace, *empty])  # timm's train.py keeps its options beside them
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError("it holds more than tensors, and such a file could run code; save the state dict") from error
+        raise ValueError("it holds more than tensors, and such a file could run code") from error
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
     key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
     state = found[key] if key else found
-    if not isinstance(state, dict) or not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    pairs = state.items() if isinstance(state, dict) else ()
+    if not pairs or not all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in pairs):
         raise ValueError("it holds no state dict")
     return clean_state_dict(state), key
 

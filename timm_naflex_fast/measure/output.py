@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+MOST = 65_536  # of patches an image is enlarged to: a slip of the finger would fill the memory
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
 
 def positive(text: str) -> int:
-    """An option's whole number; below 1 it is a ValueError, which argparse reports."""
+    """An option's whole number; one below 1 or above ``MOST`` is an error, which argparse reports."""
     if (value := int(text)) < 1:
         raise ValueError
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{value} is more than {MOST}")
     return value
 
 

@@ -53,8 +53,9 @@ class Status:
 
 
 def _by(mode: str, impls: list[str]) -> str:
-    """By what a component's functions are computed: "matmul (2 of 6: grid_sample)"."""
-    others = [f"{impls.count(impl)} of {len(impls)}: {impl}" for impl in sorted(set(impls) - {mode})]
+    """By what a component's functions are computed: the mode, and for which of timm's models by something else."""
+    where = "images without coordinates" if mode == "grid_sample" else "models made with pos_embed_use_grid_sample"
+    others = [f"{where}: {impl}" for impl in sorted(set(impls) - {mode})]
     return f"{mode} ({', '.join(others)})" if others else mode
 
 

@@ -24,6 +24,12 @@ def test_the_closing_sentence_of_a_model():
     assert "no measurable difference to a training step (too few rounds to tell the noise" in few
 
 
+def test_a_saving_above_timms_own_share_was_disturbed():
+    shares = {"stock": 0.296, "matmul": 0.419}
+    (said,) = conclude([step("stock", "train", 100.0, shares=shares), step("matmul", "train", 56.4, 0.1, shares)])
+    assert "`matmul` was disturbed in a training step (a saving of 43.6 % is more than timm's embeddings take" in said
+
+
 def test_the_closing_sentences_without_a_model():
     rows = [step("stock", "train", 50.0, suite="pos_embed"), step("matmul", "train", 5.0, 0.03, suite="pos_embed")]
     said, advice = conclude(rows)

@@ -227,6 +227,7 @@ def test_a_line_every_ten_seconds_without_a_terminal(small_timm, folder, monkeyp
         ("--contenders", "nope", ["--contenders: invalid choice: 'nope'", *NAMES]),
         ("--dtype", "float8", ["--dtype: invalid choice: 'float8'", "float32", "bfloat16", "float16"]),
         ("--max-seq-len", "0", ["--max-seq-len: invalid positive value: '0'"]),
+        ("--max-seq-len", "99999999999", ["--max-seq-len: 99999999999 is more than 65536"]),
         ("--batch-size", "-1", ["--batch-size: "]),
     ],
 )

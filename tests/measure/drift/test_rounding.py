@@ -72,8 +72,17 @@ def test_what_is_not_finite_is_named(value):
     next(model.blocks.parameters()).data.fill_(value)
     with pytest.raises(ValueError, match="pooled output"):
         survey(model, batches())
+    model = table_model()
+    model.head.weight.data[0] = value
+    with pytest.raises(ValueError, match="logits hold infinity or NaN"):
+        survey(model, batches())
     model = table_model().half()
     model.embeds.pos_embed.data.fill_(6e4)
     model.embeds.proj.bias.data.fill_(6e4)
     with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in float16"):
         survey(model, batches())
+
+
+def test_a_model_without_a_table_is_told_so():
+    with pytest.raises(ValueError, match="no position table, learned or factorized: nothing is resampled"):
+        survey(small_vit(pos_embed="none"), batches())

@@ -42,6 +42,9 @@ def _saving(stock: Row, own: Row) -> str:
         before, after = shares[stock.contender], shares[own.contender]
         noise = max(noise, abs(saved - (before - after * (1 - saved))))
         more = f", embeddings {100 * before:.1f} -> {100 * after:.1f} % of the step"
+        if saved > before + spread:
+            why = f"{100 * saved:.1f} % is more than timm's embeddings take: run again, or with a larger --budget{more}"
+            return f"was disturbed in {step} (a saving of {why})"
     if min(stock.rounds, own.rounds) < 3:
         return f"makes no measurable difference to {step} (too few rounds to tell the noise{more})"
     change = f"saves {100 * saved:.1f} % of" if saved > 0 else f"adds {-100 * saved:.1f} % to"

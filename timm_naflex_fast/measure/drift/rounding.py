@@ -44,12 +44,11 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     tables = [table.abs().double() for table in position_tables(embeds).values()]
     limits = torch.finfo(next(embeds.parameters()).dtype)
     scale = torch.zeros_like(tokens)
-    if tables:
-        grids = patch_coord.amax(1).long() + 1
-        y, x = patch_coord.long().unbind(-1)
-        for grid in grids.unique(dim=0):
-            members = (grids == grid).all(1).nonzero()[:, 0]
-            scale[members] = _scale(embeds, tables, *grid.tolist())[y[members], x[members]]
+    grids = patch_coord.amax(1).long() + 1
+    y, x = patch_coord.long().unbind(-1)
+    for grid in grids.unique(dim=0):
+        members = (grids == grid).all(1).nonzero()[:, 0]
+        scale[members] = _scale(embeds, tables, *grid.tolist())[y[members], x[members]]
     return (FLOAT32 + len(tables) * limits.eps) * scale + limits.eps * tokens.abs() + limits.tiny * limits.eps
 
 

@@ -101,10 +101,12 @@ def survey(
         after_pass: called after each contender's pass over each batch.
 
     Raises:
-        ValueError: no images; or infinity or NaN in a position table or in what the model computes.
+        ValueError: no images; no position table; or infinity or NaN in one or in what the model computes.
     """
     embeds, parameter = model.embeds, next(model.parameters())
     tables = list(position_tables(embeds).values())
+    if not tables:
+        raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
     reasons = {name: missing(name, embeds) for name in dict.fromkeys([BASELINE, *contenders])}
     passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name, why in reasons.items() if why is None}
     labels: list[Tensor] = []
@@ -154,10 +156,12 @@ def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Ten
         results = {"squares": tokens.square().sum((1, 2))}
         if isinstance(features, dict):
             features, valid = features["patches"], features["patch_valid"]
-        results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
+        pooled = results["pooled"] = model.forward_head(features, patch_valid=valid, pre_logits=True).float()
+        computed = {"embedded tokens": tokens, "pooled output": pooled}
         if model.num_classes:
-            results["classes"] = model.forward_head(features, patch_valid=valid).argmax(-1)
-    for what, values in (("embedded tokens", tokens), ("pooled output", results["pooled"])):
+            computed["logits"] = model.forward_head(features, patch_valid=valid)
+            results["classes"] = computed["logits"].argmax(-1)
+    for what, values in computed.items():
         if not values.isfinite().all():
             dtype = str(inputs["patches"].dtype).removeprefix("torch.")
             raise ValueError(f"with {contender}, the model's {what} hold infinity or NaN in {dtype}")
@@ -199,7 +203,7 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
 
 
 def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[int]) -> list[GridDrift]:
-    """One record per distinct grid, in order of aspect and then of size; ``cells``: (H0, W0), or empty."""
+    """One record per distinct grid, in order of aspect and then of size; ``cells``: (H0, W0)."""
     found = []
     for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):
         where = [place for place, other in enumerate(grids) if other == grid]
@@ -210,7 +214,7 @@ def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[
 
 
 def _shrink(cells: list[int], grid: Grid) -> float:
-    return max((n / patches for n, patches in zip(cells, grid)), default=1.0)
+    return max(n / patches for n, patches in zip(cells, grid))
 
 
 # The measures, in float64; zero (agreement: one) is no drift at all.
