@@ -12,7 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from timm_naflex_fast.patching import library
 Calls = Counter[tuple[str, str]]
 FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
+_watching: AbstractContextManager[Calls] | None = None
 asked: Counter[str] = Counter()  # what was chosen and overruled, after ``force_stock``
 
 
@@ -80,7 +81,9 @@ def children(folder: Path) -> Iterator[Callable[[], list[Calls]]]:
 
 def watch_a_child() -> None:
     """Write down at the end of this process what ran in it."""
-    seen = ran().__enter__()
+    global _watching
+    _watching = ran()  # kept: it would end with its last reference
+    seen = _watching.__enter__()
     path = Path(os.environ[FOLDER], f"{os.getpid()}.json")
     atexit.register(lambda: path.write_text(json.dumps([*seen.items()])))
 
