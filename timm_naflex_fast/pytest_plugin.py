@@ -73,7 +73,7 @@ def no_leaks() -> Iterator[None]:
         if now != then and not (leaks and what == METHODS):  # those follow from the settings
             leaks.append(f"{what}: {_only(now, then)}, before: {_only(then, now)}")
     if not after[METHODS] and _tables() > kept:
-        leaks.append(f"{_tables() - kept} finished tables in the cache; timm_naflex_fast.disable() drops them")
+        leaks.append(f"{_tables() - kept} resized tables in the cache; timm_naflex_fast.disable() drops them")
     if leaks:
         disable()  # kept tables too
         put_back()
