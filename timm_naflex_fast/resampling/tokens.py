@@ -22,10 +22,12 @@ class Tokens:
     Args:
         in_grid: for each sample, its tokens that lie in the grid, (tokens, C).
         padding: for each sample, the tokens behind them, (padding, C).
+        batch: all of them, (B, N, C), where they lie one after the other in memory.
     """
 
     in_grid: Sequence[Tensor]
     padding: Sequence[Tensor]
+    batch: Tensor | None = None
 
     @classmethod
     def split(cls, x: Tensor, counts: list[tuple[int, int]]) -> Tokens:
@@ -34,7 +36,7 @@ class Tokens:
             return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
         parts = (x.flatten(0, 1) if x.ndim == 3 else x).split_with_sizes(list(chain.from_iterable(counts)))
-        return cls(parts[::2], parts[1::2])
+        return cls(parts[::2], parts[1::2], x if x.ndim == 3 else None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,6 +57,9 @@ class Tokens:
             embeddings = embeddings[group.cell_of_token.to(embeddings.device, non_blocking=True)]
         elif group.tokens < len(embeddings):
             embeddings = embeddings[: group.tokens]
+        if self.batch is not None and 1 < len(group.samples) == len(self.batch):
+            self.batch[:, : group.tokens].add_(embeddings)
+            return
         for sample in group.samples:
             self.in_grid[sample].add_(embeddings)
 
@@ -63,8 +68,7 @@ class Tokens:
 
         Of a single sample it may be a view of the tokens, unless a ``copy`` is wanted.
         """
-        parts = [self.in_grid[sample] for sample in group.samples]
-        total = _sum(parts, dtype, copy or group.embeds_padding).contiguous()
+        total = self._sum(group.samples, dtype, copy or group.embeds_padding).contiguous()
         if group.cell_of_token is not None:
             summed = total.new_zeros(group.h * group.w, total.shape[-1])
             total = summed.index_add_(0, group.cell_of_token.to(total.device, non_blocking=True), total)
@@ -74,17 +78,21 @@ class Tokens:
             total[0] += torch.stack([self.padding[sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
         return total
 
-
-def _sum(parts: list[Tensor], dtype: torch.dtype, copy: bool = False) -> Tensor:
-    """The sum of tensors of one shape, in ``dtype``."""
-    if len(parts) > BLOCK:
-        half = len(parts) // 2
-        return _sum(parts[:half], dtype).add_(_sum(parts[half:], dtype))
-    first, *others = parts
-    total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype, copy=copy)
-    for other in others[1:]:
-        total += other
-    return total
+    def _sum(self, samples: list[int], dtype: torch.dtype, copy: bool = False) -> Tensor:
+        """The sum of some samples' tokens in the grid, of which all have as many, in ``dtype``."""
+        if len(samples) > BLOCK:
+            half = len(samples) // 2
+            return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
+        first, *others = (self.in_grid[sample] for sample in samples)
+        if len(others) > 1 and self.batch is not None and first.is_cpu and first.dtype == dtype == torch.float32:
+            # All in one pass, which reads each number once and writes only the sum. (k numbers for each of its rows.)
+            cells = torch.arange(len(first), device="cpu")
+            rows = cells[:, None] + torch.tensor(samples, device="cpu") * self.batch.shape[1]
+            return torch.embedding_bag(self.batch.flatten(0, 1), rows.flatten(), cells * len(samples))[0]
+        total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype, copy=copy)
+        for other in others[1:]:
+            total += other
+        return total
 
 
 class PairwiseSum:
