@@ -1,6 +1,7 @@
 """Count what torch.compile and torch.export make of a whole model: no clock takes part, so it holds on every machine.
 
 uv run benchmarks/measure.py graphs        # some minutes
+uv run benchmarks/measure.py inductor      # timed: what TorchInductor needs for a larger one
 
 20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A break
 is a place where Dynamo leaves the graph; recompiled are graphs that a later batch made necessary. In export the batch
@@ -10,6 +11,8 @@ and the number of tokens are dynamic, and the program must give eager mode's res
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice, product
@@ -36,20 +39,20 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def make(library: str, contender: str) -> torch.nn.Module:
+def make(library: str, contender: str, depth: int = DEPTH, width: int = WIDTH) -> torch.nn.Module:
     """A small model of a library, the same for every contender."""
     torch.manual_seed(0)
     if library == "timm":
         import timm
 
-        own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
+        own = dict(depth=depth, embed_dim=width, num_heads=2, num_classes=5)
         flag = contender == "timm's grid_sample"
         model = timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
         torch.nn.init.normal_(model.embeds.pos_embed)
         return model
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
+    own = dict(num_hidden_layers=depth, hidden_size=width, intermediate_size=width, num_attention_heads=2)
     return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
 
 
@@ -120,3 +123,31 @@ def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             row = {"library": library, "way": way, "contender": contender, **found}
             print(row, flush=True)
             yield [row]
+
+
+def inductor(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+    """Seconds for the first batches of four lengths, compiling included, and for a step of later ones; then eager."""
+    batches = 1 if tiny else BATCHES
+    for contender in ("stock", "matmul"):
+        torch._dynamo.reset()
+        with ExitStack() as on, torch._inductor.config.patch(force_disable_caches=True):
+            if contender != "stock":
+                on.enter_context(enable(contender))
+            model = make("timm", contender, *(() if tiny else (4, 192)))
+            compiled = torch.compile(model, backend="eager" if tiny else "inductor")
+            first, later, eager = (
+                [_timed_step(run, seed) for seed in range(start, start + batches)]
+                for run, start in ((compiled, 0), (compiled, batches), (model, batches))
+            )
+        row = {"library": "timm", "contender": contender, "first_s": sum(first)}
+        row |= {"later_ms": 1e3 * statistics.median(later), "eager_ms": 1e3 * statistics.median(eager)}
+        print(row, flush=True)
+        yield [row]
+
+
+def _timed_step(run: Any, seed: int) -> float:
+    lengths = WAYS["compile, four lengths"][1]
+    batch = draw("timm", lengths[seed % len(lengths)], seed)
+    start = time.perf_counter()
+    result("timm", run, batch).square().sum().backward()
+    return time.perf_counter() - start

@@ -1,8 +1,10 @@
 """Measure what the pages show: a name is a result file in results/, without .json. Then: uv run tools/pages.py.
 
+uv run benchmarks/measure.py                          # all files but those of this code and this machine: it goes on
 uv run benchmarks/measure.py speed/siglip counts      # these files again
-uv run benchmarks/measure.py                          # all of them (an hour)
 uv run benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
+
+It says first how long each file took last time. Nothing else may run beside it: on a busy machine it does not start.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,30 +28,27 @@ from timm_naflex_fast.measure.output import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
-SMALL, BASE = "--model vit_small_patch16_224", "--model naflexvit_base_patch16_siglip"
+SMALL = "--model vit_small_patch16_224 --workload siglip"
 # Read by glibc as a process starts: nothing is given back to the kernel. By default a freed block above 32 MiB is, and
 # the next one is cleared page by page; timm's backward makes such blocks once per grid.
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
-HEAP = "--contenders stock timm-flag-bilinear matmul plain-add --phase infer train --batch 8 64 --budget 1"
+BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
-# Options of `naflex-fast bench`. Ratios are only taken within one file.
+# Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the same thing.
 BENCH = {
     "speed/siglip": "--workload siglip",
     "speed/diverse": "--workload diverse",
-    "speed/others": f"--workload single imagenet extreme {FEW}",
+    "speed/others": f"--workload single imagenet extreme {FEW} --budget 2",
     "speed/radio": f"--workload radio --phase infer frozen {FEW} --budget 1",
     "speed/radio_train": f"--workload radio --phase train {FEW} --budget 1",
     "speed/small": f"--batch 1 16 --phase infer train --budget 0.4 {FEW}",
     "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train --budget 1 {FEW}",
-    "heap/default": HEAP,
-    "heap/kept": HEAP,
-    # A training step of 64 images holds about 8 GB (small, siglip), 16 (base, siglip), 30 (small, diverse).
-    "model/small": f"{SMALL} --workload siglip diverse --batch 8 --budget 30",
-    "model/small_64": f"{SMALL} --workload siglip --batch 64 --budget 60",
-    "model/small_64_infer": f"{SMALL} --workload diverse --batch 64 --phase infer --budget 60",
-    "model/base": f"{BASE} --workload siglip diverse --batch 8 --budget 60",
-    "model/base_64": f"{BASE} --workload siglip --batch 64 --rounds 3",
-    "model/base_64_infer": f"{BASE} --workload diverse --batch 64 --phase infer --rounds 3",
+    "heap/kept": f"--phase infer train --budget 1 {FEW}",
+    # A training step of 64 images holds about 8 GB (small, siglip) or 15 (tiny, diverse).
+    "model/small": f"{SMALL} diverse --batch 8 --phase train infer --budget 15",
+    "model/small_64": f"{SMALL} --batch 64 --phase train infer --rounds 3",
+    "model/tiny_64": "--model vit_tiny_patch16_224 --workload diverse --batch 64 --phase train infer --rounds 3",
+    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch 8 --phase train infer --budget 20",
 }
 # Functions that yield the rows of race after race; given True, tiny ones.
 MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
@@ -57,6 +57,7 @@ MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
     "other_libraries": races.other_libraries,
     "counts": counts.rows,
     "graphs": graphs.rows,
+    "inductor": graphs.inductor,
 }
 NAMES = (*BENCH, *MADE_HERE)
 
@@ -75,25 +76,40 @@ def bench(options: str, tiny: bool, settings: dict[str, str]) -> list[dict[str, 
 
 def measure(name: str, out: Path, tiny: bool) -> None:
     """Make one result file."""
+    start = time.monotonic()
     if name in MADE_HERE:
         rows = [row for race in MADE_HERE[name](tiny) for row in race]
     else:
         rows = bench(BENCH[name], tiny, KEPT_HEAP if name == "heap/kept" else {})
-    write_json(out, {**provenance(f"uv run benchmarks/measure.py {name}"), "rows": rows})
+    about = provenance(f"uv run benchmarks/measure.py {name}")
+    write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
+
+
+def is_new(record: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether a result file was made on this machine, with this code and these releases."""
+    return all(record.get(fact) == here[fact] for fact in ("commit", "machine", "torch", "timm"))
 
 
 def main() -> None:
     """Measure what the options name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all that are old)")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"{unknown[0]!r} is no result file; valid: {', '.join(NAMES)}")
+    if not options.tiny and (load := os.getloadavg()[0]) > BUSY:
+        parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
+    files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
+    before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
+    here = provenance("")
+    todo = [name for name in files if options.names or options.tiny or not is_new(before[name], here)]
+    for name in todo:
+        print(f"{name}: took {before[name].get('seconds', 'an unknown number of')} seconds last time")
     with tempfile.TemporaryDirectory() as scratch:
-        for name in options.names or NAMES:
+        for name in todo:
             print(f"== {name}", flush=True)
-            out = (Path(scratch) if options.tiny else ROOT / "results") / f"{name}.json"
+            out = Path(scratch, f"{name}.json") if options.tiny else files[name]
             out.parent.mkdir(parents=True, exist_ok=True)
             measure(name, out, options.tiny)
 

@@ -1,4 +1,7 @@
-"""Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py. --check: are they new?
+"""Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py.
+
+With --check nothing is written: pages that differ from the result files are an error, and result files whose code has
+changed since are listed. With --release these are an error too.
 
 No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,6 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 STOCK, OURS, PLAIN_ADD, FLAG = "stock", "matmul", "plain-add", "timm-flag-bilinear"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
+# What the figures of result files depend on, in the package: where it changes, they are old.
+POSITION_CODE = "resampling strategies backends patching tracing.py"
+CODE = {"speed/*": POSITION_CODE, "heap/*": POSITION_CODE, "model/*": f"{POSITION_CODE} rope", "counts": POSITION_CODE}
+CODE |= {"graphs": f"{POSITION_CODE} rope", "inductor": f"{POSITION_CODE} rope", "other_libraries": POSITION_CODE}
+CODE |= {"patch_kernels": "patch_embed patching", "rope": "rope patching", "gpu/*": f"{POSITION_CODE} rope patch_embed"}
+CODE |= {"drift/*/report": "resampling strategies measure/drift"}
 Race = dict[str, dict[str, Any]]  # rows by contender
 Column = Callable[[Race], str]
 
@@ -33,6 +43,19 @@ def read(pattern: str) -> list[Any]:
     """The result files that exist, each with its name."""
     paths = sorted(RESULTS.glob(f"{pattern}.json"))
     return [{**json.loads(path.read_text()), "again": str(path.relative_to(RESULTS).with_suffix(""))} for path in paths]
+
+
+def old_results() -> list[str]:
+    """The result files whose code has changed since the commit that they name."""
+    found = []
+    for pattern, rooms in CODE.items():
+        code = [f"timm_naflex_fast/{room}" for room in rooms.split()]
+        for record in read(pattern):
+            commit = record.get("made", record)["commit"]
+            command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
+            if subprocess.run(command, capture_output=True).returncode:
+                found.append(f"results/{record['again']}.json: its code has changed since {commit}")
+    return found
 
 
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
@@ -96,8 +119,8 @@ SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolat
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
-    "speed": ("heap/*", (*STEP, "again"), FASTER, [{"siglip", 64, "heap/kept"}, {"diverse", 64, "heap/kept"}]),
-    "heap": ("heap/*", (*STEP, "again"), FASTER, ANY),
+    "speed": ("heap/*", STEP, FASTER, [{"siglip"}, {"diverse"}]),
+    "heap": ("heap/*", STEP, FASTER, ANY),
     "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
     "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}]),
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
@@ -122,7 +145,12 @@ def race_table(name: str) -> str:
     lines = [[", ".join(map(str, key)), *(column(race) for column in shown.values())] for key, race in found.items()]
     if not lines:
         return "Not measured: never run on a GPU."
-    return table([", ".join(by).replace("again", "heap"), *shown], lines, read(pattern))
+    headings = [", ".join(by), *shown]
+    origins = ["{commit}, {machine}".format(**next(iter(race.values()))) for race in found.values()]
+    if len({*origins}) > 1:  # never mixed without a word
+        headings.append("measured at")
+        lines = [[*line, origin] for line, origin in zip(lines, origins)]
+    return table(headings, lines, read(pattern))
 
 
 def model_sentence() -> str:
@@ -133,6 +161,17 @@ def model_sentence() -> str:
         f"**On a CPU** a whole step gains nothing that can be measured: with up to {batch} images, timm's embeddings\n"
         f"take {min(shares):.1f} to {max(shares):.1f} % of it."
     )
+
+
+def never_slower() -> str:
+    """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep timm's result."""
+    found = races("speed/*", (*STEP, "dtype")).values()
+    least = {
+        name: min(race[STOCK]["median_ms"] / race[name]["median_ms"] for race in found if {STOCK, name} <= {*race})
+        for name in (OURS, "interpolate_cached")
+    }
+    modes = " and ".join(f"`{name}` at least {number(value)} times" for name, value in least.items())
+    return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
 
 def counts_sentence() -> str:
@@ -165,6 +204,14 @@ def graphs(shown: Sequence[Any] = ()) -> str:
     lines = [[*key, *one.values()] for key, one in found.items() if not shown or key in shown]
     first = 1 if shown else 0  # of one library its name is left out
     return table(["model", "mode", *ways][first:], [line[first:] for line in lines], [record])
+
+
+def inductor() -> str:
+    """What TorchInductor needs for timm's own code and for ours."""
+    (record,) = read("inductor")
+    columns = {"first_s": "first 20 steps, s", "later_ms": "a later step, ms", "eager_ms": "not compiled, ms"}
+    lines = [[f"`{row['contender']}`", *(number(row[name]) for name in columns)] for row in record["rows"]]
+    return table(["mode", *columns.values()], lines, [record])
 
 
 def drift_peers() -> str:
@@ -218,8 +265,8 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
-SENTENCES = (counts_sentence, drift_sentence, model_sentence)
-FUNCTIONS = (graphs, graphs_short, *SENTENCES, drift_peers, versions, timm_tests, api)
+SENTENCES = (counts_sentence, drift_sentence, model_sentence, never_slower)
+FUNCTIONS = (graphs, graphs_short, inductor, *SENTENCES, drift_peers, versions, timm_tests, api)
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -251,9 +298,11 @@ def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
-    if "--check" in sys.argv:
-        print(*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), sep="\n")
-        return bool(old)
+    if {"--check", "--release"} & {*sys.argv}:
+        outdated = old_results()
+        for line in (*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *outdated):
+            print(line)
+        return bool(old or (outdated and "--release" in sys.argv))
     for page in old:
         page.write_text(new[page])
     draw()

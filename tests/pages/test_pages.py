@@ -47,11 +47,56 @@ def test_ratios_are_those_of_one_race(results):
 
 def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
     monkeypatch.setattr(pages, "PAGES", (page,))
     monkeypatch.setattr("sys.argv", ["pages.py", "--check"])
     assert pages.main() == 1 and "page.md is old" in capsys.readouterr().out and "1.5 times" in page.read_text()
+
+
+def test_result_files_whose_code_has_changed_are_listed_and_stop_a_release(results, monkeypatch, capsys):
+    head = pages.subprocess.run(["git", "rev-parse", "HEAD"], cwd=pages.ROOT, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("no checkout")
+    results("counts", commit=head.stdout.strip())
+    results("rope", commit="0" * 40)
+    monkeypatch.setattr(pages, "PAGES", ())
+    for option, code in (("--check", 0), ("--release", 1)):
+        monkeypatch.setattr("sys.argv", ["pages.py", option])
+        assert pages.main() == code
+        assert capsys.readouterr().out.strip() == f"results/rope.json: its code has changed since {'0' * 40}"
+
+
+def test_rows_of_two_commits_say_so(results):
+    results("speed/siglip", *race())
+    assert "measured at" not in pages.race_table("position")
+    results("speed/others", *race(workload="single"), commit="def")
+    (headings, _, *lines) = cells(pages.race_table("position"))
+    assert headings[-1] == "measured at"
+    assert {line[-1] for line in lines} == {"abc, 2 CPU cores", "def, 2 CPU cores"}
+
+
+def test_what_this_code_has_measured_here_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
+    monkeypatch.setattr(measure, "provenance", lambda command: facts)
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "NAMES", ("rope", "counts", "graphs"))
+    (tmp_path / "results").mkdir()
+    for name, changes in {"rope": {}, "counts": {"commit": "old", "seconds": 7}}.items():
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts | changes))
+    done = []
+    monkeypatch.setattr(measure, "measure", lambda name, out, tiny: done.append(name))
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: (0.1, 0, 0))
+    for words in ([], ["rope"]):
+        monkeypatch.setattr("sys.argv", ["measure.py", *words])
+        measure.main()
+    assert done == ["counts", "graphs", "rope"]
+    assert "counts: took 7 seconds last time" in capsys.readouterr().out
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: (1.5, 0, 0))
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert "something else is running" in capsys.readouterr().err
 
 
 def test_each_result_file_of_a_section_has_a_command(monkeypatch):
