@@ -58,27 +58,28 @@ def add_pos_embed_(
         table: (H0, W0, C) or (1, H0, W0, C), any floating dtype; resampled in float32 and cast to ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its largest + 1.
         grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in row-major order.
-        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample" (timm's flag: drifts).
+        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample" (timm's
+            pos_embed_use_grid_sample: another result, without antialiasing).
         mode: "bilinear" or "bicubic".
         antialias: as in ``F.interpolate``; "grid_sample" has none.
         align_corners: as in ``F.interpolate``.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
 
     Returns:
-        ``x``. Tokens past the end of their grid are untouched, except with "grid_sample", as in timm: they get the
-        cell that their coordinate names, (0, 0).
+        ``x``. Tokens after those of the grid are untouched, except with "grid_sample", as in timm: they get the cell
+        that their coordinate names, (0, 0).
 
     Raises:
         ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid far larger than the
-            number of tokens. On CUDA and in graphs "matmul" reads nothing back to the host and cannot raise for a
-            negative coordinate: the token becomes NaN.
+            number of tokens. In an exported or traced program, and where Triton's kernels run, nothing is read back to
+            the host, so a negative coordinate raises no error: the token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
 
     >>> x, table = torch.zeros(2, 12, 8), torch.randn(16, 16, 8)
     >>> y = add_pos_embed_(x, table, grid_sizes=[(3, 4), (5, 2)], mode="bilinear")
-    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens behind the second grid are padding
+    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
     _check_tensors(x=x, table=table)
@@ -117,7 +118,8 @@ def add_factorized_pos_embed_(
         ``x``.
 
     Raises:
-        ValueError: unknown strategy, shapes that do not fit, negative coordinates.
+        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph, and by "matmul" on CUDA,
+            the token becomes NaN).
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
@@ -162,7 +164,7 @@ def resample_pos_embeds(
         mode: "bilinear" (SigLIP-2) or "bicubic". There is no default: the wrong one gives wrong embeddings silently.
         antialias, align_corners, ar_preserving: as in :func:`add_pos_embed_`.
         length: N, to pad each image to N tokens.
-        padding: what the tokens behind an image hold: "zeros", or the "first" cell (transformers' convention; its
+        padding: what the tokens after an image hold: "zeros", or the "first" cell (transformers' convention; its
             gradient includes theirs).
         merge: m, to put the cells in blocks of m x m, block after block (the order of Qwen, Kimi, Ovis and Cosmos).
         strategy: "matmul" or "interpolate_cached" (the same result), or "grid_sample" (no antialiasing: drifts).

@@ -1,4 +1,6 @@
-"""Which convention did a port follow, when it resampled a position table? All of them are tried, the best comes first.
+"""Which convention did a port (a model written anew for another library) follow when it resampled a position table?
+
+All of them are tried, the best comes first.
 
 Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers them all. This
 file writes the formula out and does not read it off ``F.interpolate``, which has no other cubic coefficient and no

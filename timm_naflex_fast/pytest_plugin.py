@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("timm_naflex_fast")
     modes = f"timm_naflex_fast's mode: {', '.join(MODES)} (default: TIMM_NAFLEX_FAST_MODE, else matmul)"
     group.addoption("--naflex-mode", metavar="MODE", help=modes)
-    libraries = "timm (default), transformers; repeatable"
+    libraries = "timm (default), transformers, torchtitan; repeatable"
     group.addoption("--naflex-library", metavar="NAME", action="append", help=libraries)
     leaks = "fail each test that leaves the library patched otherwise"
     group.addoption("--naflex-leaks", action="store_true", help=leaks)
@@ -95,4 +95,4 @@ def _patches() -> dict[str, Any]:
 
 
 def _tables() -> int:
-    return cache.stats()[0].get("resized tables", 0)
+    return cache.stats()[0].get("resized tables and kernels", 0)

@@ -1,7 +1,7 @@
-"""Who records or transforms what this thread computes. Every room asks here.
+"""Who records or transforms what this thread computes. Every folder of this package asks here.
 
 PyTorch's own ``torch.compiler.is_compiling()`` is one flag for the whole process: it is also true in a thread that
-merely runs a model while another thread compiles. So this file asks what belongs to the thread.
+merely runs a model while another thread compiles. So this file asks what belongs to the thread, wherever PyTorch tells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tracer = Literal["compile", "export", "transform"]
 
 
 def tracer(*tensors: Tensor) -> Tracer | None:
-    """Who needs more than the numbers of the operations that follow; None: nobody, this is plain eager code.
+    """Who traces or transforms the operations that follow; None: nobody, this is plain eager code.
 
     - ``"compile"``: TorchDynamo reads this code for ``torch.compile``.
     - ``"export"``: somebody records PyTorch's operations, for any input: ``torch.export``, ``torch.jit.trace``,
@@ -32,7 +32,7 @@ def tracer(*tensors: Tensor) -> Tracer | None:
 
 
 def recorded() -> bool:
-    """Whether the operations that follow become a graph, so that no number can be read on the host."""
+    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number can be read."""
     if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
         return True
     return _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH)

@@ -61,8 +61,8 @@ def test_the_status_in_words():
         "-----------------------  -----",
         "pos_embed: matmul        3",
         "rope: batched            12",
-        "the library's own code ran 2 times because of a reason",
-        "the library's own code ran 1 times because of another",
+        "the library's own code ran 2 times: a reason",
+        "the library's own code ran 1 time: another",
         "a note",
     ]
 

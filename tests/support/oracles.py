@@ -231,8 +231,8 @@ def uses(model) -> str:
 
 
 def finished_tables() -> int:
-    """How many resized tables are kept."""
-    return cache.stats()[0].get("resized tables", 0)
+    """How many resized tables and kernels are kept."""
+    return cache.stats()[0].get("resized tables and kernels", 0)
 
 
 def kept_tensors() -> list[Tensor]:

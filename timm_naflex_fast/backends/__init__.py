@@ -1,1 +1,1 @@
-"""Other ways to run the exact resampling: in compiled and exported graphs, on a GPU."""
+"""How a strategy's result is computed: in eager code, in compiled and exported graphs, on a GPU."""

@@ -7,8 +7,9 @@
 | eager code on CUDA | ``triton``, where it can: nothing is read on the host |
 | other eager code | ``eager``, which reads the grids on the host |
 
-Factorized tables take ``portable`` in every graph and on CUDA. A strategy that ``needs_host`` takes ``eager``, and a
-graph breaks there; where operations are recorded or transformed it takes ``portable``. The way of a call::
+Factorized tables take ``portable`` in every graph and, with "matmul", on CUDA. A strategy that ``needs_host`` takes
+``eager``, and a graph breaks there; where operations are recorded or transformed it takes ``portable``. ``patching``
+decides before: in an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
@@ -106,7 +107,7 @@ def resample(
 ) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to sizes (h, w) or (t, h, w): packed (T, C), or (B, N, C) for a ``length``.
 
-    Tokens behind an image get zeros, or its first cell.
+    Tokens after an image get zeros, or its first cell.
     """
     backend, graph = _backend(table, (table,), spec, strategy), recorded()
     options: dict[str, Any] = dict(merge=merge, length=length, first_cell_in_padding=first_cell_in_padding)

@@ -44,7 +44,7 @@ def add_groups(
 ) -> None:
     """Add the tables, resampled for each group, into ``x``, a batch (B, N, C) or packed (T, C); sums in ``dtype``.
 
-    Nothing is written before everything that can raise an error was asked.
+    All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
     if not groups or not x.shape[-1]:

@@ -1,7 +1,7 @@
 """The matmul strategy as ``torch.library`` operators: one graph under ``torch.compile``, and the gradient's operator.
 
-A graph cannot look into the coordinates, and the form that it could look into is many times slower. So the graph holds
-an operator, inside which the eager form runs. There are two pairs of operators:
+A compiled graph cannot look at the values of coordinates, and ``portable``, which needs none, is many times slower. So
+the graph holds one operator, and inside it ``eager`` or ``triton`` runs. There are two pairs of operators:
 
 - ``add_learned`` reads the grids on the host, so CUDA graphs must leave it out;
 - ``add_learned_triton`` launches Triton's kernels and may be part of CUDA graphs.
@@ -21,14 +21,14 @@ from ..strategies import STRATEGIES
 from . import eager, triton
 
 SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str sampler"
-"""The fields of ``ResizeSpec`` as an operator's arguments, but ``batch_max``, which is read from the batch."""
+"""The fields of ``ResizeSpec`` as an operator's arguments, except ``batch_max``, which is read from the batch."""
 
 
 class Operators(NamedTuple):
     """``add(x, table, patch_coord, *settings)`` returns the sum and a copy of the coordinates, for the backward pass.
 
-    ``grad(g, patch_coord, table_size, *settings)`` returns the table's gradient. Both are linear, each in the other's
-    backward pass, so they can be differentiated as often as asked for.
+    ``grad(g, patch_coord, table_size, *settings)`` returns the table's gradient. The backward pass
+    of each calls the other, so both can be differentiated any number of times.
     """
 
     add: Any

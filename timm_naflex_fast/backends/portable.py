@@ -13,6 +13,9 @@ size follows from the shape of ``x`` alone. Then
 
 All are products and gathers, and no gradient is accumulated by atomics. The products are float64: a graph
 cannot know under which autocast and TF32 flags it will run, and those leave float64 alone.
+
+Where a token reads few cells of a large table (``few_taps``), no product runs: ``_by_taps`` gathers these cells and
+adds them in float32, which no flag rounds either.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, first_cell_in_padding: bool
 
 
 def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
-    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens behind the first frame carry (0, 0)."""
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry (0, 0)."""
     h, w = sizes[:, -2:, None].unbind(1)
     cell = torch.arange(length, device=sizes.device)[None]
     block, inner = cell // (merge * merge), cell % (merge * merge)

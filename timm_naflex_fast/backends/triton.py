@@ -263,7 +263,7 @@ def _lost(device: torch.device) -> Tensor:
 
 
 def lost_tokens() -> int:
-    """How many tokens became NaN so far, for want of a cell (:func:`add_learned`); waits for the devices."""
+    """How many tokens became NaN so far, because they name no cell (see :func:`add`); waits for the devices."""
     return sum(int(count.item()) for count in _lost_on.values())
 
 

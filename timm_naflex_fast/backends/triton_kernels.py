@@ -11,9 +11,10 @@ neighbouring columns; some of their weights are 0. ``bands[2 (n - 1)]`` says whe
 ``A_n`` at ``n (n - 1) / 2 + y``, of row ``cell`` of its transpose (``seen``) at ``(n - 1) N0 + cell``.
 
 ``packed_yx`` (B, N) int32 holds the coordinates of each token as ``y << 16 | x``, -1 where they name no cell.
-``samples`` (B, FACTS) int32 says of each sample what the names below count up: its key (the resized height, or
-STRIPS + 1 where the gradient goes token by token: in another order, or higher than STRIPS), the tokens that get an
-embedding, those in the grid, the grid's width, the size that the table is resized to, and the sample's number.
+``samples`` (B, FACTS) int32 has one row for each sample; KEY, TOKENS, ... below are its columns: the key (the resized
+height; STRIPS + 1 where the gradient is summed token by token, because the tokens are in another order or the height is
+above STRIPS), how many tokens get an embedding, how many lie in the grid, the grid's width, the height and the width to
+which the table is resized, and the sample's number.
 
 Gradients take no atomics: a program owns what it writes and adds in one order, so that results never vary by a bit.
 What changes from batch to batch is not specialized on: Triton would compile in the middle of a training.
@@ -29,7 +30,7 @@ LONGEST = tl.constexpr(4095)  # of the lengths that have a matrix
 ROWS = tl.constexpr(2 * 4095)
 KEY, TOKENS, IN_GRID, WIDTH, TO_H, TO_W, NUMBER, FACTS = (tl.constexpr(i) for i in range(8))
 HUGE = tl.constexpr(2**14)  # longer than any length that has a matrix
-# So many numbers, tokens, channels and columns of the table are handled at a time.
+# How many numbers, tokens, channels and columns of the table one program handles at a time.
 BLOCK_SIZE = tl.constexpr(1024)
 BLOCK_TOKENS = tl.constexpr(32)
 BLOCK_CHANNELS = tl.constexpr(64)
@@ -248,7 +249,7 @@ def strips_grad_kernel(
                     weight = tl.load(weights_at + k0 + k, mask=sees, other=0.0)
                     value = tl.load(at + k0 * C + k * C, mask=sees[:, None] & in_c, other=0.0)
                     grad += weight[:, None] * value.to(tl.float32)
-            if PADDING:  # tokens behind the grid take cell (0, 0), as token 0 does
+            if PADDING:  # tokens after the grid take cell (0, 0), as token 0 does
                 weight = tl.load(weights_at, mask=(first == 0) & (cell < W0), other=0.0)
                 for n0 in range(in_grid, tl.where(y == 0, n_tokens, 0), BLOCK_CELLS):
                     n = n0 + tl.arange(0, BLOCK_CELLS)

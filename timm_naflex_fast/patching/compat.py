@@ -70,7 +70,7 @@ def changed(library: Library, module: Any, *names: str) -> str | None:
     for name in names:
         function = vars(module).get(name, getattr(type(module), name, None))
         if function is not None and function not in ours and _defined_in(_plain(function)) != library.name:
-            return f"{type(module).__name__}.{name}, which is not the library's own,"
+            return f"{type(module).__name__}.{name} (not the library's own)"
     hooked = "forward" in names and (module._forward_hooks or module._forward_pre_hooks)
     return f"a hook of {type(module).__name__}" if hooked else None
 

@@ -229,10 +229,13 @@ def enable(
     before is left as it is, with a warning.
 
     Args:
-        mode: "matmul" (exact and fast), "interpolate_cached" (bit-identical), "grid_sample" (drifts; timm only), or
-            "stock" (the library's own code: exempts a ``model``). "-" works like "_"; "matmul-resample" is "matmul".
-        model: replace in this module only (anything that contains timm's NaFlexEmbeds, or one of transformers'
-            towers that ``status().replaced`` names); beats the mode for every model. Copies of it share what holds.
+        mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's own bits in the
+            forward pass on a CPU), "grid_sample" (another result: only for weights trained with timm's
+            pos_embed_use_grid_sample; timm only), or "stock" (the library's own code: exempts a ``model``). "-" works
+            like "_"; "matmul-resample" is "matmul".
+        model: replace in this module only: one that contains timm's NaFlexEmbeds, or transformers'
+            Siglip2VisionEmbeddings, Cosmos3EdgeVisionEmbeddings, RadioPatchEmbeddings or HunYuanVLVisionPatchEmbed.
+            Beats the mode for every model. Copies of it share its settings.
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".

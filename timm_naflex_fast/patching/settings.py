@@ -1,7 +1,13 @@
-"""The modes, and whose settings hold: a model's own, else those for every model. Nothing here knows a library.
+"""The settings, and whose hold: a model's own, else those for every model. Nothing here imports a library.
 
-A model's own settings hang on an attribute of its modules, so they go along with ``deepcopy`` and EMA copies. They are
-no part of ``state_dict`` or of a pickle.
+- component: one of the three things that are replaced: "pos_embed", "patch_embed", "rope";
+- mode: what the user chose for a component, a name in ``VALID_MODES``; "stock" is the library's own code;
+- impl: what then computes one method: the mode, another strategy, or "stock";
+- strategy: an object that resamples position tables (``strategies/``); every mode of "pos_embed" but "stock" names one;
+- settings: one mode for each component.
+
+A model's own settings are an attribute of its modules, so ``deepcopy`` and EMA copies have them too; ``state_dict`` and
+pickles do not.
 """
 
 from __future__ import annotations
@@ -19,7 +25,8 @@ if TYPE_CHECKING:  # the commands read the names below, and answer without torch
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGIES)
-VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}  # last: fastest
+VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
+# The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 ATTRIBUTE = "_naflex_fast_enabled"

@@ -49,7 +49,7 @@ class Status:
 
     def why_stock(self) -> list[str]:
         """One sentence for each reason why a library's own code ran although something else was chosen."""
-        return [f"the library's own code ran {n} times because of {why}" for why, n in self.fallbacks.items()]
+        return [f"the library's own code ran {n} time{'s' * (n != 1)}: {why}" for why, n in self.fallbacks.items()]
 
 
 def _by(mode: str, impls: list[str]) -> str:

@@ -50,7 +50,8 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code in an exported graph, and under "grid_sample"."""
+    """Modifications: the chosen strategy. timm's own code under "grid_sample", in an exported graph, and with
+    "interpolate_cached" in every graph."""
     _apply(self, "_apply_learned_pos_embed", x, grid_size)
 
 
@@ -65,7 +66,8 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code in an exported graph, and under "grid_sample"."""
+    """Modifications: the chosen strategy. timm's own code under "grid_sample", in an exported graph, and with
+    "interpolate_cached" in every graph."""
     _apply(self, "_apply_factorized_pos_embed", x, grid_size)
 
 
@@ -78,10 +80,10 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
         if unknown:
             names = ", ".join(INTERPOLATIONS)
             return f"a position table (replaced are {names}) with interpolation mode {interpolation!r}"
-        # timm's own code can be recorded here: the grid is a constant. It cannot be compiled for grids of any size.
+        # timm's own code can be exported here, because the grid is a constant; compiled, each needs a graph.
         if not isinstance(placement, Tensor) and recorded():
             if tracer() == "export" or STRATEGIES[strategy].needs_host:
-                return "a batch of plain images in a captured graph"
+                return "a batch of plain images in a recorded graph"
         return (embeds.pos_embed,) if learned else (embeds.pos_embed_y, embeds.pos_embed_x)
 
     strategy, found = resolve_impl(LIBRARY, embeds, (EMBEDS, name), x, inputs=tables)
@@ -115,7 +117,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     def rope(_: str) -> Rope | str:
         found = read_rope(self.rope)
         if not isinstance(found, str) and found.augment is not None and in_graph:
-            return "random rotary coordinates while a graph is captured"
+            return "random rotary coordinates in a recorded graph"
         return changed(LIBRARY, self.rope, *_ROTARY) or found
 
     impl, found = resolve_impl(LIBRARY, self, (VIT, "_generate_rope_naflex"), inputs=rope)

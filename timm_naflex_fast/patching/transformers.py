@@ -49,7 +49,7 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
-    """Modifications: the position embeddings of all images at once; then each image behind its prefix, as before."""
+    """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
     weight = lambda: _exported() or (self.position_embedding,)  # noqa: E731
     strategy, tables = _resolve(self, key, pixel_values, weight, "_interpolate_position_embedding")

@@ -1,10 +1,11 @@
-"""What is cached between calls: resize steps, matrices, resized tables. One memory bound for all of it.
+"""What is cached between calls, under one memory bound.
 
-``cached`` wraps a function whose result depends on its arguments alone. ``cached_resized`` keeps tables that were
-resized from a library's parameters, for as long as the parameters hold the same bits. Over the bound, what was not used
-for the longest time goes first.
+- ``cached``: results that depend on the arguments alone (resize steps, axis sums, bands, pseudo-inverses).
+- ``cached_by_bits``: the groups of a batch, for as long as its coordinates hold the same bits.
+- ``cached_resized``: position tables and patch kernels resized from a library's parameters, for as long as the
+  parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all`` drops them.
 
-The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``.
+The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest time goes first.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Frozen:
     """What was made from some parameters, as long as they hold these bits."""
 
     versions: tuple[int, ...]
-    bits: tuple[Tensor, ...] = ()  # copies, taken when the parameters are asked for the second time
+    bits: tuple[Tensor, ...] = ()  # copies, taken when the first resized one is made
     made: OrderedDict[Hashable, Tensor] = field(default_factory=OrderedDict)  # oldest use first
 
 
@@ -85,7 +86,7 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
 
 
 def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
-    """``build()``, or what it returned last time if ``source`` held the same bits then; the last for each shape."""
+    """``build()``, or its last result if ``source`` has the same bits as then. One is kept for each shape and key."""
     full_key = (kind, source.shape, source.dtype, key)
     found = _entries.get(full_key)
     if found is not None and _same_bits(found[0], source):
@@ -102,7 +103,7 @@ def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[],
 def seen_before(sources: tuple[Tensor, ...]) -> bool:
     """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
 
-    Ask it before :func:`cached_resized`: a table that nobody uses again would only cost memory.
+    Ask it before :func:`cached_resized` for a position table: one that nobody uses again would only cost memory.
     """
     versions: tuple[int, ...] = ()
     for source in sources:
@@ -169,7 +170,7 @@ def stats() -> tuple[dict[str, int], int, int]:
         counts: Counter[str] = Counter()
         for (kind, *_), value in _entries.items():
             if isinstance(value, _Frozen):
-                kind = "resized tables"
+                kind = "resized tables and kernels"
             counts[kind] += len(value.made) if isinstance(value, _Frozen) else 1
         return dict(+counts), _nbytes, _limit
 

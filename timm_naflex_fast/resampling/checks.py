@@ -33,9 +33,9 @@ def whole(number: Any) -> int:
 
 
 def check_interpolation(mode: str) -> None:
-    """Refuse a mode that is not separable."""
+    """Refuse every mode but these."""
     if mode not in INTERPOLATIONS:
-        raise ValueError(f"mode={mode!r} cannot be resampled exactly; valid: {', '.join(map(repr, INTERPOLATIONS))}")
+        raise ValueError(f"mode={mode!r} is not supported; valid: {', '.join(map(repr, INTERPOLATIONS))}")
 
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from .checks import LARGEST, bad_coordinate, check_coord, whole
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 Counts = list[tuple[int, int]]
-"""For each sample, how many of its tokens get an embedding, and how many lie behind them."""
+"""For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GridGroup:
     """Samples of one batch that share a grid of ``h`` x ``w`` cells.
 
     ``tokens`` of each sample get an embedding. Token n takes cell n of the grid in row-major order or, where
-    ``cell_of_token`` is given, that cell. With ``embeds_padding`` the tokens behind them get cell 0, that of the
+    ``cell_of_token`` is given, that cell. With ``embeds_padding`` the tokens after them get cell 0, that of the
     coordinate (0, 0).
     """
 
@@ -35,7 +35,7 @@ class GridGroup:
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
-    """Coordinates as int64: -1 where not finite, 2**31 where larger, because casting such a float is undefined."""
+    """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1: to cast others is undefined."""
     coord = patch_coord.detach()
     if coord.is_floating_point():
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
@@ -176,9 +176,9 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3), batch: int
 def group_sizes(
     sizes: FrameSizes, *, merge: int = 1, embeds_padding: bool, length: int | None
 ) -> tuple[list[GridGroup], Counts]:
-    """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and those behind.
+    """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and the padding.
 
-    Every frame counts as a sample. ``length`` pads each image to so many tokens, behind its last frame.
+    Every frame counts as a sample. ``length``: each image is padded to this many tokens, after its last frame.
 
     Raises:
         ValueError: ``merge`` does not divide a size, or ``length`` is less than the tokens of an image.

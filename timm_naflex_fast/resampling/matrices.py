@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-INTERPOLATIONS = ("bilinear", "bicubic")  # those that are separable
+INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 
 
 @dataclass(frozen=True)

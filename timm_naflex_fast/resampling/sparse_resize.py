@@ -1,9 +1,9 @@
 """``embedding(h, w) = A_h . P . A_w^T`` and its transpose, as sums of few rows: what the strategy "matmul" runs.
 
-A resize matrix is a narrow band: a cell of the grid reads 2 to 4 cells of the table on each axis, more where the table
-shrinks, and the rest of the matrix is zero. So no product of matrices runs here. Each product is a *sparse sum*: every
-row of the result adds up the few source rows that it reads, each times its weight. ``torch.embedding_bag`` does that in
-float32 at least; neither autocast nor TF32 can round it.
+A resize matrix is a narrow band: a cell of the grid reads at most 2 (bilinear) or 4 (bicubic) cells of the table on
+each axis, more where antialiasing shrinks the table, and the rest of the matrix is zero. So no product of matrices runs
+here. Each product is a *sparse sum*: every row of the result adds up the few source rows that it reads, each times its
+weight. ``torch.embedding_bag`` does that in float32 at least; neither autocast nor TF32 can round it.
 
 Forward, for each distinct height h and each grid (h, w) of that height::
 
@@ -18,7 +18,8 @@ Backward, in the reverse order. The gradient of the tokens passes through untouc
     strip'      = sum of (embeddings' . A_w) over the grids of a height
     P'          = sum of (A_h^T . strip') over the heights
 
-Each of these three sums is pairwise: thousands of float32 numbers added one after the other drift by 1e-5.
+Each of these three sums is taken in pairs, of blocks of 16 at most: thousands of float32 numbers added one after the
+other would be wrong by 1e-5.
 """
 
 from __future__ import annotations

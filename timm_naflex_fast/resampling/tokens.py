@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .grids import GridGroup
 
-BLOCK = 16  # so many tensors are added one after the other; a longer float32 sum is a sum of such sums
+# At most this many tensors are added one after the other; longer sums are split, so that float32 rounds less.
+BLOCK = 16
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Tokens:
 
     Args:
         in_grid: for each sample, its tokens that lie in the grid, (tokens, C).
-        padding: for each sample, the tokens behind them, (padding, C).
+        padding: for each sample, the tokens after them, (padding, C).
         batch: all of them, (B, N, C), where they lie one after the other in memory.
     """
 
@@ -31,7 +32,7 @@ class Tokens:
 
     @classmethod
     def split(cls, x: Tensor, counts: list[tuple[int, int]]) -> Tokens:
-        """Views on ``x``. ``counts``: of each sample, how many of its tokens lie in the grid, and how many behind."""
+        """Views on ``x``. ``counts``: of each sample, how many of its tokens lie in the grid, and how many after."""
         if x.ndim == 3 and not x.is_contiguous():
             return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
@@ -85,7 +86,7 @@ class Tokens:
             return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
         first, *others = (self.in_grid[sample] for sample in samples)
         if len(others) > 1 and self.batch is not None and first.is_cpu and first.dtype == dtype == torch.float32:
-            # All in one pass, which reads each number once and writes only the sum. (k numbers for each of its rows.)
+            # All in one pass: each number is read once, only the sum is written. Its row n adds token n of each sample.
             cells = torch.arange(len(first), device="cpu")
             rows = cells[:, None] + torch.tensor(samples, device="cpu") * self.batch.shape[1]
             return torch.embedding_bag(self.batch.flatten(0, 1), rows.flatten(), cells * len(samples))[0]
@@ -96,7 +97,7 @@ class Tokens:
 
 
 class PairwiseSum:
-    """The sum of tensors of one shape as they come, each of which must own its memory. Few are alive at a time."""
+    """The sum of tensors of one shape, as they come. Each must own its memory, which is written to; few are alive."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []  # of 2^k tensors, of fewer and fewer

@@ -38,9 +38,9 @@ def batched_rope(
     Args:
         rope: the module's settings, from :func:`read_rope`.
         patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype. A sample's grid is its
-            largest coordinate + 1; tokens past its h*w are padding, whose coordinates are not looked at.
+            largest coordinate + 1; tokens after its h*w are padding, whose coordinates are not looked at.
         dtype: of the result. Angles, sines and cosines are computed in float32 at least, under autocast too.
-        in_graph: use PyTorch's differentiable, capturable operations alone, and read nothing back to the host.
+        in_graph: use only operations that a graph can hold and autograd can differentiate; read nothing back to the host.
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
@@ -61,8 +61,8 @@ def batched_rope(
         embed = by_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
         grids = grids_on_host(coord, one=rope.grid_independent)
-        # Other reasons for the formula: one sample has each cell once; few tokens need few operations; one token with
-        # a huge coordinate makes a huge grid.
+        # The formula also serves where saving sines does not pay: one sample has each cell once; few tokens need few
+        # operations; one huge coordinate would make a huge grid.
         few = len(coord) == 1 if rope.mixed else tokens <= FEW_TOKENS
         by_formula = (few and fixed) or too_many(grids.cell_count, tokens)
         compute = by_token if by_formula else by_cell if rope.mixed or rope.grid_independent else by_line

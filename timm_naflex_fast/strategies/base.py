@@ -18,15 +18,19 @@ Tables = tuple[Tensor, ...]
 
 
 class Strategy(ABC):
-    """One way to resample position tables. It keeps nothing from call to call."""
+    """One way to resample position tables. The object has no state; what is kept is in ``resampling/cache.py``.
+
+    Only the eager backend calls these methods. The other backends compute the result of ``sampler`` in their own form,
+    for every strategy: a strategy whose result is another needs a new ``sampler`` there.
+    """
 
     needs_host = False
-    """Only the eager backend runs it: it must know the grids on the host."""
+    """No other backend may stand in for it: a compiled graph breaks. (Exported code takes ``portable`` all the same.)"""
     whole_square = False
     """With ``ar_preserving`` it computes all of (L, L), not the first (h, w) alone."""
     sampler = "interpolate"
-    """Whose positions it takes: those of timm's default, or "grid_sample", those of its ``pos_embed_use_grid_sample``,
-    which is for NaFlex batches alone."""
+    """Whose result it gives: "interpolate", that of ``F.interpolate``, or "grid_sample", that of timm's
+    ``pos_embed_use_grid_sample``, which is for NaFlex batches alone."""
     for_grid_sample: str | None = None
     """The strategy that a model made with ``pos_embed_use_grid_sample`` takes when this one is chosen; None: timm's."""
 
@@ -37,7 +41,10 @@ class Strategy(ABC):
         """Each group with the embeddings (h*w, C) of its grid, summed in ``dtype``; one at a time, if possible."""
 
     def inputs(self, tables: Tables, embeddings: Embeddings) -> tuple[Sequence[Tensor], Embeddings]:
-        """The tensors whose gradients ``transpose`` gives, from where autograd goes on; and the embeddings again."""
+        """The tensors whose gradients ``transpose`` returns (autograd continues from them), and the embeddings.
+
+        By default the tables; a strategy may give the embeddings themselves.
+        """
         return tables, embeddings
 
     @abstractmethod
