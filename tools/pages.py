@@ -23,7 +23,8 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.contenders import CONTENDERS
-from timm_naflex_fast.measure.drift.plots import COLOURS, INK, panels
+from timm_naflex_fast.measure.drift.plots import curves
+from timm_naflex_fast.measure.drift.survey import GridDrift
 from timm_naflex_fast.measure.output import number
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -279,14 +280,8 @@ def fill(text: str) -> str:
 
 def draw() -> None:
     """The picture of drift."""
-    figure, ((panel,),) = panels(1, 1, 6.4, 3.4)
-    survey = read("drift/digits/report")[0]["survey"]
-    for name, label in {"grid_sample": "grid_sample (timm's fast flag)", OURS: "matmul (this package)"}.items():
-        points = [(grid["shrink"], 100 * grid["embed_rel_rms"][name]) for grid in survey["grids"]]
-        panel.plot(*zip(*points), "o", markersize=4, alpha=0.6, color=COLOURS[name], label=label)
-    panel.set(xlabel="table cells per patch (above 1 the table is shrunk)", ylabel="embeddings off by, RMS (%)")
-    panel.set_title(f"Drift from timm's own result, {survey['images']:,} held-out digits", fontsize=10)
-    panel.legend(frameon=False, labelcolor=INK, fontsize=9)
+    grids = [GridDrift(**grid) for grid in read("drift/digits/report")[0]["survey"]["grids"]]
+    figure = curves(grids, ("grid_sample", OURS), 6.4)
     figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 
