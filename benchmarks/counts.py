@@ -15,6 +15,7 @@ widths and extended to 768.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from timm_naflex_fast.measure.bench.pos_embed import race as make
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
@@ -127,20 +129,14 @@ def _operands(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterat
                 yield tensor, 0, _bytes(tensor)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> int:
     """The memory behind a tensor: elements that an expanded dimension repeats count once."""
-    n = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride()):
-        n *= size if stride else min(size, 1)
-    return n
+    sizes = (size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.element_size() * math.prod(sizes)
 
 
 @contextmanager
@@ -178,16 +174,15 @@ def count_race(
     for width in NARROW:
         with ExitStack() as on:
             race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
-            counts = {one.name: count_step(one, race.about["x_bytes"], batch) for one in race.contenders}
-        narrow.append(counts)
+            narrow.append([count_step(one, race.about["x_bytes"], batch) for one in race.contenders])
     about = {name: race.about[name] for name in ("tokens", "grids")}
     about["x_bytes"] = race.about["x_bytes"] // NARROW[1] * channels
     about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
-    found = {name: asdict(_extend(narrow[0][name], count, channels)) for name, count in counts.items()}
-    return [{**about, "contender": name, **count} for name, count in found.items()]
+    found = zip(race.contenders, *narrow)
+    return [{**about, "contender": one.name, **_extend(small, large, channels)} for one, small, large in found]
 
 
-def _extend(small: Count, large: Count, channels: int) -> Count:
+def _extend(small: Count, large: Count, channels: int) -> dict[str, int]:
     """Counts at two widths, extended along a line in the number of channels.
 
     Raises:
@@ -196,12 +191,8 @@ def _extend(small: Count, large: Count, channels: int) -> Count:
     low, high = NARROW
     if (small.operators, small.host_waits) != (large.operators, large.host_waits):
         raise ValueError(f"the operators depend on the channels: {small} at {low}, {large} at {high}")
-
-    def line(a: int, b: int) -> int:
-        return a + (b - a) * (channels - low) // (high - low)
-
-    sizes = (line(getattr(small, name), getattr(large, name)) for name in ("read", "written", "memory"))
-    return Count(*sizes, large.operators, large.host_waits, large.whole_writes)
+    pairs = {name: (getattr(small, name), getattr(large, name)) for name in ("read", "written", "memory")}
+    return asdict(large) | {name: a + (b - a) * (channels - low) // (high - low) for name, (a, b) in pairs.items()}
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:

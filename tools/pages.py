@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.contenders import CONTENDERS
-from timm_naflex_fast.measure.drift.plots import COLOURS, INK, panels
+from timm_naflex_fast.measure.drift.plots import curves
+from timm_naflex_fast.measure.drift.survey import GridDrift
 from timm_naflex_fast.measure.output import number
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,11 +157,11 @@ def race_table(name: str) -> str:
 
 def model_sentence() -> str:
     """What a whole step can gain at most."""
-    shares = [100 * row["about"]["embeds_share"][STOCK] for record in read("model/*") for row in record["rows"]]
-    batch = max(row["batch"] for record in read("model/*") for row in record["rows"])
+    rows = [row for record in read("model/*") for row in record["rows"]]
+    shares = [100 * row["about"]["embeds_share"][STOCK] for row in rows]
     return (
-        f"**On a CPU** a whole step gains nothing that can be measured: with up to {batch} images, timm's embeddings\n"
-        f"take {min(shares):.1f} to {max(shares):.1f} % of it."
+        f"**On a CPU** a whole step gains nothing that can be measured: with up to {max(row['batch'] for row in rows)} "
+        f"images, timm's embeddings\ntake {min(shares):.1f} to {max(shares):.1f} % of it."
     )
 
 
@@ -187,23 +189,17 @@ def counts_sentence() -> str:
     )
 
 
-def graphs_short() -> str:
-    """What the compiler makes of timm's NaFlexVit."""
-    return graphs([("timm", f"`{name}`") for name in (STOCK, "timm's grid_sample", OURS)])
-
-
-def graphs(shown: Sequence[Any] = ()) -> str:
-    """What the compiler makes of each mode."""
+def graphs(short: bool = False) -> str:
+    """What the compiler makes of each mode; ``short``: of three in timm's NaFlexVit, whose name is left out."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     (record,) = read("graphs")
     for row in record["rows"]:
         text = "works" if row["way"] in ("fullgraph=True", "export") else "{graphs} / {breaks} / {recompiled}"
-        one = found.setdefault((row["library"], f"`{row['contender']}`"), {})
-        one[row["way"]] = "fails" if "error" in row else text.format(**row)
-    ways = dict.fromkeys(row["way"] for row in record["rows"])
-    lines = [[*key, *one.values()] for key, one in found.items() if not shown or key in shown]
-    first = 1 if shown else 0  # of one library its name is left out
-    return table(["model", "mode", *ways][first:], [line[first:] for line in lines], [record])
+        if not short or (row["library"] == "timm" and row["contender"] in (STOCK, "timm's grid_sample", OURS)):
+            ways = found.setdefault((row["library"], f"`{row['contender']}`"), {})
+            ways[row["way"]] = "fails" if "error" in row else text.format(**row)
+    lines = [[*key, *ways.values()][short:] for key, ways in found.items()]
+    return table(["model", "mode", *ways][short:], lines, [record])
 
 
 def inductor() -> str:
@@ -266,31 +262,26 @@ def api() -> str:
 
 
 SENTENCES = (counts_sentence, drift_sentence, model_sentence, never_slower)
-FUNCTIONS = (graphs, graphs_short, inductor, *SENTENCES, drift_peers, versions, timm_tests, api)
+FUNCTIONS = (graphs, inductor, *SENTENCES, drift_peers, versions, timm_tests, api)
+SECTIONS: dict[str, Callable[[], str]] = {function.__name__: function for function in FUNCTIONS}
+SECTIONS |= {name: partial(race_table, name) for name in RACES} | {"graphs_short": partial(graphs, short=True)}
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def fill(text: str) -> str:
     """``text`` with what is between the markers of each of its sections replaced."""
-    sections = {function.__name__: function for function in FUNCTIONS} | dict.fromkeys(RACES)
-    for name, render in sections.items():
+    for name, render in SECTIONS.items():
         begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
         if begin in text:
             head, rest = text.split(begin)
-            text = head + begin + (render() if render else race_table(name)) + end + rest.split(end.strip())[1]
+            text = head + begin + render() + end + rest.split(end.strip())[1]
     return text
 
 
 def draw() -> None:
     """The picture of drift."""
-    figure, ((panel,),) = panels(1, 1, 6.4, 3.4)
-    survey = read("drift/digits/report")[0]["survey"]
-    for name, label in {"grid_sample": "grid_sample (timm's fast flag)", OURS: "matmul (this package)"}.items():
-        points = [(grid["shrink"], 100 * grid["embed_rel_rms"][name]) for grid in survey["grids"]]
-        panel.plot(*zip(*points), "o", markersize=4, alpha=0.6, color=COLOURS[name], label=label)
-    panel.set(xlabel="table cells per patch (above 1 the table is shrunk)", ylabel="embeddings off by, RMS (%)")
-    panel.set_title(f"Drift from timm's own result, {survey['images']:,} held-out digits", fontsize=10)
-    panel.legend(frameon=False, labelcolor=INK, fontsize=9)
+    grids = [GridDrift(**grid) for grid in read("drift/digits/report")[0]["survey"]["grids"]]
+    figure = curves(grids, ("grid_sample", OURS), 6.4)
     figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 

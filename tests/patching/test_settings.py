@@ -87,8 +87,8 @@ def test_whose_settings_hold():
         if newest_first:
             module.__dict__[settings.ATTRIBUTE] = newest_first
         for component in settings.VALID_MODES:
-            assert settings.mode_of(module, component, everywhere) == getattr(want, component)
-            assert settings.mode_of(None, component, everywhere) == getattr(everywhere, component)
+            assert getattr(settings.own_settings(module) or everywhere, component) == getattr(want, component)
+            assert settings.own_settings(None) is None
 
 
 def test_what_may_hold_again():

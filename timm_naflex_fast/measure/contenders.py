@@ -62,19 +62,23 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
 
     embeds: Any = getattr(model, "embeds", model)
     # Attributes of the one instance hide those of timm's class.
-    own: dict[str, Any] = {} if name in STRATEGIES else _methods(name, embeds)
-    if name.startswith("timm-flag"):
-        own["pos_embed_interp_mode"] = name.removeprefix("timm-flag-")
+    own = {} if name in STRATEGIES else _attributes(name, embeds)
     with enable(mode="stock", pos_embed=name if name in STRATEGIES else "stock", model=model):
         with patch.dict(embeds.__dict__, own):
             yield
 
 
-def _methods(name: str, embeds: Any) -> dict[str, Callable[..., Any]]:
-    """The function (x, patch_coord) that replaces each of timm's two methods."""
+def _attributes(name: str, embeds: Any) -> dict[str, Any]:
+    """What replaces each of timm's two methods (x, patch_coord), and its setting."""
     from timm.models.naflexvit import NaFlexEmbeds
 
     from ..patching.install import original
+
+    timms = {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
+    if name == BASELINE:
+        return timms
+    if name.startswith("timm-flag-"):
+        return {LEARNED: timms[SAMPLED], SAMPLED: timms[SAMPLED], "pos_embed_interp_mode": name.split("-")[2]}
 
     def add(x: Tensor, patch_coord: Tensor) -> None:
         table = embeds.pos_embed[0]
@@ -84,10 +88,7 @@ def _methods(name: str, embeds: Any) -> dict[str, Callable[..., Any]]:
             added = issue_2514(table, patch_coord, embeds.pos_embed_interp_mode)
         x.add_(added.to(x.dtype))
 
-    if name == BASELINE:
-        return {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
-    flag = name.startswith("timm-flag")
-    return dict.fromkeys((LEARNED, SAMPLED), original(NaFlexEmbeds, SAMPLED).__get__(embeds) if flag else add)
+    return dict.fromkeys((LEARNED, SAMPLED), add)
 
 
 def issue_2514(table: Tensor, patch_coord: Tensor, mode: str) -> Tensor:

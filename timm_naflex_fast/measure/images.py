@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,9 +136,6 @@ def photos() -> list[Source]:
         return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
 
     # Neighbours in the list differ in photo and in aspect ratio.
-    found: list[Source] = []
-    for turn in range(len(ASPECTS)):
-        for place, name in enumerate(PHOTOS):
-            w, h = ASPECTS[(place + turn) % len(ASPECTS)]
-            found.append((f"{name} {w}:{h}", partial(crop, name, w, h)))
-    return found
+    turns = product(range(len(ASPECTS)), enumerate(PHOTOS))
+    wanted = [(name, *ASPECTS[(place + turn) % len(ASPECTS)]) for turn, (place, name) in turns]
+    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, w, h in wanted]

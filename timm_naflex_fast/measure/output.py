@@ -89,19 +89,17 @@ def write_files(texts: Mapping[Path, str]) -> None:
     parts: dict[Path, Path] = {}
     try:
         for file, text in texts.items():
-            special = file.exists() and not file.is_file()  # a device or a pipe, which holds nothing
-            target = file if special else file.resolve()
-            parts[target] = target if special else target.with_name(f".{target.name}.{os.getpid()}")
-            parts[target].write_text(text, encoding="utf-8", errors="backslashreplace")
+            part, target = file, file.resolve()
+            if file.is_file() or not file.exists():  # else a device or a pipe, which holds nothing
+                part = parts[target] = target.with_name(f".{target.name}.{os.getpid()}")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
         for target, part in parts.items():
-            if part is not target:
-                if target.exists():
-                    shutil.copymode(target, part)
-                part.replace(target)
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
     finally:
-        for target, part in parts.items():
-            if part is not target:
-                part.unlink(missing_ok=True)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
 
 
 def json_text(record: Mapping[str, Any]) -> str:

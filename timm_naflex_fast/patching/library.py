@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..strategies import STRATEGIES
 from ..tracing import why_unsupported
-from .settings import STOCK, Counts, Settings, mode_of
+from .settings import STOCK, Counts, Settings, own_settings
 
 
 class Replacement(NamedTuple):
@@ -119,8 +119,8 @@ def resolve_impl(
             anew each time that it is read.
     """
     replacement = library.replacements[key]
-    wanted = replacement.impls.get(mode_of(module, replacement.component, library.settings), "stock")
-    impl, found = resolve(wanted, tensors, inputs)
+    mode = getattr(own_settings(module) or library.settings, replacement.component)
+    impl, found = resolve(replacement.impls.get(mode, "stock"), tensors, inputs)
     if impl != "stock" or not replacement.delegates:
         record_call(library.name, replacement.component, impl, found if impl == "stock" else None)
     return impl, found

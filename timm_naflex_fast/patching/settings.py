@@ -16,12 +16,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from ..names import STRATEGIES, StrategyName
-
-if TYPE_CHECKING:  # the commands read the names below, and answer without torch
-    from torch import nn
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGIES)
@@ -119,14 +116,8 @@ class Enabled:
         return type(None), ()  # a process without this package can read it
 
 
-def mode_of(module: nn.Module | None, component: str, everywhere: Settings) -> str:
-    """The mode of one component that holds for a module: its own, else that of ``everywhere``. May be traced."""
-    own = None if module is None else own_settings(module)
-    return getattr(everywhere if own is None else own, component)
-
-
 def own_settings(holder: object) -> Settings | None:
-    """A module's own settings (or a library's), None if it has none. May be traced."""
+    """A module's own settings (or a library's), None if it has none, or is None. May be traced."""
     # By ``getattr``: the compiler then checks before each call that there still is none; in ``__dict__`` it does not.
     for enabled in getattr(holder, ATTRIBUTE, ()):
         if enabled is not None and enabled.settings is not None:  # None came out of a pickle

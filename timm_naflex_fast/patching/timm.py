@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..backends import dispatch
 from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
-from ..resampling.checks import check_coord
+from ..resampling.checks import check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import Rope, read_rope
@@ -27,7 +27,7 @@ from ..strategies import STRATEGIES
 from ..tracing import recorded, tracer, why_unsupported
 from .compat import changed
 from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
-from .settings import MODES, mode_of
+from .settings import MODES, own_settings
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -88,23 +88,20 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
 
     strategy, found = resolve_impl(LIBRARY, embeds, (EMBEDS, name), x, inputs=tables)
     if strategy != "stock":
-        return dispatch.add(x, found, placement, _spec(embeds, strategy), strategy)
-    chosen = STRATEGIES.get(mode_of(embeds, "pos_embed", LIBRARY.settings))
+        make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
+        spec = make(
+            interpolation,
+            getattr(embeds, "pos_embed_antialias", True),
+            getattr(embeds, "pos_embed_align_corners", False),
+            embeds.pos_embed_ar_preserving,
+            "interpolate" if STRATEGIES[strategy].sampler == "interpolate" else TIMM_SAMPLER,
+        )
+        return dispatch.add(x, found, placement, spec, strategy)
+    chosen = STRATEGIES.get((own_settings(embeds) or LIBRARY.settings).pos_embed)
     if LIBRARY.replacements[EMBEDS, name].impls is NAFLEX_BATCH and not unknown:
         if chosen is not None and chosen.sampler == "grid_sample":
             name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
     original(type(embeds), name)(embeds, x, placement)
-
-
-def _spec(embeds: Any, strategy: str) -> ResizeSpec:
-    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
-    return make(
-        embeds.pos_embed_interp_mode,
-        getattr(embeds, "pos_embed_antialias", True),
-        getattr(embeds, "pos_embed_align_corners", False),
-        embeds.pos_embed_ar_preserving,
-        "interpolate" if STRATEGIES[strategy].sampler == "interpolate" else TIMM_SAMPLER,
-    )
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)
@@ -123,7 +120,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     impl, found = resolve_impl(LIBRARY, self, (VIT, "_generate_rope_naflex"), inputs=rope)
     if impl == "stock":
         return original(type(self), "_generate_rope_naflex")(self, x, patch_coord)
-    check_coord(patch_coord, x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x)
+    check_tokens(x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x, x.shape[-1], patch_coord)
     return batched_rope(found, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 

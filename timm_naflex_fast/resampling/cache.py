@@ -71,13 +71,11 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
         @wraps(function)
         def call(*args: Hashable) -> Result:
             key = (kind, *args)
-            found = _entries.get(key)
+            found = _get(_entries, key)
             if found is None:
                 with no_modes():
                     found = (function(*args),)  # a tuple, so that None can be kept
                 _keep(key, found)
-            else:
-                _used(_entries, key)
             return found[0]
 
         return call
@@ -88,9 +86,8 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
 def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
     """``build()``, or its last result if ``source`` has the same bits as then. One is kept for each shape and key."""
     full_key = (kind, source.shape, source.dtype, key)
-    found = _entries.get(full_key)
+    found = _get(_entries, full_key)
     if found is not None and _same_bits(found[0], source):
-        _used(_entries, full_key)
         return found[1]
     with no_modes():
         bits = source.detach().clone()
@@ -129,23 +126,20 @@ def cached_resized(
     is built comes from the copies that are compared: another thread may write to the sources meanwhile.
     """
     parameters = ("parameters", *map(id, sources))
-    entry = _entries.get(parameters)
+    entry = _get(_entries, parameters)
     if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
         with no_modes():
             bits = tuple(source.detach().clone() for source in sources)
         entry = _Frozen(() if entry is None else entry.versions, bits)
         _keep(parameters, entry)
     for size in sizes:
-        table = entry.made.get((size, key))
+        table = _get(entry.made, (size, key))
         if table is None:
             with no_modes():
                 table = build(entry.bits, size).contiguous()
                 if any(table.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in entry.bits):
                     table = table.clone()
             _add(parameters, entry, (size, key), table)
-        else:
-            _used(entry.made, (size, key))
-        _used(_entries, parameters)
         yield table
 
 
@@ -198,11 +192,13 @@ def no_modes() -> ExitStack:
     return stack
 
 
-def _used(entries: OrderedDict[Any, Any], key: Any) -> None:
+def _get(entries: OrderedDict[Any, Any], key: Any) -> Any:
+    """An entry, which becomes the newest in use; None if there is none."""
     try:
         entries.move_to_end(key)
-    except KeyError:  # without the lock, which would cost more than all the rest: another thread has dropped it
-        pass
+        return entries[key]
+    except KeyError:  # or another thread has dropped it: the lock would cost more than all the rest
+        return None
 
 
 def _keep(key: tuple[Any, ...], value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, bad_coordinate, check_coord, whole
+from .checks import LARGEST, bad_coordinate, check_tokens, whole
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -64,7 +64,7 @@ def group_grids(
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
     """
-    check_coord(patch_coord, x)
+    check_tokens(x, x.shape[-1], patch_coord)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return [], [(0, length)] * batch

@@ -131,30 +131,26 @@ def run(
     def share(name: str) -> int:
         return int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
 
-    def play(turn: int) -> None:
-        nonlocal spent, done
-        shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
-        for contender in order:
-            name = contender.name
-            if turn >= 0 and (turn + 1) * share(name) // rounds == turn * share(name) // rounds:
-                continue  # not one of its turns, which are spread evenly over the rounds
-            taken = timed(partial(contender.run, contender.prepare()))
-            fastest[name] = min(fastest[name], taken)
-            if turn >= 0:
-                times[name].append(taken)
-            spent += taken
-            # What is left: each contender's rounds; those that have not run yet are taken for average ones.
-            known = [other for other in fastest if fastest[other] < math.inf]
-            left = sum(fastest[other] * max(0, share(other) - len(times[other])) for other in known)
-            now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
-            advance(now - done)
-            done = now
-
-    for turn in range(-WARMUPS[device], rounds):
-        play(turn)
-    if any(statistics.median(values) > DISTURBED * min(values) for values in times.values()):
-        for turn in range(rounds):
-            play(turn)
+    for first in (-WARMUPS[device], 0):
+        if first == 0 and all(statistics.median(values) <= DISTURBED * min(values) for values in times.values()):
+            break
+        for turn in range(first, rounds):
+            shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
+            for contender in order:
+                name = contender.name
+                if turn >= 0 and (turn + 1) * share(name) // rounds == turn * share(name) // rounds:
+                    continue  # not one of its turns, which are spread evenly over the rounds
+                taken = timed(partial(contender.run, contender.prepare()))
+                fastest[name] = min(fastest[name], taken)
+                if turn >= 0:
+                    times[name].append(taken)
+                spent += taken
+                # What is left: each contender's rounds; those that have not run yet are taken for average ones.
+                known = [other for other in fastest if fastest[other] < math.inf]
+                left = sum(fastest[other] * max(0, share(other) - len(times[other])) for other in known)
+                now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
+                advance(now - done)
+                done = now
     advance(1 - done)
     medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
@@ -231,10 +227,10 @@ def _spread(values: Sequence[float]) -> float | None:
     return (high - low) / median if median else None
 
 
-def _cells(row: Row) -> dict[str, str]:
-    """A row of the table: text by heading, "-" where there is no figure."""
+def _cells(row: Row) -> dict[str, Any]:
+    """A row of the table: text by heading, something false where there is no figure."""
     share = row.about.get("embeds_share", {}).get(row.contender)
-    figures = {
+    return {
         "contender": row.contender,
         "median ms": number(row.median_ms),
         f"times faster than {BASELINE}": row.times_faster and number(row.times_faster),
@@ -244,13 +240,12 @@ def _cells(row: Row) -> dict[str, str]:
         "rounds": str(row.rounds),
         "spread": row.spread is not None and f"{100 * row.spread:.0f} %",
     }
-    return {heading: text or "-" for heading, text in figures.items()}
 
 
 def print_race(title: str, rows: list[Row]) -> None:
     """Print the rows of one race, without columns that have no figure."""
     lines = [_cells(row) for row in rows]
-    headings = list(dict.fromkeys(heading for line in lines for heading, cell in line.items() if cell != "-"))
+    headings = list(dict.fromkeys(heading for line in lines for heading, text in line.items() if text))
     print(title)
-    print_table(headings, [[line[heading] for heading in headings] for line in lines])
+    print_table(headings, [[line[heading] or "-" for heading in headings] for line in lines])
     print(flush=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
 from ..contenders import BASELINE, CONTENDERS, PLAIN_ADD
 from .pictures import Picture
-from .survey import Survey
+from .survey import GridDrift
 
 MARKERS = "osD^vPX*"
 # One colour per contender: middle tones, readable on light and dark pages.
@@ -39,26 +39,25 @@ def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, A
         return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def curves(survey: Survey, width: float) -> str:
-    """Drift of the embeddings over downsampling, a mark per patch grid; ``width`` in inches.
+def curves(grids: Sequence[GridDrift], contenders: Iterable[str], width: float) -> Any:
+    """A figure, ``width`` inches wide: drift of the embeddings over downsampling, a mark per patch grid.
 
     Contenders whose marks would lie on each other have one name together; timm's own zeros are not drawn.
     """
     series: dict[tuple[float, ...], list[str]] = {}
-    for name in survey.drift:
+    for name in contenders:
         if name != BASELINE:
-            values = tuple(round(100 * grid.embed_rel_rms[name], 2) for grid in survey.grids)
+            values = tuple(round(100 * grid.embed_rel_rms[name], 2) for grid in grids)
             series.setdefault(values, []).append(name)
     figure, axes = panels(1, 1, width, 3.6)
     for (values, names), marker in zip(series.items(), cycle(MARKERS)):
         look: dict[str, Any] = dict(color=COLOURS[names[0]], marker=marker, markersize=4.5, alpha=0.85)
-        shrinks = [grid.shrink for grid in survey.grids]
-        axes[0, 0].plot(shrinks, values, **look, linestyle="none", label=",\n".join(names))
+        axes[0, 0].plot([grid.shrink for grid in grids], values, **look, linestyle="none", label=",\n".join(names))
     axes[0, 0].set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
     if series:
         columns = max(1, int(width / 2))
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=8)
-    return _address(figure, "svg")
+    return figure
 
 
 def scale(pictures: Sequence[Picture]) -> float:
@@ -83,15 +82,15 @@ def drift_map(picture: Picture, top: float) -> str:
     bar = figure.colorbar(mapped, ax=axes, shrink=0.9, extend="max")
     bar.set_label("difference (%)", color=INK, fontsize=8)
     bar.ax.tick_params(colors=INK, labelsize=8)
-    return _address(figure, "webp", pil_kwargs={"quality": 60})
+    return address(figure, "webp", pil_kwargs={"quality": 60})
 
 
-def _address(figure: Any, form: str, **more: Any) -> str:
+def address(figure: Any, form: str = "svg", **more: Any) -> str:
     """The figure as a file inside an address."""
     from matplotlib import rc_context
 
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # words stay words
         figure.savefig(file, format=form, transparent=True, dpi=100, **more)
-    kind = {"svg": "svg+xml"}.get(form, form)
+    kind = "svg+xml" if form == "svg" else form
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
