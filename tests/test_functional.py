@@ -15,78 +15,99 @@ from timm_naflex_fast.functional import (
 )
 
 COORD = row_major([(2, 3), (3, 2)])
+TABLE, LINE = torch.randn(5, 5, 4), torch.randn(5, 4)
 STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
 
 
+def embedded(table=TABLE, coord=COORD, **options):
+    """What ``add_pos_embed_`` adds to zeros."""
+    x = torch.zeros(2, 6, 4)
+    assert add_pos_embed_(x, table, coord, **options) is x
+    return x
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.int16])
-def test_in_place_any_coordinate_dtype_and_a_leading_one(strategy, dtype):
-    x, table = torch.zeros(2, 6, 4), torch.randn(5, 5, 4)
-    out = add_pos_embed_(x, table, COORD.to(dtype), strategy=strategy)
-    assert out is x
-    assert torch.equal(add_pos_embed_(torch.zeros(2, 6, 4), table[None], COORD, strategy=strategy), x)
-    line = torch.randn(5, 4)
+def test_what_else_describes_the_same(strategy):
+    """A leading 1, sizes in place of coordinates, and bfloat16 tables: those are resampled in float32."""
+    want = embedded(strategy=strategy)
+    assert want.abs().max() > 0.1 and torch.equal(embedded(TABLE[None], strategy=strategy), want)
+    for sizes in ([(2, 3), (3, 2)], torch.tensor([(2, 3), (3, 2)])):
+        assert torch.equal(embedded(coord=None, grid_sizes=sizes, strategy=strategy), want)
+    half = TABLE[None].bfloat16().requires_grad_()
+    got = embedded(half, strategy=strategy)
+    assert torch.equal(got, embedded(TABLE.bfloat16().float(), strategy=strategy))
+    got.sum().backward()
+    assert half.grad.shape == half.shape and half.grad.dtype == torch.bfloat16
     x, y = torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)
-    assert add_factorized_pos_embed_(x, line, line, COORD.to(dtype), strategy=strategy) is x
-    assert torch.equal(add_factorized_pos_embed_(y, line[None], line[None], COORD, strategy=strategy), x)
+    assert add_factorized_pos_embed_(x, LINE, LINE, COORD, strategy=strategy) is x
+    assert torch.equal(add_factorized_pos_embed_(y, LINE[None], LINE[None], COORD, strategy=strategy), x)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_bfloat16_tables_are_resampled_in_float32(strategy):
-    table = torch.randn(5, 5, 4).bfloat16()
-    got = add_pos_embed_(torch.zeros(2, 6, 4), table, COORD, strategy=strategy)
-    want = add_pos_embed_(torch.zeros(2, 6, 4), table.float(), COORD, strategy=strategy)
-    assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradient_has_the_tables_dtype_and_shape(strategy):
-    table = torch.randn(1, 5, 5, 4).bfloat16().requires_grad_()
-    add_pos_embed_(torch.zeros(2, 6, 4), table, COORD, strategy=strategy).sum().backward()
-    assert table.grad.shape == table.shape and table.grad.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(strategy="stock"), "valid: 'interpolate_cached', 'grid_sample', 'matmul'"),
+NO_NUMBERS = [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)]
+NAMES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'"
+WRONG = {
+    add_pos_embed_: [
+        (dict(strategy="stock"), NAMES),
         (dict(mode="nearest"), "valid: 'bilinear', 'bicubic'"),
         (dict(table=torch.zeros(2, 5, 5, 4)), "table must have shape"),
-        (dict(table=torch.zeros(5, 4)), "table must have shape"),
+        (dict(table=LINE), "table must have shape"),
+        *[(dict(table=table), "table must be a tensor of real numbers") for table in NO_NUMBERS],
         (dict(x=torch.zeros(2, 6, 3)), "as wide as the table"),
         (dict(x=torch.zeros(2, 6, 4, dtype=torch.long)), "floating point"),
         (dict(patch_coord=COORD[:, :5]), "patch_coord must hold"),
         (dict(patch_coord=COORD - 1), "negative"),
         (dict(patch_coord=[[0, 0]]), "got list"),
+        (dict(patch_coord=None), "either patch_coord or grid_sizes"),
+        (dict(grid_sizes=[(2, 3), (3, 2)]), "either patch_coord or grid_sizes"),
+        (dict(patch_coord=None, grid_sizes=[(2, 3)]), "one size for each of the 2"),
+        (dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)]), "image 1 has 8 tokens"),
     ],
+    add_factorized_pos_embed_: [
+        (dict(table_x=torch.zeros(4)), "table_x must have shape"),
+        (dict(table_x=torch.zeros(5, 3)), "of one width"),
+        *[(dict(table_y=table[0]), "table_y must be a tensor of real numbers") for table in NO_NUMBERS],
+        (dict(strategy="nope"), "strategy='nope' is not a strategy"),
+    ],
+    resample_pos_embed: [
+        (dict(table=LINE), r"shape \(H0, W0, C\)"),
+        (dict(mode="area"), "valid: 'bilinear', 'bicubic'"),
+    ],
+    resample_pos_embeds: [
+        (dict(merge=3), "merge must divide every height and width; 3 does not divide 4 x 4"),
+        (dict(merge=0), "merge must be an integer of at least 1"),
+        (dict(length=15), "image 0 has 16 tokens, length is 15"),
+        (dict(grid_sizes=[(4, 0)]), "integers of at least 1"),
+        (dict(grid_sizes=torch.zeros(2)), r"shape \(B, 2\) or \(B, 3\)"),
+        (dict(padding="last"), "'last' is not valid; valid: 'zeros', 'first'"),
+        (dict(mode="nearest"), "valid: 'bilinear', 'bicubic'"),
+        (dict(strategy="fast"), NAMES),
+        (dict(table=LINE), r"shape \(H0, W0, C\)"),
+        (dict(table=TABLE.long()), "floating point"),
+    ],
+}
+RIGHT = {
+    add_pos_embed_: dict(table=TABLE, patch_coord=COORD),
+    add_factorized_pos_embed_: dict(table_y=LINE, table_x=LINE, patch_coord=COORD),
+    resample_pos_embed: dict(table=TABLE, size=(2, 3)),
+    resample_pos_embeds: dict(table=TABLE, grid_sizes=[(4, 4), (2, 6)], mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "message"), [(function, *wrong) for function in WRONG for wrong in WRONG[function]]
 )
-def test_errors(change, message):
-    x = torch.zeros(2, 6, 4)
-    arguments = dict(x=x, table=torch.randn(5, 5, 4), patch_coord=COORD) | change
-    with pytest.raises(ValueError) as error:
-        add_pos_embed_(**arguments)
-    assert message in str(error.value) and (x == 0).all()
+def test_errors_name_what_is_valid_and_change_nothing(function, change, message):
+    arguments = RIGHT[function] | change
+    if function in (add_pos_embed_, add_factorized_pos_embed_):
+        arguments = dict(x=torch.zeros(2, 6, 4)) | arguments
+    with pytest.raises(ValueError, match=message):
+        function(**arguments)
+    assert "x" not in arguments or not arguments["x"].any()
 
 
-def test_factorized_errors():
-    with pytest.raises(ValueError, match="table_x must have shape"):
-        add_factorized_pos_embed_(torch.zeros(2, 6, 4), torch.zeros(5, 4), torch.zeros(4), COORD)
-    with pytest.raises(ValueError, match="strategy='nope'"):
-        add_factorized_pos_embed_(torch.zeros(2, 6, 4), torch.zeros(5, 4), torch.zeros(5, 4), COORD, strategy="nope")
-
-
-@pytest.mark.parametrize("bad", [dict(table=torch.zeros(5, 4)), dict(size=(0, 2)), dict(size=(2,)), dict(mode="area")])
-def test_resample_pos_embed_errors(bad):
-    with pytest.raises(ValueError):
-        resample_pos_embed(**(dict(table=torch.zeros(5, 5, 4), size=(2, 3)) | bad))
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)])
-def test_what_is_no_tensor_of_real_numbers_is_named(wrong):
-    with pytest.raises(ValueError, match="table must be a tensor of real numbers"):
-        add_pos_embed_(torch.zeros(2, 6, 4), wrong, COORD)
-    with pytest.raises(ValueError, match="table_y must be a tensor of real numbers"):
-        add_factorized_pos_embed_(torch.zeros(2, 6, 4), wrong[0], torch.zeros(5, 4), COORD)
+def test_the_mode_of_packed_embeddings_has_no_default():
+    with pytest.raises(TypeError, match="mode"):
+        resample_pos_embeds(TABLE, [(4, 4)])
 
 
 MODES = ["bilinear", "bicubic"]
@@ -161,67 +182,3 @@ def test_sizes_on_the_host_are_read_from_no_tensor(monkeypatch):
     got = resample_pos_embeds(table.clone(), ((3, 4), (8, 2)), mode="bilinear")
     monkeypatch.undo()
     assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
-def test_add_pos_embed_takes_sizes_in_place_of_coordinates(strategy):
-    sizes, x, table = [(3, 4), (9, 2), (6, 5)], torch.randn(3, 30, 4), torch.randn(6, 5, 4)
-    want = add_pos_embed_(x.clone(), table, row_major(sizes), strategy=strategy, mode="bilinear")
-    assert not torch.equal(want, x)
-    for given_sizes in (sizes, torch.tensor(sizes)):
-        assert torch.equal(
-            add_pos_embed_(x.clone(), table, grid_sizes=given_sizes, strategy=strategy, mode="bilinear"), want
-        )
-
-
-TABLE = torch.randn(6, 5, 4)
-SIZES = [(4, 4), (2, 6)]
-
-
-@pytest.mark.parametrize(
-    "change,message",
-    [
-        (dict(merge=3), "merge must divide every height and width; 3 does not divide 4 x 4"),
-        (dict(merge=0), "merge must be an integer of at least 1"),
-        (dict(length=15), "image 0 has 16 tokens, length is 15"),
-        (dict(grid_sizes=[(4, 0)]), "integers of at least 1"),
-        (dict(grid_sizes=[(4, 4.0)]), "integers of at least 1"),
-        (dict(grid_sizes=[(1, 2, 3, 4)]), r"shape \(B, 2\) or \(B, 3\)"),
-        (dict(grid_sizes=torch.zeros(2)), r"shape \(B, 2\) or \(B, 3\)"),
-        (dict(padding="last"), "'last' is not valid; valid: 'zeros', 'first'"),
-        (dict(mode="nearest"), "valid: 'bilinear', 'bicubic'"),
-        (dict(strategy="fast"), "valid: 'interpolate_cached', 'grid_sample', 'matmul'"),
-        (dict(table=torch.randn(5, 4)), r"shape \(H0, W0, C\)"),
-        (dict(table=torch.randn(2, 6, 5, 4)), r"shape \(H0, W0, C\)"),
-        (dict(table=torch.zeros(6, 5, 4, dtype=torch.int64)), "floating point"),
-    ],
-)
-def test_resample_pos_embeds_errors(change, message):
-    arguments = dict(table=TABLE, grid_sizes=SIZES, mode="bilinear") | change
-    with pytest.raises(ValueError, match=message):
-        resample_pos_embeds(arguments.pop("table"), arguments.pop("grid_sizes"), **arguments)
-
-
-def test_mode_has_no_default():
-    with pytest.raises(TypeError, match="mode"):
-        resample_pos_embeds(TABLE, SIZES)
-
-
-def test_errors_about_sizes_for_tokens_change_nothing():
-    x = torch.zeros(2, 16, 4)
-    for wrong, message in (([(4, 4)], "one size for each of the 2"), ([(4, 4), (9, 2)], "image 1 has 18 tokens")):
-        with pytest.raises(ValueError, match=message):
-            add_pos_embed_(x, TABLE, grid_sizes=wrong)
-    for both in (dict(), dict(patch_coord=row_major([(4, 4)] * 2), grid_sizes=[(4, 4)] * 2)):
-        with pytest.raises(ValueError, match="either patch_coord or grid_sizes"):
-            add_pos_embed_(x, TABLE, **both)
-    assert (x == 0).all()
-
-
-def test_no_image_at_all():
-    assert resample_pos_embeds(TABLE, [], mode="bilinear").shape == (0, 4)
-    assert resample_pos_embeds(TABLE, torch.zeros(0, 2, dtype=torch.int64), mode="bilinear", length=5).shape == (
-        0,
-        5,
-        4,
-    )

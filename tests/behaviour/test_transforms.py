@@ -266,12 +266,3 @@ def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
                 assert mode == "stock" or ("pos_embed", "stock") not in status().calls
         for theirs, ours in zip(*found):
             assert relative(ours, theirs) <= 1e-5
-
-
-@pytest.mark.parametrize("strategy", ["matmul", "grid_sample"])
-def test_a_trace_of_a_table_that_keeps_its_aspect(strategy):
-    def f(x, coord):
-        return add_pos_embed_(x * 1, TABLE, coord, strategy=strategy, ar_preserving=True)
-
-    x, other = torch.zeros(3, 30, 4), row_major([(6, 5), (9, 2), (1, 7)], 30)
-    assert relative(torch.jit.trace(f, (x, row_major(SIZES, 30)))(x, other), f(x, other)) <= 2e-6

@@ -29,6 +29,19 @@ def nbytes():
     return cache.stats()[1]
 
 
+def met(source, *sizes):
+    """Ask for a table of each size, made from ``source``: the sizes of those that were not kept."""
+    made = []
+
+    def build(copies, size):
+        made.append(size)
+        return torch.ones(1000)
+
+    tables = list(cache.cached_resized((source,), list(sizes), "kind", build))
+    assert all(torch.equal(table, torch.ones(1000)) for table in tables) and len(tables) == len(sizes)
+    return made
+
+
 def test_all_kinds_together_stay_below_the_limit(monkeypatch):
     monkeypatch.setattr(cache, "_limit", 2 * 2**20)
     table = torch.randn(32, 32, 16)
@@ -40,34 +53,18 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
     assert 2**20 < held <= nbytes()  # the count is that of the memory really held
 
 
-def test_the_plans_of_many_large_grids_are_bounded(monkeypatch):
-    monkeypatch.setattr(cache, "_limit", 8 * 2**20)
-    for n in range(100, 130):
-        resample_pos_embed(torch.randn(16, 16, 1), (n, 16000 // n))
-    assert nbytes() <= 8 * 2**20
-
-
 def test_oldest_use_out_first(monkeypatch):
-    made = []
     table = torch.zeros(10)
-
-    def build(copies, size):
-        made.append(size)
-        return torch.zeros(1000)
-
     monkeypatch.setattr(cache, "_limit", 3 * 4400 + 1000)
-    for size in [(1, 1), (2, 2), (3, 3), (1, 1), (4, 4)]:
-        list(cache.cached_resized((table,), [size], "kind", build))
-    assert made == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    list(cache.cached_resized((table,), [(1, 1)], "kind", build))  # used since (2, 2), so still here
-    list(cache.cached_resized((table,), [(2, 2)], "kind", build))  # the oldest use, so dropped
-    assert made[4:] == [(2, 2)]
+    made = [met(table, (n, n)) for n in (1, 2, 3, 1, 4)]
+    assert [len(sizes) for sizes in made] == [1, 1, 1, 0, 1]
+    assert met(table, (1, 1)) == []  # used since (2, 2), so still here
+    assert met(table, (2, 2)) == [(2, 2)]  # the oldest use, so dropped
 
 
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
     monkeypatch.setattr(cache, "_limit", 100)
-    (table,) = cache.cached_resized((torch.zeros(10),), [(1, 1)], "kind", lambda copies, size: torch.ones(1000))
-    assert len(table) == 1000 and nbytes() == 0
+    assert met(torch.zeros(10), (1, 1)) == [(1, 1)] and nbytes() == 0
 
 
 def test_a_table_at_the_same_address_with_other_contents():
@@ -95,6 +92,7 @@ def test_parameters_can_be_swapped_after_a_cached_call():
 
 
 def test_disable_frees_everything_and_the_report_says_so():
+    assert cache.report() == "0.0 of 512 MiB cached"
     table = torch.randn(6, 5, 4)
     for _ in range(3):
         resample_pos_embeds(table, [(3, 4)], mode="bicubic")
@@ -133,45 +131,27 @@ def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(str
 def test_every_dtype_and_layout_is_compared_bit_by_bit(dtype, shape, layout):
     whole = (torch.randn(shape[0] + 1, *shape[1:]) * 9).to(dtype)
     views = {"contiguous": whole[:-1].clone(), "transposed": whole.transpose(0, 2), "offset": whole[1:]}
-    source, made = views[layout], []
-
-    def build(copies, size):
-        made.append(size)
-        return torch.ones(2)
-
-    for _ in range(3):
-        list(cache.cached_resized((source,), [(1, 1)], "kind", build))
-    assert len(made) == 1
+    source = views[layout]
+    assert [len(met(source, (1, 1))) for _ in range(3)] == [1, 0, 0]
     source[-1, -1, -1] += 1
-    list(cache.cached_resized((source,), [(1, 1)], "kind", build))
-    assert len(made) == 2
-
-
-def test_the_report_of_an_empty_cache():
-    assert cache.report() == "0.0 of 512 MiB cached"
+    assert met(source, (1, 1)) == [(1, 1)]
 
 
 def test_a_source_that_got_another_shape_is_another_one():
     source, made = torch.randn(4, 6), []
     for shape in ((4, 6), (4, 6), (6, 4)):
         source.data = source.data.view(shape)
-        list(cache.cached_resized((source,), [(1, 1)], "kind", lambda copies, size: made.append(size) or torch.ones(2)))
+        made += met(source, (1, 1))
     assert len(made) == 2
 
 
 def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch):
-    source, made = torch.zeros(1000), []
-
-    def build(copies, size):
-        made.append(size)
-        return torch.zeros(1000)
-
+    source = torch.zeros(1000)
     monkeypatch.setattr(cache, "_limit", 4 * 4500)
-    list(cache.cached_resized((source,), [(1, 1)], "kind", build))
+    met(source, (1, 1))
     for n in range(5):
-        list(cache.cached_resized((source,), [(1, 1)], "kind", build))
+        assert met(source, (1, 1)) == []
         cache.cached("others")(lambda n: torch.zeros(1000))(n)
-    assert made == [(1, 1)]
 
 
 def test_a_lock_is_held_while_a_process_forks(monkeypatch):
@@ -192,18 +172,11 @@ def test_what_is_kept_is_built_plainly():
 
 
 def test_the_oldest_table_goes_before_the_contents_that_all_of_them_need(monkeypatch):
-    source, made = torch.zeros(100), []
-
-    def build(copies, size):
-        made.append(size)
-        return torch.zeros(1000)
-
-    sizes = [(1, 1), (2, 2), (3, 3)]
-    list(cache.cached_resized((source,), sizes, "kind", build))
+    source = torch.zeros(100)
+    met(source, (1, 1), (2, 2), (3, 3))
     monkeypatch.setattr(cache, "_limit", nbytes())
     cache.cached("others")(lambda n: torch.zeros(100))(1)
-    list(cache.cached_resized((source,), sizes[1:], "kind", build))
-    assert made == sizes
+    assert met(source, (2, 2), (3, 3)) == []
 
 
 def test_what_is_forgotten_counts_as_never_met():

@@ -1,10 +1,13 @@
 """The products of dense matrices that autograd differentiates again: the definition, and second derivatives."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.support.oracles import BASE, Case, reference, relative, row_major, stock, tables
-from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from tests.support.checks import by_functions
+from tests.support.oracles import BASE, Case, reference, relative, row_major, stock
+from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling import dense_resize
 from timm_naflex_fast.resampling.grids import GridGroup
 from timm_naflex_fast.resampling.matrices import ResizeSpec
@@ -20,12 +23,6 @@ def test_products_of_dense_matrices_are_the_definition(ar_preserving):
         torch.testing.assert_close(embedding, want.flatten(0, 1), atol=1e-6, rtol=0)
 
 
-def ours(case, embeds, x, coord):
-    if case.kind == "learned":
-        return add_pos_embed_(x, embeds.pos_embed, coord, **case.options)
-    return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
-
-
 def second_derivative(add, case, x, coord):
     embeds = case.embeds()
     out = x.requires_grad_() * 1
@@ -37,7 +34,9 @@ def second_derivative(add, case, x, coord):
 
 # The second one has a grid of the table's size, which timm does not resize to a square first.
 @pytest.mark.parametrize("case", [BASE, Case(sizes=[(4, 5), (6, 5)], ar_preserving=True)])
-def test_second_derivatives_equal_timms(case):
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+def test_second_derivatives_equal_timms(case, strategy):
+    ours = partial(by_functions, strategy=strategy)
     want = second_derivative(stock, case, case.x(), case.coord())
     assert want.abs().max() > 0
     assert relative(second_derivative(ours, case, case.x(), case.coord()), want) <= 1e-5
@@ -65,7 +64,7 @@ def test_second_derivatives_without_the_last_cell():
 
 def test_second_derivatives_that_bypass_the_table_still_work():
     embeds, x = BASE.embeds().requires_grad_(False), BASE.x().requires_grad_()
-    out = ours(BASE, embeds, x * 1, BASE.coord())
+    out = by_functions(BASE, embeds, x * 1, BASE.coord())
     (grad,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
     grad.sum().backward()
     torch.testing.assert_close(x.grad, 6 * out.detach())

@@ -21,13 +21,6 @@ def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
     assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
 
 
-def test_fewer_tokens_than_cells():
-    coord = row_major([(2, 3)])[:, [0, 1, 2, 3, 4]]
-    coord[0, 4] = torch.tensor([1, 2])
-    (group,), _ = group_grids(coord, x_for(coord))
-    assert (group.h, group.w, group.tokens) == (2, 3, 5) and group.cell_of_token.tolist() == [0, 1, 2, 3, 5]
-
-
 def test_reordered_samples_stand_alone():
     coord = row_major([(2, 2), (2, 2)])
     coord[1] = coord[1].flip(0)
@@ -35,28 +28,6 @@ def test_reordered_samples_stand_alone():
     assert regular == GridGroup(2, 2, [0], 4)
     assert reordered.samples == [1] and reordered.cell_of_token.tolist() == [3, 2, 1, 0]
     assert counts == [(4, 0), (4, 0)]
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
-def test_empty_batches(shape):
-    assert group_grids(torch.zeros(*shape, 2, dtype=torch.long), torch.zeros(*shape, 3)) == (
-        [],
-        [(0, shape[1])] * shape[0],
-    )
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
-def test_coordinates_that_name_no_cell(value):
-    coord = row_major([(2, 2), (2, 2)], dtype=torch.float32)
-    coord[1, 2, 0] = value
-    with pytest.raises(ValueError, match="sample 1 holds a negative or non-finite coordinate"):
-        group_grids(coord, x_for(coord))
-
-
-def test_negative_padding_past_the_grid_is_padding():
-    coord = row_major([(2, 2)], length=6)
-    coord[0, 4:] = -1
-    assert group_grids(coord, x_for(coord)) == ([GridGroup(2, 2, [0], 4)], [(4, 2)])
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(2, 4, 2, dtype=torch.bool), torch.zeros(2, 4, 2, dtype=torch.complex64)])
@@ -70,12 +41,6 @@ def test_whole_batch():
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [], 6)], [])
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))
-
-
-@pytest.mark.parametrize("wrong", [torch.tensor(4), torch.tensor([4, 4]), [(4,)], [(1, 2, 3, 4)], [(0, 3)], [(2.0, 3)]])
-def test_sizes_that_are_none(wrong):
-    with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
-        sizes_on_host(wrong)
 
 
 def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
@@ -110,10 +75,11 @@ def test_floats_that_no_integer_can_hold(dtype):
     assert whole_numbers(coord).tolist() == [3, -1, -1, -1, LARGEST + 1, LARGEST + 1]
 
 
-def test_sizes_of_other_libraries():
+def test_sizes_of_other_libraries_and_what_is_none():
     for sizes in (np.array([(3, 4), (4, 5)]), [(np.int64(3), np.int32(4)), (4, 5)], np.array([(1, 3, 4), (1, 4, 5)])):
         found = sizes_on_host(sizes, batch=2)
         assert found == [(1, 3, 4), (1, 4, 5)] and all(type(n) is int for size in found for n in size)
-    for wrong in (np.array([(3.0, 4.0)]), np.array([(True, True)]), np.array(4), "34", 34, [3, 4], None):
-        with pytest.raises(ValueError, match="grid_sizes must hold"):
+    frames = [torch.tensor(4), torch.tensor([4, 4]), [(4,)], [(1, 2, 3, 4)], [(0, 3)], [(2.0, 3)]]
+    for wrong in (*frames, np.array([(3.0, 4.0)]), np.array([(True, True)]), np.array(4), "34", 34, [3, 4], None):
+        with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
             sizes_on_host(wrong)

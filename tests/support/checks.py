@@ -4,8 +4,16 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.oracles import relative, stock, tables, truth
+from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 
 HALF = (torch.bfloat16, torch.float16)
+
+
+def by_functions(case, embeds, x, coord, strategy="matmul"):
+    """What ``stock`` does, by this package's plain functions."""
+    if case.kind == "learned":
+        return add_pos_embed_(x, embeds.pos_embed, coord, strategy=strategy, **case.options)
+    return add_factorized_pos_embed_(x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving)
 
 
 def run(add, case, embeds, coord, x=None):
