@@ -80,20 +80,6 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
     assert all(module.resample_patch_embed is timms for module in (*holders, late))
 
 
-def test_compiles_in_one_graph_at_a_fixed_size(model):
-    model.requires_grad_(False)
-    interpolator, weight = model.embeds.patch_interpolator, model.embeds.proj.weight
-    want = interpolator.resample_linear_weight(weight, (6, 5))
-    enable(model=model)
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def compiled():
-        return interpolator.resample_linear_weight(weight, (6, 5))
-
-    assert relative(compiled(), want) <= 1e-5
-    assert set(status().calls) == {("patch_embed", "matmul")}
-
-
 def test_exports_at_a_fixed_size(model):
     enable(model=model)
     patches, coord = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
