@@ -64,28 +64,6 @@ def test_the_command_on_noise_and_on_wrong_files(identify, tmp_path, capsys):
         assert words in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "tensors, words",
-    [
-        ({"result": torch.ones(144, 3, dtype=torch.int32)}, "result must be a floating point tensor"),
-        ({"result": torch.ones(144, 3, dtype=torch.bool)}, "result must be a floating point tensor"),
-        ({"result": torch.ones(144, 3, dtype=torch.complex64)}, "result must be a floating point tensor"),
-        ({"result": torch.zeros(144, 3)}, "zero everywhere"),
-        ({"result": torch.zeros(0, 3), "sizes": torch.zeros(0, 2, dtype=torch.int64)}, "at least one grid"),
-        ({"result": torch.ones(144, 3), "table": torch.ones(8, 9, 3)}, "cannot tell"),
-        ({"result": torch.ones(144, 3), "table": torch.ones(8, 9, 3, dtype=torch.int64)}, "floating point"),
-        ({"result": torch.ones(144, 3), "table": torch.zeros(0)}, "table must be"),
-    ],
-    ids=str,
-)
-def test_data_that_cannot_be_compared_is_one_line(tensors, words, tmp_path, capsys):
-    file = str(tmp_path / "odd.safetensors")
-    save_file({"table": TABLE, "sizes": torch.tensor(SIZES)} | tensors, file)
-    assert main(["identify", file]) == 2
-    out, err = capsys.readouterr()
-    assert words in err and err.count("\n") == 1 and not out
-
-
 def test_sizes_that_cannot_tell_are_said_to(tmp_path, capsys):
     """On a table made larger, antialiasing changes nothing."""
     file, sizes = str(tmp_path / "large.safetensors"), [(1, 16, 18)]

@@ -8,6 +8,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import torch
 
 import timm_naflex_fast
 from timm_naflex_fast.cli.main import COMMANDS, call, main
@@ -31,20 +32,54 @@ def without_torch(*words):
     return [line for line in out.splitlines() if line.startswith("[")]
 
 
-def test_version_help_and_wrong_options_import_no_torch():
+def test_help_and_wrong_options_import_no_torch():
+    right = [["--version"], *([*words, "--help"] for words in ([], ["run"], ["identify"], ["bench"], ["drift"]))]
     wrong = [["--nonsense"], ["nonsense"], [], ["--", "info"], ["run"], ["run", "--mode", "fast", "x.py"]]
     wrong += [["run", "--mode"], ["identify"], ["info", "--fast"]]
-    answers = without_torch(["--version"], ["--help"], ["run", "--help"], ["identify", "--help"], *wrong)
-    assert answers[:4] == [
-        f"{words} 0" for words in (["--version"], ["--help"], ["run", "--help"], ["identify", "--help"])
-    ]
-    assert answers[4:] == [f"{words} 2" for words in wrong]
+    wrong += [[command, *words] for command in ("bench", "drift") for words in (["--fast"], ["--max-seq-len", "many"])]
+    assert without_torch(*right, *wrong) == [f"{words} 0" for words in right] + [f"{words} 2" for words in wrong]
 
 
-@pytest.mark.parametrize("command", ["bench", "drift"])
-def test_a_measuring_commands_options_import_no_torch(command):
-    words = [command, "--help"], [command, "--nonsense"], [command, "--max-seq-len", "many"]
-    assert without_torch(*words) == [f"{w} {0 if '--help' in w else 2}" for w in words]
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        ("bench --contenders nope", ["--contenders: invalid choice: 'nope'", "stock", "hf-siglip2", "plain-add"]),
+        ("bench --batch 0", ["--batch: invalid positive value: '0'"]),
+        ("bench --budget -1", ["--budget: invalid seconds value: '-1'"]),
+        ("bench --sizes-from . --workload siglip", ["--workload: not allowed with argument --sizes-from"]),
+        ("bench --json ", ["--json: an empty path"]),
+        ("drift --max-seq-len 99999999999", ["--max-seq-len: 99999999999 is more than 65536"]),
+    ],
+)
+def test_wrong_values_name_the_valid_ones(arguments, messages, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments.split(" "))
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == "" and all(message in err.splitlines()[-1] for message in messages)
+
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("bench --model m --contenders plain-add", "plain-add cannot be timed in a whole model; valid: train infer"),
+        ("bench --model m --phase frozen", "frozen cannot be timed in a whole model; valid: train infer stock"),
+        ("bench --max-seq-len 4 --workload siglip", "leave out --workload"),
+        ("bench --model vit_relpos_small_patch16_224", "makes no NaFlexVit of 'vit_relpos_small_patch16_224'"),
+        ("bench --model vit_small_r26_s32_224", "makes no NaFlexVit of 'vit_small_r26_s32_224'"),
+        pytest.param("bench --device cuda", "PyTorch sees no GPU here", marks=no_gpu),
+        ("drift", "needs --model NAME"),
+        ("drift --model naflexvit_base_patch16_gap --random-weights --images /nope", "is not a folder"),
+        ("drift --model x --checkpoint /nope.pth --images .", "no checkpoint at /nope.pth"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_anything_is_measured(arguments, message, capsys):
+    assert main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.startswith(f"naflex-fast {arguments.split()[0]}: ") and err.count("\n") == 1
+    assert out == ""
 
 
 def test_importing_the_package_imports_no_torch():
@@ -97,14 +132,6 @@ def test_a_closed_stdout_or_stderr_is_one_line():
     assert (done.returncode, done.stdout) == (2, "naflex-fast drift: stdout or stderr is closed\n")
     done = naflex("info", prelude=">/dev/full", stderr=pipe)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space" in done.stderr
-
-
-def test_ctrl_c_is_one_line(capsys):
-    def stopped(options):
-        raise KeyboardInterrupt
-
-    assert call("naflex-fast drift", stopped, None) == 130
-    assert capsys.readouterr().err == "naflex-fast drift: interrupted\n"
 
 
 def test_ctrl_c_during_a_commands_imports_is_one_line(monkeypatch, capsys):

@@ -120,36 +120,6 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     assert "missing_module" in run("children.py", cwd=tmp_path, env=env)[2]
 
 
-PATCHED = """
-import os, sys
-assert "torch" not in sys.modules
-os.environ["OMP_NUM_THREADS"] = "2"
-import torch
-threads = torch.get_num_threads()
-from timm.models.naflexvit import NaFlexEmbeds
-
-def module(_=None):
-    return NaFlexEmbeds._apply_learned_naflex_pos_embed.__module__, threads
-
-if __name__ == "__main__":
-    from joblib import Parallel, delayed
-    from multiprocessing import get_context
-    seen = [module(), Parallel(n_jobs=2)(delayed(module)() for _ in range(2))[1]]
-    with get_context("spawn").Pool(1) as pool:
-        seen.append(pool.apply(module))
-    print(seen)
-"""
-
-
-@pytest.mark.slow
-def test_timm_is_patched_in_every_process(tmp_path):
-    (tmp_path / "script.py").write_text(PATCHED)
-    code, out, err = run("script.py", cwd=tmp_path)
-    assert code == 0 and eval(out) == [("timm_naflex_fast.patching.timm", 2)] * 3, err
-    line = r"naflex-fast: pos_embed=matmul, patch_embed=matmul, rope=batched; timm \S+, \d+ functions replaced.*\n"
-    assert re.fullmatch(line, err)
-
-
 SIGLIP2 = """
 import torch, transformers
 sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)

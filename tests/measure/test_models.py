@@ -83,9 +83,31 @@ def test_a_file_without_usable_weights_says_what_to_save(record, tmp_path):
         load_model(NAME, tmp_path / "last.pth", **SMALL)
 
 
-def test_options_that_timm_refuses_are_what_to_change():
-    with pytest.raises(RuntimeError, match="--model-kwargs takes"):
-        load_model(NAME, random_weights=True, depth=-1)
+def test_a_model_that_timm_cannot_make_says_what_to_change(monkeypatch):
+    valid = r"timm has no NaFlexVit 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap"
+    for match, name, options in (
+        (valid, "naflexvit_nope", {}),
+        ("timm has no NaFlexVit 'resnet18'", "resnet18", dict(random_weights=True)),
+        ("--model-kwargs takes", NAME, dict(random_weights=True, depth=-1)),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=match):
+            load_model(name, **options)
+
+    def offline(*_, **__):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
+        load_model("naflexvit_base_patch16_siglip.v2_webli")
+
+
+def test_random_weights_are_seeded_and_cast():
+    models = []
+    for _ in range(2):
+        model, words = load_model(NAME, random_weights=True, dtype="float16", **SMALL)
+        models.append([*model.parameters()])
+        assert words.startswith("random, untrained, seed 0") and models[-1][0].dtype == torch.float16
+    assert all(map(torch.equal, *models))
 
 
 class Evil:
@@ -104,13 +126,6 @@ def test_no_code_in_a_file_runs_whatever_timm_does(place, zipped, tmp_path, monk
     with pytest.raises(RuntimeError, match=r"evil.pth cannot be loaded .*such a file could run code"):
         load_model(NAME, "evil.pth", **SMALL)
     assert not (tmp_path / "PWNED").exists()
-
-
-@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "vit_small_r26_s32_224"])
-def test_a_model_without_a_naflex_form(name, capsys):
-    assert cli.main(["bench", "--model", name]) == 2
-    err = capsys.readouterr().err
-    assert f"makes no NaFlexVit of {name!r}" in err and err.count("\n") == 1
 
 
 def test_an_old_timm_is_named(monkeypatch, capsys):

@@ -3,11 +3,8 @@
 import copy
 import gc
 import pickle
-import weakref
 
 import pytest
-import timm
-import torch
 
 from tests.support.oracles import is_pristine, small_vit, uses
 from timm_naflex_fast import disable, enable, status
@@ -19,26 +16,11 @@ def own(model):
 
 
 @pytest.mark.usefixtures("clean")
-def test_copies_keep_the_settings_and_the_checkpoint_stays_as_it_was():
+def test_checkpoints_and_pickles_hold_nothing_of_ours():
     model = small_vit()
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
     enable("grid_sample", model=model)
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
-    average = timm.utils.ModelEmaV3(model).module
-    copies = [copy.deepcopy(model), average]
-    assert [uses(m) for m in copies] == ["grid_sample"] * 2
-    disable(model)  # its copies keep theirs
-    assert uses(model) == "stock" and [uses(m) for m in copies] == ["grid_sample"] * 2
-    disable()
-    assert is_pristine() and [uses(m) for m in copies] == ["stock"] * 2
-    enable()
-    assert [own(m) for m in copies] == [None] * 2  # ended for good
-
-
-@pytest.mark.usefixtures("clean")
-def test_a_pickle_holds_nothing_of_ours():
-    model = small_vit()
-    enable("grid_sample", model=model)
     data = pickle.dumps(model)
     assert b"timm_naflex_fast" not in data
     loaded = pickle.loads(data)
@@ -68,40 +50,3 @@ def test_the_mode_of_a_command_that_was_given_none(monkeypatch):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
     with pytest.raises(ValueError, match="'fast' is not valid for TIMM_NAFLEX_FAST_MODE; valid: 'stock', "):
         settings.default_mode()
-
-
-def test_whose_settings_hold():
-    everywhere, own = settings.Settings("interpolate_cached"), settings.Settings("matmul", "stock", "batched")
-    ended, none = settings.Enabled(None), pickle.loads(pickle.dumps(settings.Enabled(own)))
-    exempt = settings.Enabled(settings.STOCK)
-    for newest_first, want in [
-        ((), everywhere),
-        ((settings.Enabled(own),), own),
-        ((settings.Enabled(own), exempt), own),
-        ((exempt, settings.Enabled(own)), settings.STOCK),
-        ((ended, settings.Enabled(own)), own),
-        ((none, settings.Enabled(own)), own),
-        ((ended, none), everywhere),
-    ]:
-        module = torch.nn.Module()
-        if newest_first:
-            module.__dict__[settings.ATTRIBUTE] = newest_first
-        for component in settings.VALID_MODES:
-            assert getattr(settings.own_settings(module) or everywhere, component) == getattr(want, component)
-            assert settings.own_settings(None) is None
-
-
-def test_what_may_hold_again():
-    class Handle:
-        pass
-
-    handle = Handle()
-    first, second, third = (settings.Enabled(settings.STOCK) for _ in range(3))
-    assert settings.may_hold((third, second, first)) == (third,)  # nothing can end it alone
-    third.handle = weakref.ref(handle)
-    assert settings.may_hold((third, None, second, first)) == (third, second)
-    second.settings = None
-    assert settings.may_hold((third, second, first)) == (third, first)
-    del handle
-    assert settings.may_hold((third, second, first)) == (third,)
-    assert settings.may_hold(()) == ()

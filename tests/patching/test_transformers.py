@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.support.oracles import relative, small_vit
 from tests.support.running import running
-from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import transformers as patching_transformers
 from timm_naflex_fast.patching.compat import version_of
@@ -125,24 +125,14 @@ def test_width_one_is_right_where_transformers_is_wrong(kind, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", TOWERS)
-def test_half_precision_is_one_cast_from_float32(kind, mode):
-    model = made(kind).to(torch.bfloat16)
-    with torch.no_grad():
-        want = embed(kind, model)
-        with enable(mode, library="transformers"):
-            got = embed(kind, model)
-            assert status().calls == {("pos_embed", mode): 1}
-    assert got.dtype == torch.bfloat16 and relative(got, want) <= 2**-7
-
-
-@pytest.mark.parametrize("kind", TOWERS)
-def test_autocast_gives_the_dtypes_of_transformers(kind):
-    model = made(kind)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        want = embed(kind, model)
-        with running("interpolate_cached", library="transformers"):
-            got = embed(kind, model)
-    assert got.dtype == want.dtype and torch.equal(got, want)
+def test_half_precision_is_one_cast_from_float32_and_autocast_keeps_the_dtypes(kind, mode):
+    for model, autocast in ((made(kind).to(torch.bfloat16), False), (made(kind), True)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            want = embed(kind, model)
+            with running(mode, library="transformers"):
+                got = embed(kind, model)
+        assert got.dtype == want.dtype and relative(got, want) <= 2**-7
+        assert torch.equal(got, want) or mode == "matmul" or not autocast
 
 
 @pytest.mark.parametrize("kind", ["cosmos3", "radio", "hunyuan"])
@@ -180,42 +170,32 @@ def test_hunyuans_other_modes():
         assert status().fallbacks == {"a table resized by nearest": 1}
 
 
+def test_hunyuan_adds_one_patch_to_every_position():
+    model, size = made("hunyuan"), torch.tensor([(1, 4, 6)])
+    want = model[0](torch.ones(1, 48), size)
+    with running(library="transformers"):
+        assert relative(model[0](torch.ones(1, 48), size), want) <= 2e-6 and want.shape == (1, 24, 32)
+
+
 def test_bad_sizes_are_refused():
     with enable(library="transformers"):
         with pytest.raises(ValueError, match="image 0 has 18 tokens, length is 10"):
             made("siglip2")[0](torch.zeros(1, 10, 48), torch.tensor([(3, 6)]))
-        for kind in ("cosmos3", "radio", "hunyuan"):
-            size = [(2, 2)] if kind == "radio" else [(1, 2, 2)]
-            with pytest.raises(ValueError, match="the grids have 4 patches together; pixel_values has 10"):
-                made(kind)[0](torch.zeros(10, 48), torch.tensor(size))
+        for kind, size, patches in (("cosmos3", (1, 2, 2), 1), ("radio", (2, 2), 1), ("hunyuan", (1, 2, 2), 10)):
+            with pytest.raises(ValueError, match=f"the grids have 4 patches together; pixel_values has {patches}"):
+                made(kind)[0](torch.zeros(patches, 48), torch.tensor([size]))
         with pytest.raises(ValueError, match="2 does not divide 3 x 4"):
             embed("cosmos3", made("cosmos3"), [(1, 3, 4)])
-
-
-def test_hunyuan_adds_one_patch_to_every_position():
-    model, size = made("hunyuan"), torch.tensor([(1, 4, 6)])
-    want = model[0](torch.ones(1, 48), size)
-    with enable(library="transformers"):
-        assert relative(model[0](torch.ones(1, 48), size), want) <= 2e-6 and want.shape == (1, 24, 32)
-        assert status().calls == {("pos_embed", "matmul"): 1}
-        for kind, one in (("cosmos3", [(1, 2, 2)]), ("radio", [(2, 2)])):
-            with pytest.raises(ValueError, match="the grids have 4 patches together; pixel_values has 1"):
-                made(kind)[0](torch.ones(1, 48), torch.tensor(one))
 
 
 def test_both_libraries_and_what_is_refused():
     model = made("siglip2")
     with enable(library=("timm", "transformers")):
-        replaced = status().replaced
-        assert {f"{cls.__name__}.{name}" for cls, name in METHODS.items()} <= replaced.keys()
-        assert set(replaced.values()) >= {"matmul"}
-        assert replaced["NaFlexEmbeds._apply_learned_naflex_pos_embed"] == "matmul"
+        timms = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
+        assert {timms, *(f"{cls.__name__}.{name}" for cls, name in METHODS.items())} <= status().replaced.keys()
         with enable("interpolate_cached", library="transformers"):
             assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
-            assert status().replaced["NaFlexEmbeds._apply_learned_naflex_pos_embed"] == "matmul"
-    assert status().replaced == {}
-    with enable(model=small_vit()):
-        assert "Siglip2VisionEmbeddings.forward" not in status().replaced
+            assert status().replaced[timms] == "matmul"
     valid = "valid: 'stock', 'interpolate_cached', 'matmul'"
     for wrong in (dict(library="transformers"), dict(library=("timm", "transformers")), dict(model=model)):
         with pytest.raises(ValueError, match=valid):
@@ -225,7 +205,6 @@ def test_both_libraries_and_what_is_refused():
     with pytest.raises(ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"):
         enable(library="vllm")
     assert is_pristine() and status().replaced == {}
-    disable()
 
 
 def test_other_releases(monkeypatch):
@@ -237,6 +216,7 @@ def test_other_releases(monkeypatch):
     model = small_vit()
     with enable(model=model):  # a model of timm is none of its business
         assert status().models and is_pristine()
+        assert "Siglip2VisionEmbeddings.forward" not in status().replaced
     monkeypatch.undo()
     if version_of(LIBRARY) != LIBRARY.newest:
         pytest.skip("what a newer release may change is compared with the newest known one")
@@ -277,14 +257,11 @@ def test_packed_towers_stay_with_transformers_where_a_program_is_written(kind, m
 
 
 @pytest.mark.slow
-def test_importing_and_enabling_timm_imports_no_transformers():
+def test_enabling_timm_imports_no_transformers():
     program = """
-import sys, timm_naflex_fast as fast
-assert "timm" not in sys.modules and "transformers" not in sys.modules
-fast.enable(); fast.status(); fast.disable()
-import timm
+import sys, timm, timm_naflex_fast as fast
 model = timm.create_model("naflexvit_base_patch16_gap", depth=1)
-fast.enable(model=model); fast.status(); fast.disable()
+fast.enable(); fast.enable(model=model); fast.status(); fast.disable()
 assert "transformers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

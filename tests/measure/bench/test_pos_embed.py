@@ -30,22 +30,6 @@ def small():
 GRIDS = [(5, 7), (4, 4), (9, 31)]
 
 
-@pytest.mark.parametrize("name", [name for name in CONTENDERS if name != PLAIN_ADD])
-def test_a_training_step_is_forward_and_backward_of_the_step_alone(name, small):
-    found = small("train", name)
-    if not found.contenders:
-        pytest.skip(found.about["left_out"][name])
-    (contender,) = found.contenders
-    seen = []
-    for _ in range(2):  # the first leaves a gradient behind, which the second must not add to
-        given = contender.prepare()
-        assert not given.is_leaf
-        given.register_hook(lambda grad: seen.append(grad.clone()))
-        with ran(*{name} & set(STRATEGIES)):
-            contender.run(given)
-    assert len(seen) == 2 and torch.equal(*seen) and bool(seen[0].any())
-
-
 @pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])
 def test_a_training_steps_result_and_gradient_are_timms(name):
     workload, coord = WORKLOADS["diverse"], coordinates(GRIDS)

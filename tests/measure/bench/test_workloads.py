@@ -12,18 +12,6 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, fit, folder_workload, read_sizes
 
 
-def test_the_six_workloads():
-    tables = {name: workload.options for name, workload in WORKLOADS.items()}
-    assert tables == {
-        "single": "16x16 bilinear",
-        "imagenet": "16x16 bicubic",
-        "siglip": "16x16 bilinear",
-        "diverse": "32x32 bicubic",
-        "extreme": "16x16 bicubic",
-        "radio": "128x128 bilinear antialias=False align_corners=True ar_preserving=True",
-    }
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
     workload = WORKLOADS[name]

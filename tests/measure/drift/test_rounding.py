@@ -59,26 +59,26 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_what_is_not_finite_is_named(value):
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ("embeds.pos_embed", "the position table pos_embed holds infinity or NaN"),
+        ("embeds.proj.weight", "with stock, the model's embedded tokens hold infinity or NaN in float32"),
+        ("blocks.0.norm1.weight", "pooled output"),
+        ("head.weight", "logits hold infinity or NaN"),
+    ],
+)
+def test_what_is_not_finite_is_named(value, part, named):
     model = table_model()
-    model.embeds.pos_embed.data[0, 1, 1, 0] = value
-    with pytest.raises(ValueError, match="the position table pos_embed holds infinity or NaN"):
+    model.get_parameter(part).data[0] = value
+    with pytest.raises(ValueError, match=named):
         survey(model, batches())
-    model = table_model()
-    model.embeds.proj.weight.data[0] = value
-    with pytest.raises(ValueError, match="with stock, the model's embedded tokens hold infinity or NaN in float32"):
-        survey(model, batches())
-    model = table_model()
-    next(model.blocks.parameters()).data.fill_(value)
-    with pytest.raises(ValueError, match="pooled output"):
-        survey(model, batches())
-    model = table_model()
-    model.head.weight.data[0] = value
-    with pytest.raises(ValueError, match="logits hold infinity or NaN"):
-        survey(model, batches())
+
+
+def test_a_sum_beyond_float16_is_named():
     model = table_model().half()
-    model.embeds.pos_embed.data.fill_(6e4)
-    model.embeds.proj.bias.data.fill_(6e4)
+    for part in (model.embeds.pos_embed, model.embeds.proj.bias):
+        part.data.fill_(6e4)
     with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in float16"):
         survey(model, batches())
 

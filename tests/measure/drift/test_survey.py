@@ -5,16 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.measured import WITHOUT_HF, batches, table_model
-from tests.support.oracles import small_vit
+from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import NAMES, missing
+from timm_naflex_fast.measure.drift.report import columns, row_text
 from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
 from timm_naflex_fast.patching.settings import MODES
-
-# metrics
-
-
-# contenders
 
 
 @ran("matmul")
@@ -30,22 +26,22 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason():
     assert set(found.left_out) == {name for name in NAMES if name not in MODES}
 
 
-# the survey
-
-
 @ran("matmul", "interpolate_cached", "grid_sample")
 def test_survey_of_a_tiny_model():
     model = table_model(pos_embed_grid_size=(12, 8))
     found = survey(model, list(batches(labels=True)), WITHOUT_HF, pictures=True)
     assert found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
     assert all(found.exact(name) for name in ("stock", "interpolate_cached", "matmul"))
-    assert not found.exact("grid_sample") and found.drift["stock"].embed_max_abs == 0
+    assert not found.exact("grid_sample")
+    for name in ("stock", "interpolate_cached"):
+        drift = found.drift[name]
+        assert drift.embed_max_abs == drift.pooled_cosine_distance == 0 and drift.agreement == 1
+        assert drift.accuracy == found.drift["stock"].accuracy
     # The same thing by another way, in a model that takes it through all its blocks.
     ours, timms = found.drift["grid_sample"], found.drift["timm-flag-bilinear"]
     assert ours.embed_rel_rms == pytest.approx(timms.embed_rel_rms, rel=1e-4)
-    assert abs(found.drift["issue-2514-zeros"].embed_rel_rms - ours.embed_rel_rms) > 1e-3, (
-        "padding counts at the border"
-    )
+    zeros = found.drift["issue-2514-zeros"]
+    assert abs(zeros.embed_rel_rms - ours.embed_rel_rms) > 1e-3, "padding counts at the border"
     assert [grid.grid for grid in found.grids] == [(5, 2), (6, 6), (3, 4), (2, 9)]
     assert [grid.shrink for grid in found.grids] == [4, 2, 4, 6]
     assert sum(grid.images for grid in found.grids) == 8
@@ -55,12 +51,27 @@ def test_survey_of_a_tiny_model():
     assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
 
 
-@ran("matmul")
-def test_another_dtype():
-    model = table_model().to(torch.bfloat16)
-    exact = survey(model, batches(), ["matmul"])
-    assert exact.exact("matmul") and exact.drift["matmul"].embed_rel_rms < 1e-3
-    assert next(model.parameters()).dtype == torch.bfloat16
+def test_without_labels_and_without_a_classifier():
+    model = small_vit()
+    model.reset_classifier(0)
+    found = survey(model, batches(labels=True), ["matmul"])
+    assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement is None
+    headings = columns(found.drift["stock"])
+    assert list(headings) == ["embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours"]
+    assert len(row_text(found.drift["matmul"], headings)) == 4
+    found = survey(small_vit(), batches(), ["matmul"])
+    assert found.drift["matmul"].accuracy is None and found.drift["matmul"].agreement == 1
+    assert list(columns(found.drift["stock"]))[-1] == "agreement"
+    with pytest.raises(ValueError, match="no image"):
+        survey(small_vit(), [])
+
+
+def test_coordinates_name_the_place_of_a_patch():
+    """The kept image follows the coordinates, not the order of the tokens."""
+    batch = vit_batch([(2, 3)])
+    turned = {**batch, "patches": batch["patches"].flip(1), "patch_coord": batch["patch_coord"].flip(1)}
+    a, b = (survey(table_model(), [(one, None)], ["grid_sample"], pictures=True) for one in (batch, turned))
+    assert torch.equal(a.pictures[0].pixels, b.pictures[0].pixels)
 
 
 def test_relative_rms_by_hand():
@@ -70,10 +81,8 @@ def test_relative_rms_by_hand():
 
 
 def test_cosine_distance_by_hand():
-    ours, reference = (
-        torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]]),
-        torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]]),
-    )
+    ours = torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]])
+    reference = torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]])
     expected = torch.tensor([0, 1, 1 - 0.5**0.5, 2], dtype=torch.float64)
     torch.testing.assert_close(cosine_distance(ours, reference), expected, atol=1e-12, rtol=0)
     tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]]))
