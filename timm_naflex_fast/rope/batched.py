@@ -40,7 +40,7 @@ def batched_rope(
         patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype. A sample's grid is its
             largest coordinate + 1; tokens after its h*w are padding, whose coordinates are not looked at.
         dtype: of the result. Angles, sines and cosines are computed in float32 at least, under autocast too.
-        in_graph: use only operations that a graph can hold and autograd can differentiate; read nothing back to the host.
+        in_graph: use only operations that a graph can hold and autograd can differentiate; read nothing back.
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
