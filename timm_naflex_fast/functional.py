@@ -253,7 +253,7 @@ def resize_matrix(
     """
     if mode != "linear":
         check_interpolation(mode)
-    n, n0 = check_size((n, n0))
+    n, n0 = check_size((n, n0), "n and n0 must be lengths")
     return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 

@@ -69,6 +69,18 @@ def test_equals_timm(antialias, mode):
         )
 
 
+def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
+    launched, table = [], torch.zeros(3, 4, 4)
+    monkeypatch.setattr(matmul_triton, "read_batch", lambda *_: None)
+    monkeypatch.setattr(matmul_triton, "launch_forward", lambda *_: launched.append(1))
+    x = torch.zeros(1, 12, 8, requires_grad=True) * 1
+    with pytest.raises(RuntimeError, match="multiple views|in-?place"):
+        add_learned(x.split(4, -1)[1], table, row_major([(3, 4)]), ResizeSpec())
+    assert not launched
+    add_learned(x[..., :4], table, row_major([(3, 4)]), ResizeSpec())
+    assert launched
+
+
 @runs
 @pytest.mark.parametrize("length", [None, 14])
 def test_equals_timm_by_sizes_in_bilinear_mode(length, monkeypatch):

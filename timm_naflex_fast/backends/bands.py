@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.matrices import ResizeSpec, axis_matrix, cell_positions
+from ..resampling.matrices import ResizeSpec, axis_matrix, cell_positions, sample
 
 TEETH = 8  # cells from one tooth of a comb to the next
 ROWS = 2 * 4095  # as in ``triton_kernels``: where the first columns begin
@@ -85,12 +85,7 @@ def _resize(combs: Tensor, n: int, spec: ResizeSpec) -> Tensor:
     if spec.sampler == "interpolate":
         options = dict(mode=spec.interpolation, antialias=spec.antialias, align_corners=spec.align_corners)
         return F.interpolate(combs[None, None], size=(len(combs), n), **options)[0, 0].t()  # type: ignore[arg-type]
-    y = cell_positions(n, spec.align_corners)
-    where = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
-    sampled = F.grid_sample(
-        combs[None, :, :, None], where, mode=spec.interpolation, padding_mode="border", align_corners=spec.align_corners
-    )
-    return sampled[0, :, :, 0].t()
+    return sample(combs, cell_positions(n, spec.align_corners), spec)
 
 
 def _centre(row: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:

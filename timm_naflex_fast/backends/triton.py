@@ -88,12 +88,6 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     if not agrees(x, table.shape, spec, "in place"):
         return eager.add(x, tables, patch_coord, spec, STRATEGIES["matmul"])
     facts = read_batch(patch_coord, x.device, table.shape, spec)
-    tokens = _aligned(x.detach())
-    launch_forward(tokens, tokens, table, facts, spec)
-    if tokens.data_ptr() != x.data_ptr():
-        x.detach().copy_(tokens)
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)  # written to unseen: whoever saved x must hear of it
 
     def gradients(g: Tensor) -> list[Tensor]:
         differentiable = why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad)
@@ -103,7 +97,13 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
             return [table_grad(g, table.shape, facts, spec)]
 
     if torch.is_grad_enabled() and (x.requires_grad or table.requires_grad):
-        AddedInPlace.apply(x, gradients, table)
+        AddedInPlace.apply(x, gradients, table)  # before we write: autograd may forbid it
+    tokens = _aligned(x.detach())
+    launch_forward(tokens, tokens, table, facts, spec)
+    if tokens.data_ptr() != x.data_ptr():
+        x.detach().copy_(tokens)
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)  # written to unseen: whoever saved x must hear of it
 
 
 def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:

@@ -14,14 +14,14 @@ from .matrices import INTERPOLATIONS
 LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
-def check_size(size: Sequence[int]) -> tuple[int, int]:
+def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
         h, w = (whole(n) for n in size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:
-        raise ValueError(f"size must be (h, w), both integers of at least 1; got {size!r}")
+        raise ValueError(f"{names}, both integers of at least 1; got {size!r}")
     return h, w
 
 
@@ -56,12 +56,17 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
-def bad_coordinate(sample: int) -> ValueError:
-    """The error for a coordinate that names no cell."""
-    return ValueError(
-        f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
-        "coordinates count from 0, and padding tokens carry (0, 0)"
-    )
+def check_grid(sample: int, h: int, w: int, lowest: Sequence[int], coord: Tensor) -> None:
+    """Raise ValueError unless the grid (h, w) has a size, and none of its tokens a negative coordinate.
+
+    ``lowest``: the sample's lowest y and x, padding included; only if one is negative is ``coord`` (B, N, 2) read.
+    """
+    no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
+    if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):
+        raise ValueError(
+            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
+            "coordinates count from 0, and padding tokens carry (0, 0)"
+        )
 
 
 def check_writable(x: Tensor) -> None:

@@ -100,14 +100,19 @@ def resize_matrix(
 
 def sample_matrix(n: int, n0: int, spec: ResizeSpec, batch_max: int) -> Tensor:
     """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
-    # One image whose channels are the unit vectors, n0 high and 1 wide, sampled at x = 0 and each position y.
     is_affine = spec.sampler == "affine_grid"
     y = affine_positions(n, batch_max) if is_affine else cell_positions(n, spec.align_corners)
-    image = torch.eye(n0, dtype=torch.float32, device="cpu").view(1, n0, n0, 1)
-    positions = torch.stack((torch.zeros_like(y), y), -1).view(1, n, 1, 2)
+    return sample(torch.eye(n0, dtype=torch.float32, device="cpu"), y, spec).contiguous()
+
+
+def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
+    """Signals (K, n0), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
+    # One image whose channels are the signals, n0 high and 1 wide, sampled at x = 0 and each position y.
+    image = signals.view(1, *signals.shape, 1)
+    positions = torch.stack((torch.zeros_like(y), y), -1).view(1, -1, 1, 2)
     mode = "bilinear" if spec.interpolation == "linear" else spec.interpolation
     sampled = F.grid_sample(image, positions, mode=mode, padding_mode="border", align_corners=spec.align_corners)
-    return sampled[0, :, :, 0].t().contiguous()
+    return sampled[0, :, :, 0].t()
 
 
 def cell_positions(n: int, align_corners: bool) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..resampling.checks import LARGEST, bad_coordinate
+from ..resampling.checks import check_grid
 from .settings import Rope
 
 
@@ -50,9 +50,7 @@ def grids_on_host(coord: Tensor, *, one: bool) -> Grids:
     of = []
     for sample, (low, (y, x)) in enumerate(ends):
         h, w = y + 1, x + 1
-        no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
-        if no_grid or (min(low) < 0 and int(coord[sample, : h * w].min()) < 0):
-            raise bad_coordinate(sample)
+        check_grid(sample, h, w, low, coord)
         of.append(number.setdefault((h, w), len(number)))
     padded = any(h * w < coord.shape[1] for h, w in number)
     if one:
