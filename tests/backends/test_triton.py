@@ -74,7 +74,7 @@ def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
     monkeypatch.setattr(matmul_triton, "read_batch", lambda *_: None)
     monkeypatch.setattr(matmul_triton, "launch_forward", lambda *_: launched.append(1))
     x = torch.zeros(1, 12, 8, requires_grad=True) * 1
-    with pytest.raises(RuntimeError, match="multiple views|in-?place"):
+    with pytest.raises(RuntimeError, match=r"multiple views|in-?place"):
         add_learned(x.split(4, -1)[1], table, row_major([(3, 4)]), ResizeSpec())
     assert not launched
     add_learned(x[..., :4], table, row_major([(3, 4)]), ResizeSpec())

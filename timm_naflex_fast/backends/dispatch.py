@@ -54,19 +54,20 @@ def add(
         sampler = "interpolate" if spec.sampler == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, sampler=sampler)
     backend = _backend(x, tables, spec, strategy)
-    if isinstance(placement, Tensor) and backend is not eager:
-        return backend.add(x, tables, placement, spec)
-    if not isinstance(placement, Tensor) and recorded() and backend is not eager:
-        # Plain images in a graph: the embeddings of their one grid, added to all of them.
+    if not isinstance(placement, Tensor) and not recorded():
+        backend = eager  # the host knows the one grid of plain images
+    if backend is eager:
+        run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
+        run(x, tables, placement, spec, STRATEGIES[strategy])
+    elif isinstance(placement, Tensor):
+        backend.add(x, tables, placement, spec)
+    else:  # plain images in a graph: the embeddings of their one grid, added to all of them
         grids.check_whole(x, placement)
         cell = torch.arange(x.shape[1], device=x.device)
         patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
         one = x.new_zeros(1, *x.shape[1:])
         backend.add(one, tables, patch_coord, spec)
         x.add_(one)
-        return
-    run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
-    run(x, tables, placement, spec, STRATEGIES[strategy])
 
 
 # The grids are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..resampling.cache import cached, cached_resized
 from ..resampling.checks import check_interpolation, check_size
 from ..resampling.matrices import resize_matrix
-from ..tracing import tracer, why_unsupported
+from ..tracing import tracer
 
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
@@ -155,7 +155,7 @@ _constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
 
 def is_traced(weight: Tensor) -> bool:
     """Whether a tracer, a function transform or forward-mode AD needs PyTorch's own operations."""
-    return tracer() is not None or why_unsupported(weight) is not None
+    return tracer(weight) is not None
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner: int) -> Tensor:

@@ -24,7 +24,7 @@ from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import Rope, read_rope
 from ..strategies import STRATEGIES
-from ..tracing import recorded, tracer, why_unsupported
+from ..tracing import recorded, tracer
 from .compat import changed
 from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
 from .settings import MODES, own_settings
@@ -109,7 +109,7 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
-    in_graph = recorded() or why_unsupported(x, patch_coord) is not None
+    in_graph = tracer(x, patch_coord) is not None
 
     def rope(_: str) -> Rope | str:
         found = read_rope(self.rope)
