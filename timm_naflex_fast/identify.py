@@ -143,15 +143,11 @@ def question(family: str) -> dict[str, Tensor]:
     Raises:
         ValueError: an unknown family; names those that there are.
     """
-    side, draw = _family(family).side, random.Random(0).random
+    if family not in FAMILIES:
+        raise ValueError(f"family={family!r} is not known; valid: {', '.join(FAMILIES)}")
+    side, draw = FAMILIES[family].side, random.Random(0).random
     table = torch.tensor([2 * draw() - 1 for _ in range(side * side * 8)]).view(side, side, 8)
     return {"table": table, "sizes": torch.tensor([(12, 20), (30, 8), (4, 18)])}
-
-
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
-        raise ValueError(f"family={name!r} is not known; valid: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
 
 
 def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[float, dict[str, Any]]]:

@@ -103,24 +103,19 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
             print(f"not run: workload {workload.name}, {why}")
             workloads.remove(workload)
     ways = list(product(workloads, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
-    weights = [2 if phase == "train" else 1 for _, _, phase, _ in ways]
     changing: dict[Any, float] = {}
-    with progress("timing", sum(weights)) as bar:
-        for (workload, dtype, phase, batch), weight in zip(ways, weights):
+    with progress("timing", len(ways)) as bar:
+        for workload, dtype, phase, batch in ways:
             with ExitStack() as on:
                 race = make(workload, batch, dtype, phase, chosen["contenders"], on)
                 time = partial(run, race, options.rounds, device=options.device, budget=options.budget)
-                rows = time(advance=partial(_advance, bar, weight))
+                rows = time(advance=bar.update)
                 works = {(workload.name, dtype, batch, row.contender): row.median_ms for row in rows}
                 if phase == "frozen" and any(ms > SLOW * changing.get(work, ms) for work, ms in works.items()):
                     rows = time()
             changing |= works if phase == "infer" else {}
             bar.clear()
             yield race, rows
-
-
-def _advance(bar: Any, weight: int, share: float) -> None:
-    bar.update(weight * share)
 
 
 def _workloads(options: argparse.Namespace, patch_size: int) -> list[Workload]:

@@ -53,16 +53,13 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if lowered else dtype
 
 
-def pseudo_inverse(matrix: Tensor) -> Tensor:
-    """pinv (n0, n) of a resize matrix (n, n0): they all have full rank, and a condition that can be squared."""
-    if matrix.shape[0] < matrix.shape[1]:
-        return torch.linalg.solve(matrix @ matrix.t(), matrix).t().contiguous()
-    return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
-
-
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
-    return pseudo_inverse(resize_matrix(n, n0, mode, antialias, False, torch.float64, device))
+    matrix = resize_matrix(n, n0, mode, antialias, False, torch.float64, device)
+    # It has full rank, and a condition that can be squared.
+    if n < n0:
+        return torch.linalg.solve(matrix @ matrix.t(), matrix).t().contiguous()
+    return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
 
 
 cached_inverse = cached("pseudo-inverses")(axis_inverse)
@@ -218,7 +215,6 @@ def resample_linear_kernel(
         kernels = weight.reshape(len(weight), *old, in_chans).permute(0, 3, 1, 2)
         kernels = resample_patch_kernel(kernels, new, mode=mode, antialias=antialias)
         return kernels.permute(0, 2, 3, 1).flatten(1)
-    check_interpolation(mode)
     if old == new:
         return weight
     x = weight.reshape(len(weight), old[0], old[1] * in_chans)

@@ -56,10 +56,10 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
-def check_grid(sample: int, h: int, w: int, lowest: Sequence[int], coord: Tensor) -> None:
-    """Raise ValueError unless the grid (h, w) has a size, and none of its tokens a negative coordinate.
+def check_cells(coord: Tensor, sample: int, h: int, w: int, lowest: Sequence[int]) -> None:
+    """A sample's grid (h, w) must have cells, and its tokens of ``coord`` (B, N, 2) must name them.
 
-    ``lowest``: the sample's lowest y and x, padding included; only if one is negative is ``coord`` (B, N, 2) read.
+    ``lowest``: the sample's lowest y and x, those of its padding too.
     """
     no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
     if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):

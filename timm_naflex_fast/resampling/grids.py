@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, check_grid, check_tokens, whole
+from .checks import LARGEST, check_cells, check_tokens, whole
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -74,7 +74,7 @@ def group_grids(
     row_major: dict[tuple[int, int], list[int]] = {}
     reordered, counts = [], []
     for sample, (h, w, misplaced, *lowest) in enumerate(facts):
-        check_grid(sample, h, w, lowest, coord)
+        check_cells(coord, sample, h, w, lowest)
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
         _check_not_too_many(sample, (h, w), side, length)

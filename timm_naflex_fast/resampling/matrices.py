@@ -124,8 +124,7 @@ def cell_positions(n: int, align_corners: bool) -> Tensor:
 def affine_positions(n: int, batch_max: int) -> Tensor:
     """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
     zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
-    theta = torch.zeros(1, 2, 3, dtype=torch.float32, device="cpu")
-    theta[0, 1, 1], theta[0, 1, 2] = zoom, zoom - 1
+    theta = torch.tensor([[(0, 0, 0), (0, zoom, zoom - 1)]], dtype=torch.float32, device="cpu")
     return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
 
 

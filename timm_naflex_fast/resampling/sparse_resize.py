@@ -24,19 +24,17 @@ other would be wrong by 1e-5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .cache import cached
 from .grids import GridGroup
 from .matrices import ResizeSpec, axis_matrix, taps
 from .tokens import BLOCK, PairwiseSum, Tokens
-
-Axis = tuple[Tensor, Tensor]
-"""A resize matrix by its taps: the columns that each row reads, and their weights, both (n, K)."""
 
 
 class SparseSum(NamedTuple):
@@ -55,16 +53,16 @@ class SparseSum(NamedTuple):
         weights = self.weights.to(source.dtype)
         return torch.embedding_bag(source, self.indices, self.offsets, False, 0, False, weights)[0]
 
-    def to(self, device: torch.device | None) -> SparseSum:
+    def to(self, device: torch.device) -> SparseSum:
         """The same sum on another device."""
-        rows = None if self.rows is None else self.rows.to(device)
-        return SparseSum(self.indices.to(device), self.offsets.to(device), self.weights.to(device), rows)
+        return SparseSum._make(None if part is None else part.to(device) for part in self)
 
 
 ResizeSteps = tuple[SparseSum, ...]
 """The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
 
 
+@cached("resize steps")
 def resize_steps(
     h: int,
     w: int,
@@ -107,11 +105,7 @@ def both_axes_together(nnz_y: int, nnz_x: int, grid: tuple[int, int], w0: int) -
 
 
 def resample_learned(
-    table: Tensor,
-    groups: list[GridGroup],
-    spec: ResizeSpec,
-    dtype: torch.dtype,
-    make_steps: Callable[..., ResizeSteps] = resize_steps,
+    table: Tensor, groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
 ) -> Iterator[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
 
@@ -129,7 +123,7 @@ def resample_learned(
     for same_height in _group_by_height(others, spec) if others else ():
         strip = None
         for group in same_height:
-            steps = make_steps(group.h, group.w, size, spec, False, dtype, table.device)
+            steps = resize_steps(group.h, group.w, size, spec, False, dtype, table.device)
             if len(steps) == 1:
                 yield group, steps[0](flat)
             else:  # a row of the table is one long row (W0*C) for the sum along y
@@ -138,12 +132,7 @@ def resample_learned(
 
 
 def learned_gradient(
-    tokens: Tokens,
-    shape: Sequence[int],
-    groups: list[GridGroup],
-    spec: ResizeSpec,
-    dtype: torch.dtype,
-    make_steps: Callable[..., ResizeSteps] = resize_steps,
+    tokens: Tokens, shape: Sequence[int], groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
 ) -> Tensor:
     """The transpose of :func:`resample_learned` and the add: the table's gradient (H0, W0, C) from the tokens'."""
     h0, w0, channels = shape
@@ -154,7 +143,7 @@ def learned_gradient(
         strips, along_y = PairwiseSum(), None
         for group in same_height:
             summed = tokens.sum(group, dtype)
-            steps = make_steps(group.h, group.w, (h0, w0), spec, True, dtype, device)
+            steps = resize_steps(group.h, group.w, (h0, w0), spec, True, dtype, device)
             if len(steps) == 2:
                 strips.add(steps[0](summed))
                 along_y = steps[1]
@@ -176,6 +165,7 @@ def learned_gradient(
     return total.total().view(h0, w0, channels)
 
 
+@cached("axis sums")
 def axis_sum(
     axis: int, h: int, w: int, n0: int, spec: ResizeSpec, transpose: bool, dtype: torch.dtype, device: torch.device
 ) -> SparseSum | None:
@@ -187,12 +177,7 @@ def axis_sum(
 
 
 def resample_factorized(
-    tables: tuple[Tensor, ...],
-    groups: list[GridGroup],
-    spec: ResizeSpec,
-    token_dtype: torch.dtype,
-    dtype: torch.dtype,
-    make_sum: Callable[..., SparseSum | None] = axis_sum,
+    tables: tuple[Tensor, ...], groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
 ) -> Iterator[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings of a factorized table: ``y + x`` of two 1-D tables, resized, in ``token_dtype``.
 
@@ -201,19 +186,14 @@ def resample_factorized(
     for group in groups:
         axes = []
         for axis, table in enumerate(tables):
-            resize = make_sum(axis, group.h, group.w, len(table), spec, False, dtype, table.device)
+            resize = axis_sum(axis, group.h, group.w, len(table), spec, False, dtype, table.device)
             resized = table.detach() if resize is None else resize(table.detach().to(dtype).contiguous())
             axes.append(resized[: (group.h, group.w)[axis]].to(token_dtype))
         yield group, (axes[0][:, None] + axes[1][None]).flatten(0, 1)
 
 
 def factorized_gradients(
-    tokens: Tokens,
-    lengths: Sequence[int],
-    groups: list[GridGroup],
-    spec: ResizeSpec,
-    dtype: torch.dtype,
-    make_sum: Callable[..., SparseSum | None] = axis_sum,
+    tokens: Tokens, lengths: Sequence[int], groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
     """The transpose of :func:`resample_factorized` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
     dtype = torch.promote_types(dtype, tokens.dtype)
@@ -222,7 +202,7 @@ def factorized_gradients(
         summed = tokens.sum(group, dtype).view(group.h, group.w, -1)
         for axis, (n0, total) in enumerate(zip(lengths, totals)):
             line = summed.sum(1 - axis)  # a row of y is read by all columns, and the other way round
-            resize = make_sum(axis, group.h, group.w, n0, spec, True, dtype, tokens.device)
+            resize = axis_sum(axis, group.h, group.w, n0, spec, True, dtype, tokens.device)
             total.add(F.pad(line, (0, 0, 0, n0 - len(line))) if resize is None else resize(line))
     return tuple(total.total() for total in totals)
 
@@ -235,18 +215,18 @@ def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list
     return heights.values()
 
 
-def _identity(n: int, dtype: torch.dtype) -> Axis:
+def _identity(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The taps of an identity matrix."""
     return torch.arange(n, device="cpu")[:, None], torch.ones(n, 1, dtype=dtype, device="cpu")
 
 
-def _kron(y: Axis, x: Axis, source_width: int) -> SparseSum:
-    """``Y (x) X``: one sum for each pair of rows, the products of their taps, on the cells of a row-major source."""
+def _kron(y: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], source_width: int) -> SparseSum:
+    """``Y (x) X``, by the ``taps`` of both, on the cells of a row-major source: one sum for each pair of rows."""
     index = (y[0][:, None, :, None] * source_width + x[0][None, :, None, :]).flatten(2).flatten(0, 1)
     weights = (y[1][:, None, :, None] * x[1][None, :, None, :]).flatten(2).flatten(0, 1)
-    counts = weights.count_nonzero(1)
-    taken = weights.flatten().nonzero()[:, 0]
-    offsets = (counts.cumsum(0) - counts).to(torch.int32)
-    return SparseSum(index.flatten()[taken].to(torch.int32), offsets, weights.flatten()[taken])
+    taken = weights != 0
+    counts = taken.sum(1)
+    return SparseSum(index[taken].to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32), weights[taken])
 
 
 def _drop_empty_rows(sums: SparseSum) -> SparseSum:

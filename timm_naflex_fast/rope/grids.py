@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..resampling.checks import check_grid
+from ..resampling.checks import check_cells
 from .settings import Rope
 
 
@@ -49,9 +49,8 @@ def grids_on_host(coord: Tensor, *, one: bool) -> Grids:
     number: dict[tuple[int, int], int] = {}
     of = []
     for sample, (low, (y, x)) in enumerate(ends):
-        h, w = y + 1, x + 1
-        check_grid(sample, h, w, low, coord)
-        of.append(number.setdefault((h, w), len(number)))
+        check_cells(coord, sample, y + 1, x + 1, low)
+        of.append(number.setdefault((y + 1, x + 1), len(number)))
     padded = any(h * w < coord.shape[1] for h, w in number)
     if one:
         number, of = {(max(h for h, _ in number), max(w for _, w in number)): 0}, [0] * len(of)

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..resampling import cache, dense_resize, sparse_resize
+from ..resampling import dense_resize, sparse_resize
 from ..resampling.dense_resize import Embeddings
 from ..resampling.grids import GridGroup
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import Tokens
 from .base import Strategy, Tables
-
-resize_steps = cache.cached("resize steps")(sparse_resize.resize_steps)
-axis_sum = cache.cached("axis sums")(sparse_resize.axis_sum)
 
 
 class SparseSums(Strategy):
@@ -28,8 +25,8 @@ class SparseSums(Strategy):
     ) -> Embeddings:
         """One grid's embeddings are alive at a time."""
         if len(tables) == 1:
-            return sparse_resize.resample_learned(tables[0], groups, spec, dtype, resize_steps)
-        return sparse_resize.resample_factorized(tables, groups, spec, token_dtype, dtype, axis_sum)
+            return sparse_resize.resample_learned(tables[0], groups, spec, dtype)
+        return sparse_resize.resample_factorized(tables, groups, spec, token_dtype, dtype)
 
     def transpose(
         self,
@@ -41,8 +38,8 @@ class SparseSums(Strategy):
     ) -> Iterable[Tensor]:
         """The tables' gradients, by the transposed sums."""
         if len(shapes) == 1:
-            return [sparse_resize.learned_gradient(tokens, shapes[0], groups, spec, dtype, resize_steps)]
-        return sparse_resize.factorized_gradients(tokens, [n0 for n0, _ in shapes], groups, spec, dtype, axis_sum)
+            return [sparse_resize.learned_gradient(tokens, shapes[0], groups, spec, dtype)]
+        return sparse_resize.factorized_gradients(tokens, [n0 for n0, _ in shapes], groups, spec, dtype)
 
     def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
         """As products of dense matrices."""

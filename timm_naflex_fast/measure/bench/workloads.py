@@ -138,8 +138,7 @@ def _drawing(draw: Callable[[random.Random], Grid]) -> Callable[[random.Random],
     return lambda source: iter(partial(draw, source), None)
 
 
-def _imagenet(source: random.Random) -> Grid:
-    return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
+_imagenet = _drawing(lambda source: fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576))
 
 
 def siglip_grids(tokens: int) -> Callable[[random.Random], Iterator[Grid]]:
@@ -162,7 +161,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("single", (16, 16), "bilinear", _uniform(24, 24)),
-        Workload("imagenet", (16, 16), "bicubic", _drawing(_imagenet)),
+        Workload("imagenet", (16, 16), "bicubic", _imagenet),
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _drawing(_extreme)),
