@@ -111,24 +111,6 @@ def test_autocast_equals_stock(mode):
     assert relative(got_grads[table], want_grads[table]) <= 2e-2  # stock sums repeats in bfloat16
 
 
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", pytest.param("grid_sample", marks=pytest.mark.slow)])
-def test_compiled_model_equals_eager(mode):
-    model, batch = small_vit(), vit_batch([(5, 7), (12, 4), (3, 3)])
-    with running(mode), torch.no_grad():
-        want = model(batch)
-        compiled = torch.compile(model, backend="aot_eager")
-        assert relative(compiled(batch), want) <= 1e-5
-    with torch.no_grad():
-        assert relative(compiled(batch), model(batch)) <= 1e-5  # and after the patch is gone
-
-
-def test_plain_images_still_compile_in_one_graph():
-    model, image = small_vit(), torch.randn(2, 1, 20, 36)
-    with running(), torch.no_grad():
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert relative(compiled(image), model(image)) <= 1e-5
-
-
 @pytest.mark.skipif(not NEW_TIMM, reason="older timm reads the largest grid back for its grid_sample")
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot ask whether a module has a name")
 def test_learned_grid_sample_compiles_in_one_graph():

@@ -81,14 +81,6 @@ def test_models_timm_makes(name, kind):
             assert relative(model(batch), want) <= 1e-5
 
 
-@pytest.fixture
-def fresh_compiler():
-    """PyTorch compiles a function for so many models and then no more, in the tests after these either."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")
 @pytest.mark.parametrize(
     ("kind", "train"),
@@ -100,7 +92,7 @@ def fresh_compiler():
         if (kind, train) != ("mixed", True)
     ],
 )
-def test_captures_in_one_graph(kind, train, fresh_compiler):
+def test_captures_in_one_graph(kind, train):
     model = vit(kind, depth=2)
     batches = [BATCH, vit_batch([(2, 6), (7, 5), (9, 1)] * 8, seed=1)]
     with running(component="rope"), torch.set_grad_enabled(train):

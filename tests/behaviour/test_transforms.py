@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.oracles import Case, relative, row_major, small_vit, tables, vit_batch
@@ -66,12 +66,6 @@ def test_every_function_has_tangents_gradients_and_batches(name, strategy):
     assert relative(vmap(function)(torch.stack([point, v])), torch.stack([out, want])) <= 2e-6
 
 
-def test_jacobians_forward_and_backward():
-    function = lambda t: resample_pos_embed(t, (2, 3))
-    table = torch.randn(3, 4, 2, dtype=torch.float64)
-    torch.testing.assert_close(jacfwd(function)(table), jacrev(function)(table))
-
-
 def test_a_tangent_in_one_thread_is_none_of_anothers():
     with forward_ad.dual_level():  # the level is one for the whole process
         with enable("interpolate_cached"):
@@ -104,21 +98,17 @@ def test_compiled_models_have_tangents(mode, kind, forward):
     assert relative(got, want) <= 1e-5
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_second_derivatives_of_a_compiled_model(backend):
+def test_second_derivatives_of_a_compiled_model():
     table, x = torch.randn(6, 5, 4, requires_grad=True), torch.randn(3, 13, 4, requires_grad=True)
 
     def f(x, table):
         return add_pos_embed_(x * 1, table, COORD)
 
     found = []
-    for run in (f, torch.compile(f, backend=backend, fullgraph=True)):
-        if run is not f and backend == "aot_eager":
-            continue  # AOTAutograd has no second derivatives
+    for run in (f, torch.compile(f, backend="eager", fullgraph=True)):  # AOTAutograd has no second derivatives
         grads = torch.autograd.grad((run(x, table) ** 3).sum(), (x, table), create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), (x, table)))
-    for got in found[1:]:
-        assert all(relative(a, b) <= 1e-5 for a, b in zip(got, found[0]))
+    assert all(relative(got, want) <= 1e-5 for want, got in zip(*found))
 
 
 @pytest.mark.parametrize("how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)])
@@ -134,26 +124,6 @@ def test_what_is_written_down_holds_for_other_tables(how, strategy, frozen):
     graph = make_fx(f, **how)(TABLE, x, COORD)
     assert relative(graph(other, x, swapped), f(other, x, swapped)) <= 2e-6
     assert not any("timm_naflex_fast" in str(node.target) for node in graph.graph.nodes)
-
-
-def test_sizes_are_no_constants_of_a_trace():
-    table, other = torch.randn(6, 5, 4), torch.tensor([(2, 2), (1, 12), (3, 3)])
-
-    class Add(torch.nn.Module):
-        def forward(self, x, sizes):
-            return add_pos_embed_(x * 1, table, grid_sizes=sizes)
-
-    class Make(torch.nn.Module):
-        def forward(self, x, sizes):
-            return x + resample_pos_embeds(table, sizes, mode="bicubic", length=13)
-
-    x, sizes = torch.zeros(3, 13, 4), torch.tensor(SIZES)
-    for module in (Add(), Make()):
-        want = module(x, other)
-        assert not torch.equal(want, module(x, sizes))
-        assert relative(torch.jit.trace(module, (x, sizes))(x, other), want) <= 2e-6
-        assert relative(torch.export.export(module, (x, sizes)).module()(x, other), want) <= 2e-6
-        assert relative(torch.compile(module, backend="eager", fullgraph=True)(x, other), want) <= 2e-6
 
 
 class Adds(torch.nn.Module):
@@ -192,55 +162,15 @@ def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how, value):
     assert relative(graph(x, bad), want) <= 2e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
-@pytest.mark.parametrize("how", ["export", "trace", "compile"])
-def test_sizes_of_every_integer_dtype_in_graphs(dtype, how):
-    class Both(torch.nn.Module):
-        def forward(self, x, sizes):
-            return add_pos_embed_(x * 1, TABLE, grid_sizes=sizes) + resample_pos_embeds(
-                TABLE, sizes, mode="bicubic", length=450
-            )
-
-    x, sizes, module = torch.zeros(1, 450, 4), torch.tensor([(20, 20)], dtype=dtype), Both()
-    graph = {
-        "export": lambda: torch.export.export(module, (x, sizes)).module(),
-        "trace": lambda: torch.jit.trace(module, (x, sizes)),
-        "compile": lambda: torch.compile(module, backend="eager", fullgraph=True),
-    }[how]()
-    assert relative(graph(x, sizes), module(x, sizes)) <= 2e-6
-
-
-WRONG_SIZES = {
-    "frames": torch.tensor([(1, 3, 4)] * 2),
-    "another batch": torch.tensor([(3, 4)]),
-    "four columns": torch.tensor([(1, 1, 3, 4)] * 2),
-    "floats": torch.tensor([(3.0, 4.0)] * 2),
-    "booleans": torch.ones(2, 2, dtype=torch.bool),
-}
-
-
-@pytest.mark.parametrize("what", WRONG_SIZES)
-@pytest.mark.parametrize("how", ["eager", "transform", "compile", "export"])
-def test_sizes_that_do_not_fit_the_tokens(what, how):
-    class Add(torch.nn.Module):
-        def forward(self, x, sizes):
-            return add_pos_embed_(x * 1, TABLE, grid_sizes=sizes)
-
-    x, sizes, module = torch.zeros(2, 12, 4), WRONG_SIZES[what], Add()
-    run = {
-        "eager": module,
-        "transform": lambda x, s: torch.func.functionalize(lambda x: module(x, s))(x),
-        "compile": torch.compile(module, backend="eager", fullgraph=True),
-        "export": lambda x, s: torch.export.export(module, (x, s)),
-    }[how]
-    with pytest.raises(Exception, match="grid_sizes must hold"):
-        run(x, sizes)
-
-
 def test_no_images_and_no_channels():
     for run in (lambda f: f(), lambda f: torch.func.vmap(lambda _: f(), out_dims=None)(torch.zeros(1))):
         assert run(lambda: resample_pos_embeds(TABLE, [], mode="bicubic")).shape == (0, 4)
-        assert run(lambda: resample_pos_embeds(TABLE, [], mode="bicubic", length=5)).shape == (0, 5, 4)
+        for sizes in ([], torch.zeros(0, 2, dtype=torch.int64)):
+            assert run(lambda sizes=sizes: resample_pos_embeds(TABLE, sizes, mode="bicubic", length=5)).shape == (
+                0,
+                5,
+                4,
+            )
     assert add_pos_embed_(torch.zeros(3, 13, 0), TABLE[..., :0], COORD).shape == (3, 13, 0)
 
 
