@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import timm
@@ -18,39 +18,30 @@ from safetensors.torch import save_file
 COMMIT = "0" * 39 + "1"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(SimpleHTTPRequestHandler):
     """Answers ``/{owner}/{name}/resolve/{revision}/{file}`` from the folder root/owner/name, with a hub's headers."""
 
     root: Path
     requests: list[str]
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
+    def translate_path(self, path: str) -> str:
+        """The file of a request, which is written down."""
+        self.requests.append(f"{self.command} {path}")
+        owner, name, _, _, file = (*path.strip("/").split("/", 4), *[""] * 5)[:5]
+        return str(self.root / owner / name / file)
 
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, body: bool) -> None:
-        self.requests.append(f"{self.command} {self.path}")
-        owner, name, resolve, _, file = (*self.path.strip("/").split("/", 4), *[""] * 5)[:5]
-        repository = self.root / owner / name
-        path = repository / file
-        if resolve != "resolve" or not path.is_file():
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound" if repository.is_dir() else "RepoNotFound")
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
+    def end_headers(self) -> None:
+        """Those of a hub too."""
         self.send_header("ETag", f'"{hashlib.sha256(self.path.encode()).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Content-Length", str(path.stat().st_size))
+        super().end_headers()
+
+    def send_error(self, code: int, *_: object) -> None:
+        """As a hub says that there is no such file."""
+        self.send_response(code)
+        self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("Content-Length", "0")
         self.end_headers()
-        if body:
-            with open(path, "rb") as file_:
-                for chunk in iter(lambda: file_.read(1 << 20), b""):
-                    self.wfile.write(chunk)
 
     def log_message(self, *_: object) -> None:
         """Nothing on the terminal: ``requests`` has it."""
