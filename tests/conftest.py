@@ -97,11 +97,12 @@ def children(tmp_path_factory):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of four images of different shapes and kinds, all black."""
+    """A folder of four noisy images of different shapes and kinds."""
+    import numpy as np
     from PIL import Image
 
-    folder = tmp_path / "photos"
+    folder, noise = tmp_path / "photos", np.random.default_rng(0)
     (folder / "more").mkdir(parents=True)
-    for name, (h, w) in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
-        Image.new("RGB", (w, h)).save(folder / name)
+    for name, size in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+        Image.fromarray(noise.integers(0, 255, (*size, 3), np.uint8)).save(folder / name)
     return folder

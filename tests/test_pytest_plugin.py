@@ -92,9 +92,8 @@ def test_theirs():
 def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
     pytest.importorskip("transformers", minversion="5.21")
     (tmp_path / "test_theirs.py").write_text(OTHER)
-    assert run(tmp_path, "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached") == 0, (
-        capsys.readouterr()
-    )
+    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached"
+    assert run(tmp_path, *options) == 0, capsys.readouterr()
     assert "transformers: position embeddings" in capsys.readouterr().out
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
     (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass")
@@ -129,15 +128,21 @@ def test_after_stock(): as_it_began()
 """
 
 
-def test_leaks_of_another_library_are_put_back(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("transformers", minversion="5.21")
-    (tmp_path / "test_their_leaks.py").write_text(THEIR_LEAKS)
-    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached", "--naflex-leaks"
-    assert run(tmp_path, *options) == pytest.ExitCode.TESTS_FAILED
+def leaky(capsys, tmp_path, name, suite, *options):
+    """Which tests of a suite leak; the others must pass."""
+    (tmp_path / f"{name}.py").write_text(suite)
+    assert run(tmp_path, *options, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
-    errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
-    assert errors == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"] and "FAILED" not in out, out
+    assert "FAILED" not in out and "replaced methods" not in out, out  # those follow from the settings
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
+    return sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
+
+
+def test_leaks_of_another_library_are_put_back(tmp_path, capsys):
+    pytest.importorskip("transformers", minversion="5.21")
+    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached"
+    found = leaky(capsys, tmp_path, "test_their_leaks", THEIR_LEAKS, *options)
+    assert found == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"]
 
 
 def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):
@@ -148,23 +153,15 @@ def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("mode", "suite", "leaky"),
+    ("mode", "suite", "leaks"),
     [
         ("matmul", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
         ("stock", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
         ("stock", CACHES, ["test_leaves_tables"]),
     ],
 )
-def test_the_test_that_leaks_is_the_one_that_fails(mode, suite, leaky, tmp_path, capsys):
-    name = f"test_leaks_{mode}_{len(suite)}"
-    (tmp_path / f"{name}.py").write_text(suite)
-    assert run(tmp_path, "--naflex-mode", mode, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
-    out = capsys.readouterr().out
-    errors = sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
-    assert errors == leaky and "FAILED" not in out, out
-    assert out.count("the test left ") >= len(leaky)
-    assert "replaced methods" not in out  # they follow from the settings
-    assert is_pristine() and timm_naflex_fast.status().flags.is_stock
+def test_the_test_that_leaks_is_the_one_that_fails(mode, suite, leaks, tmp_path, capsys):
+    assert leaky(capsys, tmp_path, f"test_leaks_{mode}_{len(suite)}", suite, "--naflex-mode", mode) == leaks
 
 
 def test_of_methods_only_those_that_differ_are_named():

@@ -48,6 +48,13 @@ def test_what_cannot_be_read_is_named_and_skipped(tmp_path, monkeypatch):
     assert len(grids) + len(unreadable) == 5 and any(line.startswith("closed") for line in unreadable)
 
 
+def test_a_folder_without_images(tmp_path):
+    with pytest.raises(ValueError, match="is not a folder"):
+        image_sources(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"holds no image; looked for \.jpg"):
+        image_sources(tmp_path)
+
+
 @pytest.mark.parametrize("name", [b"a\nb.png", b"a\x1b[2J.png", b"a\xff.png"])
 def test_names_become_one_line_of_text(name, tmp_path):
     with open(os.fsencode(tmp_path) + b"/" + name, "wb") as file:

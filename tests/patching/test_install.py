@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -42,17 +43,6 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert is_pristine() and status().flags == STOCK
 
 
-def test_works_before_and_after_create_model():
-    settings = dict(depth=1, embed_dim=32, num_heads=2, patch_size=4, in_chans=1)
-    old = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
-    want = embed(old)
-    enable("grid_sample")
-    new = timm.create_model("naflexvit_base_patch16_gap", **settings).eval()
-    new.load_state_dict(old.state_dict())
-    assert torch.equal(embed(new), embed(old)) and not torch.allclose(embed(new), want, atol=1e-4)
-    assert status().calls == {("pos_embed", "grid_sample"): 3}
-
-
 def test_a_models_own_choice_beats_the_global_one():
     mine, other = small_vit(), small_vit()
     enable("grid_sample", model=nn.ModuleDict({"trunk": nn.Sequential(mine)}))  # as open_clip wraps a model
@@ -75,31 +65,25 @@ def test_threads_never_see_half_a_patch():
     for mode in ("stock", "grid_sample"):
         with running(mode):
             reference[mode] = embed(model)
-    stop, bad, seen = threading.Event(), [], set()
+    stop, seen = threading.Event(), set()
 
     def forward():
         while not stop.is_set():
-            try:
-                out = embed(model)
-            except Exception as error:
-                bad.append(error)
-                return
-            match = [mode for mode, want in reference.items() if torch.allclose(out, want, atol=1e-5)]
-            seen.update(match)
-            if len(match) != 1:
-                bad.append(out)
+            out = embed(model)
+            (mode,) = (mode for mode, want in reference.items() if torch.allclose(out, want, atol=1e-5))
+            seen.add(mode)
 
-    threads = [threading.Thread(target=forward) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(100):
-        enable("grid_sample")
-        embed(model)
-        disable()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not bad and seen == {"stock", "grid_sample"}
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(forward) for _ in range(2)]
+        try:
+            for _ in range(100):
+                enable("grid_sample")
+                embed(model)
+                disable()
+        finally:
+            stop.set()
+        assert [thread.result() for thread in threads] == [None, None]
+    assert seen == {"stock", "grid_sample"}
 
 
 @pytest.mark.parametrize(
@@ -227,20 +211,6 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
     assert again.__dict__[LEARNED] is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
     disable()
     assert is_pristine() and again.__dict__[LEARNED] is STOCK_METHODS[LEARNED] and not library.originals
-
-
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_wrong_inputs_are_named(mode, kind):
-    model = small_vit(pos_embed=kind)
-    enable(mode)
-    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
-    x = torch.zeros(2, 6, 32)
-    with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
-        add(x, patch_coord=torch.zeros(2, 5, 2))
-    with pytest.raises(ValueError, match=r"\(B, N, 32\)"):
-        add(torch.zeros(2, 6, 31), patch_coord=torch.zeros(2, 6, 2))
-    assert (x == 0).all()
 
 
 def test_public_names():

