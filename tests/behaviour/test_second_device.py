@@ -20,6 +20,7 @@ from timm_naflex_fast.functional import (
     resample_patch_kernel,
     resample_pos_embeds,
 )
+from timm_naflex_fast.patch_embed.kernels import axis_inverse
 
 pytestmark = pytest.mark.usefixtures("clean")
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
@@ -82,6 +83,11 @@ def patch_kernel(mode="bicubic", dtype=torch.float32, size=(9, 14)):
     return case
 
 
+def inverses(to):
+    """As a compiled graph computes them, on the device of the kernel."""
+    return [axis_inverse(n, 16, "bicubic", True, to(torch.ones(1)).device) for n in (9, 25)]
+
+
 def rope(kind, coord=COORD, train=False, **options):
     def case(to):
         from timm_naflex_fast.rope.batched import batched_rope
@@ -141,6 +147,7 @@ CASES = {
     "patch kernel": patch_kernel(),
     "patch kernel, bilinear, float64": patch_kernel("bilinear", torch.float64),
     "patch kernel, bfloat16": patch_kernel(dtype=torch.bfloat16, size=(8, 8)),
+    "patch kernel, in a graph": inverses,
 }
 CASES |= {f"rope, {kind}": rope(kind) for kind in CLASSES}
 CASES |= {f"rope, {kind}, many tokens": rope(kind, COORD.repeat(20, 1, 1)) for kind in CLASSES}

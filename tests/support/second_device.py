@@ -23,6 +23,7 @@ aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 PACKAGE = Path(__file__).resolve().parents[2] / "timm_naflex_fast"
 READS_BACK = {aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim}
+READS_BACK |= {aten._linalg_check_errors}
 TAKES_INDEX = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # which may be the CPU's
 FACTORIES = {getattr(torch, name) for name in "arange empty eye full linspace ones rand randn zeros tensor".split()}
 FACTORIES |= {getattr(torch, f"{name}_like") for name in ("empty", "full", "ones", "rand", "randn", "zeros")}

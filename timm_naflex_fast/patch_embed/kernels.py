@@ -55,9 +55,10 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def pseudo_inverse(matrix: Tensor) -> Tensor:
     """pinv (n0, n) of a resize matrix (n, n0): they all have full rank, and a condition that can be squared."""
+    # ``solve`` would wait for the device, to read whether the matrix was singular.
     if matrix.shape[0] < matrix.shape[1]:
-        return torch.linalg.solve(matrix @ matrix.t(), matrix).t().contiguous()
-    return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
+        return torch.linalg.solve_ex(matrix @ matrix.t(), matrix)[0].t().contiguous()
+    return torch.linalg.solve_ex(matrix.t() @ matrix, matrix.t())[0].contiguous()
 
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
