@@ -204,6 +204,21 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
     assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_no_cuda_graph_holds_a_copy_from_the_host(name, monkeypatch):
+    """What was run once before runs in a capture without a copy or a wait; or an error says that it cannot."""
+    place = lambda t: OnDevice(t.clone())
+    with SecondDevice(monkeypatch):
+        CASES[name](place)
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        # Rotary embeddings that read the grids leave the error to CUDA.
+        refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
+        try:
+            CASES[name](place)
+        except RuntimeError as error:
+            assert refused in str(error)
+
+
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
     with SecondDevice(monkeypatch):
         x, index = torch.zeros(3, 4, device="cuda"), torch.tensor([0, 2])

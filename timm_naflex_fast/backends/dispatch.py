@@ -30,7 +30,7 @@ from ..resampling.checks import check_tokens
 from ..resampling.grids import FrameSizes
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
-from ..tracing import recorded, tracer
+from ..tracing import recorded, refuse_in_cuda_graph, tracer
 from . import eager, portable, triton
 from .eager import Placement
 
@@ -54,6 +54,8 @@ def add(
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, sampler=sampler)
     backend = _backend(x, tables, spec, strategy)
     if isinstance(placement, Tensor) and backend is not eager:
+        if placement.device != x.device:
+            refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
         return backend.add(x, tables, placement, spec)
     if not isinstance(placement, Tensor) and recorded() and backend is not eager:
         # Plain images in a graph: the embeddings of their one grid, added to all of them.
@@ -83,6 +85,7 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
         if len(sizes) != len(x):
             raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
     else:
+        refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
         listed = grids.sizes_on_host(grid_sizes, (2,), batch=len(x))
         groups, counts = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
         if backend is eager:
@@ -117,6 +120,7 @@ def resample(
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         sizes = _sizes_in_graph(grid_sizes, table, (2, 3), merge, length)
         return _resample_on_device(backend, table, sizes, spec, merge, length, first_cell_in_padding)
+    refuse_in_cuda_graph(table.device, eager.NEEDS_HOST)
     listed = grids.sizes_on_host(grid_sizes, (2, 3))
     groups, counts = grids.group_sizes(listed, merge=merge, embeds_padding=first_cell_in_padding, length=length)
     tokens = [t * h * w for t, h, w in listed]
