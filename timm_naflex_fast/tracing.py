@@ -57,6 +57,20 @@ def _exporting() -> bool:
     return getattr(torch.compiler, "_is_exporting_flag", False) if hasattr(torch.compiler, "is_exporting") else True
 
 
+def in_cuda_graph(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured. It keeps addresses, and can hold no copy from or to the host."""
+    return device.type == "cuda" and not recorded() and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_in_cuda_graph(device: torch.device, why: str) -> None:
+    """Raise a RuntimeError that says ``why`` if a CUDA graph is being captured.
+
+    PyTorch before 2.11 copies from memory of the host even so, and the graph reads it again when it is long free.
+    """
+    if in_cuda_graph(device):
+        raise RuntimeError(f"timm_naflex_fast: {why}")
+
+
 def why_unsupported(*tensors: Tensor) -> str | None:
     """Why our in-place sums cannot take these tensors, in words; None if they can.
 

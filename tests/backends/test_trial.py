@@ -8,6 +8,7 @@ import torch
 
 from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
 from tests.support.oracles import relative, row_major
+from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import triton as matmul_triton
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling import cache
@@ -115,7 +116,7 @@ def test_a_trial_without_memory_is_made_again(monkeypatch):
 
 
 def capturing(monkeypatch, now=True):
-    monkeypatch.setattr(matmul_triton, "_in_cuda_graph", lambda device: now)
+    monkeypatch.setattr(tracing, "in_cuda_graph", lambda device: now)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,15 +2,20 @@
 
 Each case runs once on the CPU and once with every tensor on the second device. The numbers are the same bit for bit,
 no operator mixes the two devices, and each place where the host waits for the device is known: ``WAITS``.
+Whole models trace on fake CUDA tensors, which have a device and no numbers.
 """
 
 from collections import Counter
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from tests.support.oracles import row_major
+from tests.support.oracles import BATCH, row_major, small_vit
 from tests.support.rotary import AUGMENTED, CLASSES, build
+from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import triton
@@ -20,6 +25,7 @@ from timm_naflex_fast.functional import (
     resample_patch_kernel,
     resample_pos_embeds,
 )
+from timm_naflex_fast.patch_embed.kernels import axis_inverse
 
 pytestmark = pytest.mark.usefixtures("clean")
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
@@ -82,6 +88,11 @@ def patch_kernel(mode="bicubic", dtype=torch.float32, size=(9, 14)):
     return case
 
 
+def inverses(to):
+    """As a compiled graph computes them, on the device of the kernel."""
+    return [axis_inverse(n, 16, "bicubic", True, to(torch.ones(1)).device) for n in (9, 25)]
+
+
 def rope(kind, coord=COORD, train=False, **options):
     def case(to):
         from timm_naflex_fast.rope.batched import batched_rope
@@ -141,6 +152,7 @@ CASES = {
     "patch kernel": patch_kernel(),
     "patch kernel, bilinear, float64": patch_kernel("bilinear", torch.float64),
     "patch kernel, bfloat16": patch_kernel(dtype=torch.bfloat16, size=(8, 8)),
+    "patch kernel, in a graph": inverses,
 }
 CASES |= {f"rope, {kind}": rope(kind) for kind in CLASSES}
 CASES |= {f"rope, {kind}, many tokens": rope(kind, COORD.repeat(20, 1, 1)) for kind in CLASSES}
@@ -192,6 +204,21 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
     assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_no_cuda_graph_holds_a_copy_from_the_host(name, monkeypatch):
+    """What was run once before runs in a capture without a copy or a wait; or an error says that it cannot."""
+    place = lambda t: OnDevice(t.clone())
+    with SecondDevice(monkeypatch):
+        CASES[name](place)
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        # Rotary embeddings that read the grids leave the error to CUDA.
+        refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
+        try:
+            CASES[name](place)
+        except RuntimeError as error:
+            assert refused in str(error)
+
+
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
     with SecondDevice(monkeypatch):
         x, index = torch.zeros(3, 4, device="cuda"), torch.tensor([0, 2])
@@ -209,3 +236,54 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         for read in (x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index], lambda: torch.equal(x, x)):
             read()
         assert waits.total() == 6
+
+
+class OneDevice(TorchDispatchMode):
+    """No operator takes a tensor that is not on CUDA, but for single numbers."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tree_iter((args, kwargs)):
+            assert not isinstance(tensor, torch.Tensor) or tensor.is_cuda or tensor.ndim == 0, func
+        return func(*args, **(kwargs or {}))
+
+
+def on_fake_cuda(model):
+    """The model with parameters and buffers that have no numbers; inside a ``FakeTensorMode``."""
+    for module in model.modules():
+        for store, made in ((module._parameters, torch.nn.Parameter), (module._buffers, torch.Tensor)):
+            for name, value in store.items():
+                if value is not None:
+                    store[name] = made(torch.empty(value.shape, dtype=value.dtype, device="cuda"))
+    return model
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("mode", ["matmul", "grid_sample", "interpolate_cached"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_whole_models_trace_on_fake_cuda_tensors(form, kind, mode, has_triton, monkeypatch):
+    """Forward alone: without a GPU, autograd refuses to go back, whatever the model."""
+    if form == "compiled" and mode == "interpolate_cached":
+        return  # a graph breaks there
+    monkeypatch.setattr(triton, "HAS_TRITON", has_triton)
+    model, ours = small_vit(pos_embed=kind), []
+
+    def watched(run):
+        def inside(*args):
+            with OneDevice():
+                return run(*args)
+
+        return inside
+
+    def backend(graph, _):
+        ours.extend(str(node.target) for node in graph.graph.nodes if "timm_naflex" in str(node.target))
+        return watched(graph.forward)
+
+    with FakeTensorMode(), running(mode):
+        on_fake_cuda(model)
+        batch = {name: torch.empty(value.shape, dtype=value.dtype, device="cuda") for name, value in BATCH.items()}
+        run = watched(model) if form == "eager" else torch.compile(model, backend=backend, fullgraph=True)
+        out = run(batch)
+    assert out.is_cuda and out.shape == (5, 5) and out.requires_grad
+    if form == "compiled" and kind == "learned":
+        assert ours == [f"timm_naflex_fast.add_learned{'_triton' * has_triton}.default"]

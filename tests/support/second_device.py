@@ -23,6 +23,7 @@ aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 PACKAGE = Path(__file__).resolve().parents[2] / "timm_naflex_fast"
 READS_BACK = {aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim}
+READS_BACK |= {aten._linalg_check_errors}
 TAKES_INDEX = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # which may be the CPU's
 FACTORIES = {getattr(torch, name) for name in "arange empty eye full linspace ones rand randn zeros tensor".split()}
 FACTORIES |= {getattr(torch, f"{name}_like") for name in ("empty", "full", "ones", "rand", "randn", "zeros")}
@@ -51,6 +52,7 @@ class OnDevice(Tensor):
         if packet is aten.copy_ and theirs:
             if not (isinstance(args[0], cls) and (*args, kwargs.get("non_blocking", False))[2]):
                 wait("a copy between devices")
+            assert not SecondDevice.captures, "a graph holds a copy from the host"
         elif theirs and packet in TAKES_INDEX and isinstance(args[0], cls):
             wait("an index is copied")
         elif theirs:
@@ -82,6 +84,8 @@ waits: Counter[str] = Counter()
 
 def wait(why: str) -> None:
     """Count a wait for the device, by the innermost line of the package."""
+    if SecondDevice.captures:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
     frame = sys._getframe()
     while frame.f_back and not Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
         frame = frame.f_back
@@ -91,7 +95,12 @@ def wait(why: str) -> None:
 
 
 class SecondDevice(TorchFunctionMode):
-    """Inside, ``"cuda"`` names the second device."""
+    """Inside, ``"cuda"`` names the second device. While it ``captures`` a CUDA graph, a wait is an error.
+
+    So is a copy for which the host does not wait: the graph would read that memory again when it is long free.
+    """
+
+    captures = False
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -103,6 +112,7 @@ class SecondDevice(TorchFunctionMode):
                 return run_backward(*args, **kwargs)
 
         patch.setattr(torch.autograd, "_engine_run_backward", inside)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -144,4 +154,5 @@ class SecondDevice(TorchFunctionMode):
             return x
         if device.type == "cpu" or not non_blocking:
             wait("a copy between devices")
+        assert not SecondDevice.captures, "a graph holds a copy from the host"
         return Move.apply(x, device)

@@ -31,7 +31,7 @@ from ..resampling.checks import check_tokens
 from ..resampling.grids import FrameSizes
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
-from ..tracing import recorded, tracer
+from ..tracing import recorded, refuse_in_cuda_graph, tracer
 from . import eager, portable, triton
 from .eager import Placement
 
@@ -60,6 +60,8 @@ def add(
         run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
         run(x, tables, placement, spec, STRATEGIES[strategy])
     elif isinstance(placement, Tensor):
+        if placement.device != x.device:
+            refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
         backend.add(x, tables, placement, spec)
     else:  # plain images in a graph: the embeddings of their one grid, added to all of them
         grids.check_whole(x, placement)
@@ -85,6 +87,7 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
         if len(sizes) != len(x):
             raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
     else:
+        refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
         listed = grids.sizes_on_host(grid_sizes, (2,), batch=len(x))
         groups, counts = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
         if backend is eager:
@@ -119,6 +122,7 @@ def resample(
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         sizes = _sizes_in_graph(grid_sizes, table, (2, 3), merge, length)
         return _resample_on_device(backend, table, sizes, spec, merge, length, first_cell_in_padding)
+    refuse_in_cuda_graph(table.device, eager.NEEDS_HOST)
     listed = grids.sizes_on_host(grid_sizes, (2, 3))
     groups, counts = grids.group_sizes(listed, merge=merge, embeds_padding=first_cell_in_padding, length=length)
     tokens = [t * h * w for t, h, w in listed]

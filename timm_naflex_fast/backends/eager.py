@@ -21,10 +21,14 @@ from ..resampling.grids import Counts, GridGroup
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
 from ..strategies import STRATEGIES, Strategy
-from ..tracing import why_unsupported
+from ..tracing import refuse_in_cuda_graph, why_unsupported
 
 Placement = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a batch of plain images."""
+NEEDS_HOST = (
+    "here the grids are read on the host, or copied from it, which no CUDA graph can record; it can record "
+    'mode="matmul" of a NaFlex batch, with Triton, whose coordinates are on the GPU; run the model once before'
+)
 LARGEST_COMPARED = 2**13  # coordinates: a larger batch is grouped anew each time
 
 
@@ -47,6 +51,8 @@ def add_groups(
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
+    if x.is_cuda:
+        refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not groups or not x.shape[-1]:
         return
     _raise_malloc_thresholds()
@@ -86,6 +92,8 @@ def _groups_on_host(
     x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False
 ) -> tuple[list[GridGroup], Counts, ResizeSpec]:
     """The groups of the batch, its counts of tokens, and ``spec`` with the batch's largest grid where that counts."""
+    if x.is_cuda:
+        refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not isinstance(placement, Tensor):
         return *grids.whole_batch(x, placement), spec
     whole_square = whole_square and spec.ar_preserving
@@ -146,6 +154,8 @@ def _gradients(
     g: Tensor,
 ) -> Iterable[Tensor]:
     """The gradients of the strategy's inputs, which have these shapes, from that of the tokens ``g``."""
+    if g.is_cuda:
+        refuse_in_cuda_graph(g.device, NEEDS_HOST)
     if not counts:  # an empty batch
         return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):

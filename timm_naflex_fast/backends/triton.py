@@ -30,12 +30,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from .. import tracing
 from ..resampling import cache
 from ..resampling.checks import check_writable
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace
 from ..strategies import STRATEGIES
-from ..tracing import why_unsupported
 from . import eager
 from .bands import Bands, make_bands
 
@@ -45,8 +45,12 @@ WIDEST = 2**18  # numbers in a line of the table: the strip rows of a wider one 
 HAS_TRITON = find_spec("triton") is not None
 FUSE = {"enable_fp_fusion": True}  # newer Triton turns fused multiply-adds off unless asked
 FIRST_CALL = (
-    "timm_naflex_fast: the first call with such a table copies its resize matrices to the GPU and compares the kernels "
+    "the first call with such a table copies its resize matrices to the GPU and compares the kernels "
     "with the CPU, which no CUDA graph can record; run the model once before you capture it"
+)
+WRONG_HERE = (
+    "Triton's kernels gave other numbers than the CPU here, and the form that runs in their place cannot be part of a "
+    'CUDA graph; compile with mode="default", or call enable(mode="stock")'
 )
 Made = TypeVar("Made")
 
@@ -90,7 +94,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     facts = read_batch(patch_coord, x.device, table.shape, spec)
 
     def gradients(g: Tensor) -> list[Tensor]:
-        differentiable = why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad)
+        differentiable = tracing.why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad)
         if differentiable or not agrees(g, table.shape, spec, "gradient"):
             return [eager.gradient(g, table.shape[-3:], patch_coord, spec)]
         with torch.no_grad():
@@ -235,15 +239,10 @@ _lost_on: dict[torch.device, Tensor] = {}
 _agreed: dict[tuple[Any, ...], bool] = {}
 
 
-def _in_cuda_graph(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured, in which nothing can be copied from or to the host."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longest: int) -> Bands:
     """The kept bands of a table (H0, W0); kept for good where a CUDA graph records their addresses."""
     bands = _kept_bands(size, spec, device, longest)
-    if _in_cuda_graph(device):
+    if tracing.in_cuda_graph(device):
         _pinned[id(bands)] = bands
     return bands
 
@@ -276,8 +275,7 @@ def _outside_pools(device: torch.device, make: Callable[[], Made]) -> Made:
     Raises:
         RuntimeError: a CUDA graph is being captured.
     """
-    if _in_cuda_graph(device):
-        raise RuntimeError(FIRST_CALL)
+    tracing.refuse_in_cuda_graph(device, FIRST_CALL)
     done: list[Any] = []
 
     def run() -> None:
@@ -306,17 +304,12 @@ def agrees(like: Tensor, table_shape: torch.Size, spec: ResizeSpec, kind: str) -
     """
     key = like.device, like.dtype, torch.Size(table_shape[-3:]), spec, kind
     if key not in _agreed:
-        if _in_cuda_graph(like.device):
-            raise RuntimeError(FIRST_CALL)
         try:
             _agreed[key] = _outside_pools(like.device, lambda: _try(*key))
         except torch.cuda.OutOfMemoryError:  # says nothing about the kernels: the next call tries again
             return False
-    if not _agreed[key] and _in_cuda_graph(like.device):
-        raise RuntimeError(
-            "timm_naflex_fast: Triton's kernels gave other numbers than the CPU here, and the form that runs in their "
-            'place cannot be part of a CUDA graph; compile with mode="default", or call enable(mode="stock")'
-        )
+    if not _agreed[key]:
+        tracing.refuse_in_cuda_graph(like.device, WRONG_HERE)
     return _agreed[key]
 
 

@@ -56,10 +56,11 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
     matrix = resize_matrix(n, n0, mode, antialias, False, torch.float64, device)
-    # It has full rank, and a condition that can be squared.
+    # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
+    # matrix was singular.
     if n < n0:
-        return torch.linalg.solve(matrix @ matrix.t(), matrix).t().contiguous()
-    return torch.linalg.solve(matrix.t() @ matrix, matrix.t()).contiguous()
+        return torch.linalg.solve_ex(matrix @ matrix.t(), matrix)[0].t().contiguous()
+    return torch.linalg.solve_ex(matrix.t() @ matrix, matrix.t())[0].contiguous()
 
 
 cached_inverse = cached("pseudo-inverses")(axis_inverse)
