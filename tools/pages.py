@@ -237,7 +237,7 @@ def words(run: dict[str, Any]) -> str:
 
 def versions() -> str:
     """The tests on every pairing of releases."""
-    names, rows = ("timm", "torch", "transformers", "python"), read("versions/matrix")[0]["rows"]
+    names, rows = ("timm", "torch", "transformers", "python", "commit"), read("versions/matrix")[0]["rows"]
     lines = [[*(row.get(name, "") for name in names), *map(words, row["layers"].values())] for row in rows]
     return table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
 
