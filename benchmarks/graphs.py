@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ def make(library: str, contender: str, depth: int = DEPTH, width: int = WIDTH) -
 
 def draw(library: str, tokens: int, seed: int, images: int = IMAGES) -> dict[str, torch.Tensor]:
     """A batch of images of other shapes each, padded to ``tokens``, as the model's ``forward`` takes it."""
-    grids = list(islice(siglip_grids(tokens)(random.Random(seed)), images))
+    source = random.Random(seed)
+    grids = [siglip_grids(tokens)(source, number) for number in range(images)]
     patches = torch.randn(images, tokens, 768, generator=torch.Generator().manual_seed(seed))
     lengths = torch.tensor([[h * w] for h, w in grids])
     valid = torch.arange(tokens) < lengths

@@ -84,7 +84,7 @@ def add_pos_embed_(
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
-    x, table = _plain(x, "x"), _of_this_rank(table)
+    x, table = _plain(x), _of_this_rank(table)
     spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
@@ -136,7 +136,7 @@ def add_factorized_pos_embed_(
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
-    x, table_y, table_x = _plain(x, "x"), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
+    x, table_y, table_x = _plain(x), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
     spec = _spec(strategy, "bilinear", False, False, ar_preserving)
     dispatch.add(x, (table_y, table_x), patch_coord, spec, strategy)
     return x
@@ -295,7 +295,7 @@ def _of_this_rank(table: Tensor, name: str = "table") -> Tensor:
     return table.to_local()  # type: ignore[attr-defined]
 
 
-def _plain(x: Tensor, name: str) -> Tensor:
+def _plain(x: Tensor) -> Tensor:
     if is_dtensor(x):
-        raise ValueError(f"{name} is a DTensor, which cannot be added to in place; give {name}.to_local()")
+        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
     return x

@@ -16,12 +16,12 @@ from typing import Any
 from .. import __version__
 from ..measure.output import printable
 
-COMMANDS = {  # name: (module in this package, function, help)
-    "info": ("cli.info", "info", "versions, what is patched, accelerators, caches"),
-    "drift": ("cli.drift", "drift", "how far each strategy moves a model from timm's own result"),
-    "bench": ("cli.bench", "bench", "time the strategies against timm, its alternatives and a plain add"),
-    "run": ("cli.run", "run", "run a script, unchanged, with timm patched"),
-    "identify": ("cli.identify", "identify", "tell how a port resampled its position embeddings"),
+COMMANDS = {  # each is a function of the module of its name
+    "info": "versions, what is patched, accelerators, caches",
+    "drift": "how far each strategy moves a model from timm's own result",
+    "bench": "time the strategies against timm, its alternatives and a plain add",
+    "run": "run a script, unchanged, with timm patched",
+    "identify": "tell how a port resampled its position embeddings",
 }
 
 
@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
-    where, function, about = COMMANDS[name]
-    parser = argparse.ArgumentParser(f"naflex-fast {name}", description=f"{about}.".capitalize(), allow_abbrev=False)
-    made = argparse.Namespace(arguments=arguments, command=shlex.join(["naflex-fast", *arguments]))
+    about = f"{COMMANDS[name]}.".capitalize()
+    parser = argparse.ArgumentParser(f"naflex-fast {name}", description=about, allow_abbrev=False)
+    made = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
 
     def start(options: argparse.Namespace) -> Any:
-        module = import_module(f"..{where}", __package__)
+        module = import_module(f".{name}", __package__)
         module.add_arguments(parser)
-        return getattr(module, function)(parser.parse_args(rest, options))
+        return getattr(module, name)(parser.parse_args(rest, options))
 
     return call(parser.prog, start, made)
 
@@ -78,6 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("naflex-fast", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (_, _, about) in COMMANDS.items():
+    for name, about in COMMANDS.items():
         commands.add_parser(name, help=about)
     return parser

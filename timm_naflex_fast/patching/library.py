@@ -119,7 +119,8 @@ def resolve_impl(
             anew each time that it is read.
     """
     replacement = library.replacements[key]
-    mode = getattr(own_settings(module) or library.settings, replacement.component)
+    own = own_settings(module)
+    mode = getattr(library.settings if own is None else own, replacement.component)
     impl, found = resolve(replacement.impls.get(mode, "stock"), tensors, inputs)
     if impl != "stock" or not replacement.delegates:
         record_call(library.name, replacement.component, impl, found if impl == "stock" else None)

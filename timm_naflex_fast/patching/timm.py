@@ -97,7 +97,8 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             "interpolate" if STRATEGIES[strategy].sampler == "interpolate" else TIMM_SAMPLER,
         )
         return dispatch.add(x, found, placement, spec, strategy)
-    chosen = STRATEGIES.get((own_settings(embeds) or LIBRARY.settings).pos_embed)
+    own = own_settings(embeds)
+    chosen = STRATEGIES.get((LIBRARY.settings if own is None else own).pos_embed)
     if LIBRARY.replacements[EMBEDS, name].impls is NAFLEX_BATCH and not unknown:
         if chosen is not None and chosen.sampler == "grid_sample":
             name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result

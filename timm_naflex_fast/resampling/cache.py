@@ -105,7 +105,7 @@ def seen_before(sources: tuple[Tensor, ...]) -> bool:
     versions: tuple[int, ...] = ()
     for source in sources:
         versions += (0 if source.is_inference() else source._version,)
-    key = ("parameters", *map(id, sources))
+    key = ("resized tables and kernels", *map(id, sources))
     entry = _entries.get(key)
     if entry is not None and entry.versions == versions:
         return True
@@ -125,7 +125,7 @@ def cached_resized(
     change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it. What
     is built comes from the copies that are compared: another thread may write to the sources meanwhile.
     """
-    parameters = ("parameters", *map(id, sources))
+    parameters = ("resized tables and kernels", *map(id, sources))
     entry = _get(_entries, parameters)
     if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
         with no_modes():
@@ -147,7 +147,7 @@ def invalidate(*sources: Tensor) -> None:
     """Drop what is cached of these sources: they are about to change."""
     global _nbytes
     with _lock:
-        _nbytes -= _bytes_of(_entries.pop(("parameters", *map(id, sources)), None))
+        _nbytes -= _bytes_of(_entries.pop(("resized tables and kernels", *map(id, sources)), None))
 
 
 def clear_all() -> None:
@@ -163,8 +163,6 @@ def stats() -> tuple[dict[str, int], int, int]:
     with _lock:
         counts: Counter[str] = Counter()
         for (kind, *_), value in _entries.items():
-            if isinstance(value, _Frozen):
-                kind = "resized tables and kernels"
             counts[kind] += len(value.made) if isinstance(value, _Frozen) else 1
         return dict(+counts), _nbytes, _limit
 

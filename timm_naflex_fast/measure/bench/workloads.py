@@ -8,10 +8,8 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +20,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Grid = tuple[int, int]
+Draw = Callable[[random.Random, int], Grid]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A table, how it is resampled, and ``draw``: the grids (h, w) of sample after sample, by a random generator.
+    """A table, how it is resampled, and ``draw``: a sample's grid (h, w), by a random generator and its number.
 
     ``more``: further options of timm's NaFlexEmbeds, without their "pos_embed_".
     """
@@ -35,12 +34,13 @@ class Workload:
     name: str
     table: Grid
     mode: str
-    draw: Callable[[random.Random], Iterator[Grid]]
+    draw: Draw
     more: dict[str, Any] = field(default_factory=dict)
 
     def grids(self, batch: int, seed: int = 0) -> list[Grid]:
         """The grids of a batch, the same ones for the same seed; a smaller batch is the beginning of a larger one."""
-        return list(islice(self.draw(random.Random(f"{self.name} {seed}")), batch))
+        source = random.Random(f"{self.name} {seed}")
+        return [self.draw(source, number) for number in range(batch)]
 
     def embeds(self, channels: int) -> Any:
         """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
@@ -121,11 +121,8 @@ def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Wo
     """
     ordered = sorted(grids, key=lambda grid: (grid[0] / grid[1], grid))
     order = sorted(range(len(grids)), key=lambda place: f"{place:064b}"[::-1])
-
-    def draw(_: random.Random) -> Iterator[Grid]:
-        return cycle([ordered[place] for place in order])
-
-    return replace(like, name=printable(Path(folder).resolve().name), draw=draw)
+    name = printable(Path(folder).resolve().name)
+    return replace(like, name=name, draw=lambda _, number: ordered[order[number % len(order)]])
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
@@ -133,27 +130,23 @@ PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 
 ZIPF = [1 / rank for rank in range(1, len(PHOTO_ASPECTS) + 1)]
 
 
-def _drawing(draw: Callable[[random.Random], Grid]) -> Callable[[random.Random], Iterator[Grid]]:
-    """Grids that do not depend on each other."""
-    return lambda source: iter(partial(draw, source), None)
+def _imagenet(source: random.Random, _: int) -> Grid:
+    return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
 
 
-_imagenet = _drawing(lambda source: fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576))
-
-
-def siglip_grids(tokens: int) -> Callable[[random.Random], Iterator[Grid]]:
+def siglip_grids(tokens: int) -> Draw:
     """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
-    return _drawing(lambda source: fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens))
+    return lambda source, _: fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
 
 
-def _extreme(source: random.Random) -> Grid:
+def _extreme(source: random.Random, _: int) -> Grid:
     n = source.randint(1, 576)
     h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
     return (h, w) if source.random() < 0.5 else (w, h)
 
 
-def _uniform(low: int, high: int) -> Callable[[random.Random], Iterator[Grid]]:
-    return _drawing(lambda source: (source.randint(low, high), source.randint(low, high)))
+def _uniform(low: int, high: int) -> Draw:
+    return lambda source, _: (source.randint(low, high), source.randint(low, high))
 
 
 RADIO = dict(antialias=False, align_corners=True, ar_preserving=True)
@@ -164,7 +157,7 @@ WORKLOADS = {
         Workload("imagenet", (16, 16), "bicubic", _imagenet),
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
-        Workload("extreme", (16, 16), "bicubic", _drawing(_extreme)),
+        Workload("extreme", (16, 16), "bicubic", _extreme),
         Workload("radio", (128, 128), "bilinear", _uniform(16, 48), RADIO),
     )
 }
