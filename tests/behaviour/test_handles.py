@@ -2,13 +2,13 @@
 
 import copy
 import gc
-import itertools
 import sys
 import threading
 import tracemalloc
 
+import hypothesis
 import pytest
-import timm
+from hypothesis import strategies as st
 
 from tests.support.oracles import embed, is_pristine, small_vit, uses
 from timm_naflex_fast import disable, enable, status
@@ -18,92 +18,43 @@ from timm_naflex_fast.patching.settings import STOCK
 MODES = ("grid_sample", "matmul", "interpolate_cached")
 
 
-def in_force(model):
-    """The mode that the newest of what is left asks for, by what runs."""
-    return uses(model) if status().replaced else "stock"
+ACTS = ["enable", "enable for one", "leave", "leave", "copy", "disable one", "disable"]
 
 
-@pytest.mark.parametrize("for_one", [False, True])
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_handles_may_be_left_in_any_order(order, for_one):
-    model = small_vit()
-    handles = {i: enable(mode, model=model if for_one else None) for i, mode in enumerate(MODES)}
-    for i in order:
-        assert in_force(model) == MODES[max(handles)]
-        handles.pop(i).restore()
-    assert in_force(model) == "stock" and is_pristine()
-    assert status().models == () and settings.ATTRIBUTE not in model.embeds.__dict__
-
-
-def test_handles_for_every_model_and_for_one_overlap():
-    model, other = small_vit(), small_vit()
-    everywhere = enable("interpolate_cached")
-    mine = enable("grid_sample", model=model)
-    everywhere.restore()
-    assert (in_force(model), uses(other)) == ("grid_sample", "stock")
-    again = enable("matmul")
-    mine.restore()
-    assert uses(model) == uses(other) == "matmul"
-    again.restore()
-    assert is_pristine()
-
-
-def test_a_plain_enable_inside_stays_and_one_outside_comes_back():
-    with enable("grid_sample"):
-        enable("matmul")
-    assert status().flags.pos_embed == "matmul"
-    with enable("stock"):
-        assert is_pristine()
-    assert status().flags.pos_embed == "matmul" and not is_pristine()
-    disable()
-
-
-def test_nothing_comes_back_after_disable():
-    model = small_vit()
-    handles = [enable("grid_sample"), enable("matmul", model=model)]
-    disable()
-    enable("interpolate_cached")
-    for handle in handles:
-        handle.restore()
-    assert status().flags.pos_embed == uses(model) == "interpolate_cached"
-    disable()
-
-
-@pytest.mark.parametrize("left", ["by with", "by disable"])
-def test_a_copy_made_inside_ends_with_the_handle(left):
-    model, other = small_vit(), small_vit()
-    with enable("grid_sample", model=model):
-        copies = [copy.deepcopy(model), timm.utils.ModelEmaV3(model).module, copy.deepcopy(copy.deepcopy(model))]
-        assert [uses(m) for m in copies] == ["grid_sample"] * 3
-        if left == "by disable":
-            disable()
-    assert [uses(m) for m in copies] == ["stock"] * 3 and is_pristine() and status().models == ()
-    with enable("matmul"):
-        assert [uses(m) for m in (*copies, other)] == ["matmul"] * 4
-    with enable("interpolate_cached", model=copies[0]):
-        assert [uses(m) for m in (*copies, model)] == ["interpolate_cached"] + ["stock"] * 3
-
-
-def test_the_copy_keeps_what_its_model_loses():
-    model = small_vit()
-    with enable("grid_sample", model=model):
-        average = copy.deepcopy(model)
-        disable(model)
-        assert (uses(model), uses(average)) == ("stock", "grid_sample")
-        del model
-        gc.collect()
-        assert uses(average) == "grid_sample" and [own.pos_embed for own in status().models] == ["grid_sample"]
-    assert is_pristine() and uses(average) == "stock"
-
-
-def test_what_the_model_hides_may_hold_in_its_copy():
-    model = small_vit()
-    enable("grid_sample", model=model)
-    average = copy.deepcopy(model)
-    enable("stock", model=model)
-    status()
-    assert (uses(model), uses(average)) == ("stock", "grid_sample")
-    disable()
+@hypothesis.given(st.data())
+def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
+    """A random program; beside it the rule: the modes that hold for every model, and for each, newest last."""
+    models, everywhere, own, handles = [small_vit()], {}, [{}], {}
+    try:
+        for step in range(data.draw(st.integers(1, 10))):
+            act, number = data.draw(st.sampled_from(ACTS)), data.draw(st.integers(0, len(models) - 1))
+            if act.startswith("enable"):
+                mode, for_one = data.draw(st.sampled_from([*MODES, "stock"])), act == "enable for one"
+                (own[number] if for_one else everywhere)[step] = mode
+                handle = enable(mode, model=models[number] if for_one else None)
+                if data.draw(st.booleans()):
+                    handles[step] = handle
+                del handle
+            elif act == "leave" and handles:
+                left = data.draw(st.sampled_from(sorted(handles)))
+                handles.pop(left).restore()
+                for modes in (everywhere, *own):
+                    modes.pop(left, None)
+            elif act == "copy" and len(models) < 3:
+                models.append(copy.deepcopy(models[number]))
+                own.append(dict(own[number]))
+            elif act == "disable one":
+                disable(models[number])
+                own[number] = {step: "stock"} if [*everywhere.values()][-1:] not in ([], ["stock"]) else {}
+            elif act == "disable":
+                disable()
+                everywhere, own = {}, [{} for _ in models]
+            for model, modes in zip(models, own):
+                assert uses(model) == [*(modes or everywhere or {0: "stock"}).values()][-1]
+    finally:
+        disable()
+    assert is_pristine() and status().models == ()
+    assert settings.ATTRIBUTE not in models[0].embeds.__dict__
 
 
 def test_a_model_inside_another():
