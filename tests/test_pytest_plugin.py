@@ -76,36 +76,11 @@ def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
     assert is_pristine()
 
 
-OTHER = """
-import torch
-from timm_naflex_fast import status
-from tests.patching.test_transformers import embed, made
-
-def test_theirs():
-    embed("siglip2", made("siglip2"))
-    assert status().calls == {("pos_embed", "interpolate_cached"): 1}, status().calls
-    assert "Siglip2VisionEmbeddings.forward" in status().replaced
-    assert not [name for name in status().replaced if name.startswith("NaFlex")]
-"""
-
-
-def test_another_librarys_suite_runs_patched(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("transformers", minversion="5.21")
-    (tmp_path / "test_theirs.py").write_text(OTHER)
-    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached"
-    assert run(tmp_path, *options) == 0, capsys.readouterr()
-    assert "transformers: position embeddings" in capsys.readouterr().out
-    assert is_pristine() and timm_naflex_fast.status().replaced == {}
-    (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass")
-    assert run(tmp_path, "--naflex-library", "vllm") == pytest.ExitCode.USAGE_ERROR
-    assert "'vllm' is not valid for library" in capsys.readouterr().err
-
-
 THEIR_LEAKS = """
 from timm.models.naflexvit import NaFlexEmbeds
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 from tests.support.oracles import small_vit
-from tests.patching.test_transformers import made
+from tests.patching.test_transformers import embed, made
 import pytest, timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
 
@@ -119,6 +94,9 @@ def tower():
     with enable("interpolate_cached", model=tower):
         yield tower
 
+def test_runs():
+    embed("siglip2", made("siglip2"))
+    assert status().calls == {("pos_embed", "interpolate_cached"): 1}
 def test_leaves_a_mode(): enable("matmul", library="transformers")
 def test_after_a_mode(): as_it_began()
 def test_leaves_timm(): enable("matmul")
@@ -126,6 +104,15 @@ def test_after_timm(): as_it_began()
 def test_leaves_stock(): disable()
 def test_after_stock(): as_it_began()
 """
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "message"),
+    [("--naflex-mode", "fast", "valid: 'stock'"), ("--naflex-library", "vllm", "'vllm' is not valid for library")],
+)
+def test_an_unknown_name_is_a_usage_error(option, wrong, message, tmp_path, capsys):
+    assert run(tmp_path, option, wrong) == pytest.ExitCode.USAGE_ERROR
+    assert message in capsys.readouterr().err and is_pristine()
 
 
 def leaky(capsys, tmp_path, name, suite, *options):
@@ -138,18 +125,11 @@ def leaky(capsys, tmp_path, name, suite, *options):
     return sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
 
 
-def test_leaks_of_another_library_are_put_back(tmp_path, capsys):
+def test_another_librarys_suite_runs_patched_and_its_leaks_are_put_back(tmp_path, capsys):
     pytest.importorskip("transformers", minversion="5.21")
     options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached"
     found = leaky(capsys, tmp_path, "test_their_leaks", THEIR_LEAKS, *options)
     assert found == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"]
-
-
-def test_an_unknown_mode_is_a_usage_error(tmp_path, capsys):
-    assert run(tmp_path, "--naflex-mode", "fast") == pytest.ExitCode.USAGE_ERROR
-    error = capsys.readouterr().err
-    assert "'fast'" in error and "valid: 'stock'" in error
-    assert is_pristine()
 
 
 @pytest.mark.parametrize(

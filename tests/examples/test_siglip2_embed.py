@@ -164,15 +164,7 @@ def test_unreadable_images_are_listed_and_skipped(photos, weights, tmp_path, cap
     assert "not readable as an image: broken.png" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: None, "is not a folder"),
-        (lambda folder: folder.mkdir(), "holds no image"),
-        (lambda folder: (folder.mkdir(), (folder / "x.png").write_text("")), "none of the 1 images"),
-    ],
-)
-def test_bad_folders(make, message, weights, tmp_path, capsys):
-    make(tmp_path / "images")
-    assert siglip2_embed.main(arguments(tmp_path / "images", tmp_path / "out.safetensors", weights)) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "out.safetensors").exists()
+def test_a_folder_of_unreadable_images(weights, tmp_path, capsys):
+    (tmp_path / "x.png").write_text("")
+    assert siglip2_embed.main(arguments(tmp_path, tmp_path / "out.safetensors", weights)) == 2
+    assert "none of the 1 images" in capsys.readouterr().err and not (tmp_path / "out.safetensors").exists()

@@ -7,8 +7,6 @@ from torch import nn
 
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching.install import Status
-from timm_naflex_fast.patching.settings import Settings
 
 
 @pytest.mark.usefixtures("clean")
@@ -26,38 +24,6 @@ def test_what_ran_since_enable_is_said():
     assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
 
 
-def test_the_status_in_words():
-    state = Status(
-        Settings("matmul"),
-        (Settings("stock", "matmul", "batched"),),
-        {"Long.method_of_timm": "matmul", "Short.one": "stock"},
-        "1.0",
-        "2.0",
-        {("rope", "batched"): 12, ("pos_embed", "matmul"): 3},
-        {"a reason": 2, "another": 1},
-        ("NaFlexVit",),
-        {("timm", "pos_embed", "matmul"): ["matmul", "stock", "matmul"], ("timm", "patch_embed", "stock"): ["stock"]},
-        ("a note",),
-    )
-    assert str(state).splitlines() == [
-        "timm_naflex_fast on timm 1.0, torch 2.0",
-        "",
-        "computed                   by, in every model",
-        "-------------------------  ----------------------------------------------------------",
-        "timm: position embeddings  matmul (models made with pos_embed_use_grid_sample: stock)",
-        "timm: patch kernels        stock",
-        "one NaFlexVit has its own: pos_embed=stock, patch_embed=matmul, rope=batched",
-        "",
-        "what ran since enable()  calls",
-        "-----------------------  -----",
-        "pos_embed: matmul        3",
-        "rope: batched            12",
-        "the library's own code ran 2 times: a reason",
-        "the library's own code ran 1 time: another",
-        "a note",
-    ]
-
-
 @pytest.mark.usefixtures("clean")
 def test_the_status_of_one_model():
     model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
@@ -69,6 +35,7 @@ def test_the_status_of_one_model():
     assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
     assert "one NaFlexVit has its own: pos_embed=matmul" in str(status())
     assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
+    assert "interpolate_cached (models made with pos_embed_use_grid_sample: stock)\ntimm: patch" in str(status())
     with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
         status(nn.Linear(1, 1))
     enable("stock", model=model)

@@ -29,6 +29,11 @@ def tiny(monkeypatch):
     return load_model(NAME, random_weights=True, num_classes=1000)[0]
 
 
+def measure(model, *names, batch=1, dtype="float32", phase="infer", rounds=1):
+    with ExitStack() as on:
+        return run(bench_model.race(model, WORKLOADS["siglip"], batch, dtype, phase, names, on), rounds)
+
+
 @ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
     options = ["--model", NAME, "--batch", "2", "--max-seq-len", "16", "--rounds", "3"]
@@ -54,8 +59,7 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     forward, seen = tiny.embeds.forward, []
     tiny.embeds.forward = lambda *a, **k: seen.append(timm_naflex_fast.status().models) or forward(*a, **k)
     before = tiny.embeds.pos_embed.detach().clone()
-    with ExitStack() as on:
-        run(bench_model.race(tiny, WORKLOADS["siglip"], 2, "float32", phase, ["stock", "matmul"], on), 2)
+    measure(tiny, "stock", "matmul", batch=2, phase=phase, rounds=2)
     assert {len(models) for models in seen} == {0, 1} and len(seen) == 6  # stock runs with nothing patched
     assert all(models[0].pos_embed == "matmul" for models in seen if models)
     assert torch.equal(tiny.embeds.pos_embed, before) is (phase == "infer")  # AdamW stepped
@@ -66,8 +70,7 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkeypatch):
     ticks = iter(range(1000))
     monkeypatch.setattr(bench_model, "mark", lambda device: next(ticks))
-    with ExitStack() as on:
-        (row,) = run(bench_model.race(tiny, WORKLOADS["siglip"], 1, "float32", "train", ["stock"], on), 1)
+    (row,) = measure(tiny, "stock", phase="train")
     # Six marks: start, embeddings in and out, their gradient known, end of the backward, end of the step.
     assert next(ticks) == 12 and row.about["embeds_share"] == {"stock": 2 / 5}
 
@@ -75,8 +78,7 @@ def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkey
 def test_bfloat16_runs_under_autocast(tiny):
     seen = []
     tiny.blocks[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    with ExitStack() as on:
-        run(bench_model.race(tiny, WORKLOADS["siglip"], 1, "bfloat16", "infer", ["stock"], on), 1)
+    measure(tiny, "stock", dtype="bfloat16")
     assert seen == [True, True]
 
 
@@ -85,15 +87,12 @@ def test_the_batch_is_what_timms_collator_makes(tiny):
 
     seen, grids = [], WORKLOADS["siglip"].grids(3)
     tiny.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with ExitStack() as on:
-        run(bench_model.race(tiny, WORKLOADS["siglip"], 3, "float32", "infer", ["stock"], on), 1)
-    samples = [
-        dict(
-            patches=torch.zeros(h * w, 768), patch_coord=coordinates([(h, w)])[0], patch_valid=torch.ones(h * w).bool()
-        )
-        for h, w in grids
-    ]
-    want, _ = NaFlexCollator(max_seq_len=max(h * w for h, w in grids))([(sample, 0) for sample in samples])
+    measure(tiny, "stock", batch=3)
+    names, samples = ("patches", "patch_coord", "patch_valid"), []
+    for h, w in grids:
+        values = (torch.zeros(h * w, 768), coordinates([(h, w)])[0], torch.ones(h * w).bool())
+        samples.append((dict(zip(names, values)), 0))
+    want, _ = NaFlexCollator(max_seq_len=max(h * w for h, w in grids))(samples)
     assert seen[0]["patches"].shape == want["patches"].shape
     for key in ("patch_coord", "patch_valid"):
         assert torch.equal(seen[0][key], want[key]) and seen[0][key].dtype == want[key].dtype

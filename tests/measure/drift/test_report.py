@@ -17,6 +17,8 @@ from timm_naflex_fast.measure.drift.plots import scale
 from timm_naflex_fast.measure.drift.report import FILES, Report, headline, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 
+EXACT, MOVED = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
+
 
 def one_survey(**drifts):
     drift = {"stock": Drift(0, 0, 0, 0, 1, 1, 0.9), **drifts}
@@ -24,14 +26,13 @@ def one_survey(**drifts):
 
 
 def test_verdict_is_one_sentence_from_the_figures():
-    exact, moved = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
-    text = verdict(one_survey(matmul=exact, grid_sample=moved, **{"hf-siglip2": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}))
+    text = verdict(one_survey(matmul=EXACT, grid_sample=MOVED, **{"hf-siglip2": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}))
     assert text == (
         "On 40 images, grid_sample moves the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest "
         "neighbour and takes accuracy from 90.00 % to 85.00 %; matmul gives timm's own result but for rounding "
         "(embeddings within 5.0e-07)."
     )
-    assert verdict(one_survey(matmul=exact), untrained=True).endswith(
+    assert verdict(one_survey(matmul=EXACT), untrained=True).endswith(
         "these weights are random, a trained model may differ."
     )
     assert "bit for bit" in verdict(one_survey(interpolate_cached=Drift(0, 0, 0, 0, 1, 1, 0.9)))
@@ -39,10 +40,9 @@ def test_verdict_is_one_sentence_from_the_figures():
 
 
 def test_headline_answers_first():
-    exact, moved = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
-    text = headline(one_survey(grid_sample=moved, matmul=exact, **{"hf-siglip2": moved}))
+    text = headline(one_survey(grid_sample=MOVED, matmul=EXACT, **{"hf-siglip2": MOVED}))
     assert text == "Safe to switch to `matmul`: yes; `grid_sample`: no"
-    assert headline(one_survey(matmul=moved)) == "Safe to switch to `matmul`: no"
+    assert headline(one_survey(matmul=MOVED)) == "Safe to switch to `matmul`: no"
     assert headline(one_survey()) == "No strategy of this package was measured"
 
 
