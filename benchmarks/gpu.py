@@ -14,7 +14,7 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 | times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
 | model | a whole training step with the optimizer, 64 and 256 images, eager and compiled |
-| tests | the rest of test_cuda.py, test_triton.py and test_trial.py |
+| tests | the rest of test_cuda.py, test_triton.py, test_trial.py, and what contract/ asks of Triton |
 
 Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
 DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. The times become DIR/step.json, in the
@@ -152,7 +152,9 @@ def pytest_lines(day: Day, part: str) -> Cases:
     words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
     files = ["tests/behaviour/test_cuda.py"]
-    files += [f"tests/backends/test_{name}.py" for name in ("triton", "trial") if part == "tests"]
+    if part == "tests":
+        files += ["tests/backends/test_triton.py", "tests/backends/test_trial.py", "tests/contract/test_backends.py"]
+        chosen += " and (cuda or triton or trial)"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
     command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
