@@ -87,11 +87,8 @@ class Day:
     def draw(self, name: str, batch: int) -> tuple[Any, Any, Any]:
         """A workload, how it is resampled, and the coordinates of a batch; few small grids in the rehearsal."""
         like = WORKLOADS[name]
-        return (
-            like,
-            ResizeSpec(like.mode, **like.more),
-            coordinates(like.grids(batch) if self.gpu else [(3, 5), (5, 2)]),
-        )
+        grids = like.grids(batch) if self.gpu else [(3, 5), (5, 2)]
+        return like, ResizeSpec(like.mode, **like.more), coordinates(grids)
 
     def random(self, *shape: int, dtype: Any = None) -> Any:
         """Normal numbers, drawn on the device: a CPU would take seconds."""
@@ -186,9 +183,8 @@ def sanitize(day: Day) -> Cases:
 def watch(day: Day, tool: list[str]) -> Found:
     """Run ``small_run`` under a tool, or alone in the rehearsal."""
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        [*(tool if day.gpu else []), *itself(day, "small_run")], capture_output=True, text=True, env=env
-    )
+    command = [*(tool if day.gpu else []), *itself(day, "small_run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
     return {"lines": done.stdout.splitlines()[-130:]}
 

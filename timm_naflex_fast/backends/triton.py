@@ -21,9 +21,9 @@ Never run on a GPU. Before each kind of kernel serves for the first time, it is 
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -276,21 +276,8 @@ def _outside_pools(device: torch.device, make: Callable[[], Made]) -> Made:
         RuntimeError: a CUDA graph is being captured.
     """
     tracing.refuse_in_cuda_graph(device, FIRST_CALL)
-    done: list[Any] = []
-
-    def run() -> None:
-        try:
-            done.append(make())
-        except BaseException as error:
-            done.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    result: Made = done[0]
-    return result
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def agrees(like: Tensor, table_shape: torch.Size, spec: ResizeSpec, kind: str) -> bool:
