@@ -14,7 +14,7 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 | times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
 | model | a whole training step with the optimizer, 64 and 256 images, eager and compiled |
-| tests | the rest of test_cuda.py, test_triton.py and test_trial.py |
+| tests | the rest of test_cuda.py, test_triton.py, test_trial.py, and what contract/ asks of Triton |
 
 Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
 DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. The times become DIR/step.json, in the
@@ -87,11 +87,8 @@ class Day:
     def draw(self, name: str, batch: int) -> tuple[Any, Any, Any]:
         """A workload, how it is resampled, and the coordinates of a batch; few small grids in the rehearsal."""
         like = WORKLOADS[name]
-        return (
-            like,
-            ResizeSpec(like.mode, **like.more),
-            coordinates(like.grids(batch) if self.gpu else [(3, 5), (5, 2)]),
-        )
+        grids = like.grids(batch) if self.gpu else [(3, 5), (5, 2)]
+        return like, ResizeSpec(like.mode, **like.more), coordinates(grids)
 
     def random(self, *shape: int, dtype: Any = None) -> Any:
         """Normal numbers, drawn on the device: a CPU would take seconds."""
@@ -152,7 +149,9 @@ def pytest_lines(day: Day, part: str) -> Cases:
     words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
     files = ["tests/behaviour/test_cuda.py"]
-    files += [f"tests/backends/test_{name}.py" for name in ("triton", "trial") if part == "tests"]
+    if part == "tests":
+        files += ["tests/backends/test_triton.py", "tests/backends/test_trial.py", "tests/contract/test_backends.py"]
+        chosen += " and (cuda or triton or trial)"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
     command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -184,9 +183,8 @@ def sanitize(day: Day) -> Cases:
 def watch(day: Day, tool: list[str]) -> Found:
     """Run ``small_run`` under a tool, or alone in the rehearsal."""
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        [*(tool if day.gpu else []), *itself(day, "small_run")], capture_output=True, text=True, env=env
-    )
+    command = [*(tool if day.gpu else []), *itself(day, "small_run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
     return {"lines": done.stdout.splitlines()[-130:]}
 

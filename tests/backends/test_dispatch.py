@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.checks import one_by_one
+from tests.support.checks import one_by_one, reading_is_an_error
 from tests.support.oracles import relative
 from timm_naflex_fast.backends import dispatch, eager, operator, portable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -54,12 +54,7 @@ def test_the_form_for_cuda_equals_interpolate_and_reads_no_tensor(on_device, mon
     else:
         fill = [image[:1] if padding == "first" else image[:1] * 0 for image in want]
         want = torch.stack([torch.cat([i, f.expand(75 - len(i), -1)]) for i, f in zip(want, fill)])
-
-    def no_read(*args, **kwargs):
-        raise AssertionError("read back")
-
-    for read in ("tolist", "item", "__int__", "__bool__", "__index__"):
-        monkeypatch.setattr(torch.Tensor, read, no_read)
+    reading_is_an_error(monkeypatch)
     got = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **extra)
     weight = torch.randn_like(got)
     (grad,) = torch.autograd.grad((got * weight).sum(), table)

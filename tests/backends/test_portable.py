@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.checks import run
+from tests.support.checks import reading_is_an_error, run
 from tests.support.oracles import BASE, NEW_TIMM, Case, relative, stock, tables
 from timm_naflex_fast.backends import portable
 from timm_naflex_fast.resampling.matrices import ResizeSpec
@@ -53,10 +53,5 @@ def test_what_the_layout_cannot_hold_is_nan_and_never_wrong():
 
 def test_reads_nothing_back_to_the_host(monkeypatch):
     embeds, coord = BASE.embeds(), BASE.coord()
-
-    def no_sync(*args, **kwargs):
-        raise AssertionError("read back to the host")
-
-    for read in ("tolist", "item", "__int__", "__bool__", "__index__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, read, no_sync)
+    reading_is_an_error(monkeypatch)
     ours(BASE, embeds, BASE.x().requires_grad_() * 1, coord).sum().backward()

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs, small  # noqa: F401
+from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs
 from tests.support.oracles import relative, row_major
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import triton as matmul_triton

@@ -1,25 +1,28 @@
 """The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
 
-Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file in a process
-of its own. What it cannot show, races and the compiled code, ``test_triton_kernels.py`` does; neither shows time.
+Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file, and what
+``contract/test_backends.py`` asks of every backend, in processes of their own. What it cannot show, races and the
+compiled code, ``test_triton_kernels.py`` does; neither shows time.
 """
+
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.checks import as_close_to_float64_as_timm, equals_timm, run
+from tests.support.checks import as_close_to_float64_as_timm, equals_timm, reading_is_an_error, run
 from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs
-from tests.support.interpreter import small as small
 from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import operator as operator
 from timm_naflex_fast.backends import triton as matmul_triton
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
-from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+CONTRACT = Path(__file__).parents[1] / "contract" / "test_backends.py"
 BASE = Case(sizes=[(2, 3), (4, 2), (3, 4), (2, 3)], table_size=(3, 4), channels=5, length=13)
 SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic") if aa or NEW_TIMM]
 
@@ -45,10 +48,16 @@ def check(case, coord=None):
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
 @pytest.mark.parametrize(
-    "which", ["test_equals_timm and bilinear and True", pytest.param("test_", marks=pytest.mark.slow)]
+    "file, which",
+    [
+        (__file__, "test_equals_timm and bilinear and True"),
+        pytest.param(__file__, "test_", marks=pytest.mark.slow),
+        pytest.param(CONTRACT, "triton and not (bfloat16 or equals or autocast or many)", marks=pytest.mark.slow),
+    ],
+    ids=["quick", "all", "contract"],
 )
-def test_by_the_interpreter(which):
-    run_interpreted(__file__, which)
+def test_by_the_interpreter(file, which):
+    run_interpreted(str(file), which)
 
 
 @runs
@@ -81,24 +90,6 @@ def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
     assert launched
 
 
-@runs
-@pytest.mark.parametrize("length", [None, 14])
-def test_equals_timm_by_sizes_in_bilinear_mode(length, monkeypatch):
-    table, sizes = torch.randn(4, 3, 5), [(3, 4), (6, 2), (4, 3)]
-    how = dict(mode="bilinear", length=length, padding="first")
-    want_table, got_table = (table.clone().to(device).requires_grad_() for device in ("cpu", DEVICE))
-    want = resample_pos_embeds(want_table, sizes, **how)
-    ran, add = [], matmul_triton.add
-    monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
-    monkeypatch.setattr(matmul_triton, "add", lambda *a: ran.append(1) or add(*a))
-    got = resample_pos_embeds(got_table, sizes, **how)
-    assert ran and relative(got.cpu(), want) <= 2e-6
-    weight = torch.randn_like(want)
-    for out in (got, want):
-        (out * weight.to(out.device)).sum().backward()
-    assert relative(got_table.grad.cpu(), want_table.grad) <= 1e-5
-
-
 @st.composite
 def small_cases(draw):
     side = st.integers(1, 6)
@@ -124,17 +115,6 @@ def small_cases(draw):
 @given(small_cases())
 def test_equals_timm_on_random_settings(case):
     check(case)
-
-
-@runs
-@pytest.mark.parametrize("sizes", [[(2, 40)], [(41, 1)]], ids=["wide", "tall"])
-def test_lines_longer_than_a_product(sizes):
-    check(Case(sizes=sizes, table_size=(3, 4), channels=2, length=80))
-
-
-@runs
-def test_a_table_wider_than_a_product():
-    check(Case(sizes=[(1, 3), (2, 50)], table_size=(2, 70), channels=2, mode="bilinear"))
 
 
 @runs
@@ -166,101 +146,6 @@ def test_half_precision_rounds_before_the_addition(dtype, antialias):
 
 
 @runs
-@pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
-def test_reordered_and_dropped_tokens_get_their_own_cell(antialias):
-    sizes = [(4, 5), (3, 3)]
-    case = Case(sizes=sizes, antialias=antialias, length=20)
-    embeds, coord = case.embeds(), case.coord()
-    order = torch.stack([torch.cat((torch.randperm(h * w), torch.arange(h * w, 20))) for h, w in sizes])
-    order[1] = torch.arange(20)  # beside a sample that is in order
-    want, want_gx, want_gp = run(stock, case, embeds, coord)
-    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(3))
-    index = order[..., None].expand(-1, -1, 4)
-    x = case.x().gather(1, index).to(DEVICE).requires_grad_()
-    out, shuffled = x * 1, coord.gather(1, index[..., :2])
-    embeds.to(DEVICE)
-    ours(case, embeds, out, shuffled.to(DEVICE))
-    grads = torch.autograd.grad((out * weight.gather(1, index).to(DEVICE)).sum(), [x, embeds.pos_embed])
-    torch.testing.assert_close(out.detach().cpu(), want.gather(1, index), atol=2e-6, rtol=0)
-    assert torch.equal(grads[0].cpu(), want_gx.gather(1, index)) and relative(grads[1].cpu(), want_gp[0]) <= 1e-5
-    kept = torch.tensor([7, 3, 19, 12])  # the last cell stays, so the grid does
-    with torch.no_grad():
-        few = case.x()[:1, kept].to(DEVICE)
-        ours(case, embeds, few, coord[:1, kept].to(DEVICE))
-    torch.testing.assert_close(few.cpu(), want[:1, kept], atol=2e-6, rtol=0)
-
-
-@runs
-def test_padding_is_untouched_and_its_gradient_counts_for_nothing():
-    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
-    x = torch.full((4, 13, 5), -0.0, device=DEVICE)
-    with torch.no_grad():
-        ours(BASE, embeds, x, coord)
-    padding = torch.tensor([[n >= h * w for n in range(13)] for h, w in BASE.sizes], device=DEVICE)
-    assert torch.signbit(x[padding]).all() and (x[padding] == 0).all()
-    grads = []
-    for filler in (0.0, float("nan")):
-        out = x.clone()
-        ours(BASE, embeds, out, coord)
-        g = torch.where(padding[..., None], filler, torch.ones_like(out))
-        grads.append(torch.autograd.grad(out, embeds.pos_embed, g)[0])
-    assert torch.equal(*grads)
-
-
-@runs
-def test_a_grid_of_the_tables_size_is_added_as_it_is():
-    case = Case(sizes=[(6, 5)], channels=5, ar_preserving=True)
-    embeds, x = case.embeds().to(DEVICE), torch.zeros(1, 30, 5, device=DEVICE)
-    with torch.no_grad():
-        ours(case, embeds, x, case.coord().to(DEVICE))
-    assert torch.equal(x, embeds.pos_embed.detach().view(1, 30, 5))
-
-
-@runs
-def test_a_negative_coordinate_is_nan_and_never_a_wrong_number():
-    coord = BASE.coord()
-    coord[1, 3] = torch.tensor([-1, 0])
-    embeds, want, got = BASE.embeds(), BASE.x(), BASE.x().to(DEVICE)
-    with torch.no_grad():
-        stock(BASE, embeds, want, BASE.coord())
-        ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
-    assert got[1, 3].isnan().all()
-    got[1, 3] = want[1, 3].to(DEVICE)
-    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0)
-
-
-@runs
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9, 2.0**40])
-def test_a_coordinate_that_no_grid_can_have_makes_its_sample_nan(value):
-    coord = BASE.coord().to(torch.float32)
-    coord[1, 3, 0] = value
-    embeds, want, got = BASE.embeds(), BASE.x(), BASE.x().to(DEVICE)
-    with torch.no_grad():
-        stock(BASE, embeds, want, BASE.coord())
-        ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
-    got = got.cpu()
-    assert got[1].isnan().all()
-    torch.testing.assert_close(got[[0, 2, 3]], want[[0, 2, 3]], atol=5e-6, rtol=0)
-
-
-@runs
-def test_with_a_sampler_padding_tokens_get_the_cell_that_they_name():
-    spec, coord = ResizeSpec("bilinear", False, sampler="grid_sample"), BASE.coord().to(DEVICE)
-    table = torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)
-    x, g = BASE.x().to(DEVICE), torch.randn(4, 13, 5, device=DEVICE)
-    grids = []
-    for h, w in BASE.sizes:
-        a_h, a_w = (resize_matrix(n, n0, "bilinear", False).to(DEVICE) for n, n0 in ((h, 3), (w, 4)))
-        grids.append(torch.einsum("hy, yxc, wx -> hwc", a_h, table, a_w))
-    want = torch.stack([x[i] + grid[coord[i, :, 0], coord[i, :, 1]] for i, grid in enumerate(grids)])
-    out = x * 1
-    add_learned(out, table, coord, spec)
-    torch.testing.assert_close(out, want, atol=2e-6, rtol=0)
-    grads = [torch.autograd.grad(result, table, g)[0].cpu() for result in (out, want)]
-    assert relative(*grads) <= 1e-5
-
-
-@runs
 def test_out_of_place_copies_padding_bit_by_bit():
     table, coord = torch.randn(3, 4, 130, device=DEVICE), BASE.coord().to(DEVICE)
     x = torch.full((4, 13, 130), -0.0, device=DEVICE)
@@ -272,64 +157,18 @@ def test_out_of_place_copies_padding_bit_by_bit():
 
 
 @runs
-def test_gradient_is_the_same_bit_for_bit():
-    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord()
-    coord[0, :6] = coord[0, :6].flip(0)
-    torch.use_deterministic_algorithms(True)
-    try:
-        (first, _, (first_grad,)), (second, _, (second_grad,)) = (run(ours, BASE, embeds, coord) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert torch.equal(first, second) and torch.equal(first_grad, second_grad)
-
-
-@runs
-@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.uint8], ids=str)
-def test_strided_tensors_and_other_coordinates(dtype):
-    embeds, coord = BASE.embeds(), BASE.coord()
-    want, want_gx, want_gp = run(stock, BASE, embeds, coord)
-    base = BASE.x().transpose(1, 2).contiguous()
-    spread = torch.zeros(4, 13, 4, dtype=dtype)[..., ::2]
-    spread.copy_(coord)
-    got, got_gx, got_gp = run(ours, BASE, embeds.to(DEVICE), spread, base.transpose(1, 2))
-    torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
-    assert torch.equal(got_gx, want_gx) and relative(got_gp[0], want_gp[0]) <= 1e-5
-
-
-@runs
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)], ids=str)
-def test_empty(shape):
-    x, table = torch.zeros(*shape, 5, device=DEVICE), torch.randn(6, 5, 5, device=DEVICE, requires_grad=True)
-    coord = torch.zeros(*shape, 2, dtype=torch.int64, device=DEVICE)
-    add_learned(x, table, coord, ResizeSpec())
-    assert x.shape == (*shape, 5)
-    with torch.no_grad():
-        assert matmul_triton.operator_sum(x, table, coord, ResizeSpec()).shape == x.shape
-        grad = matmul_triton.operator_gradient(x, table.shape, coord, ResizeSpec())
-    assert torch.equal(grad, torch.zeros_like(table))
-
-
-@runs
-def test_frozen_table_saves_nothing_and_passes_the_gradient():
-    embeds, saved = BASE.embeds().requires_grad_(False).to(DEVICE), []
-    x = BASE.x().to(DEVICE).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
-        out = x.clone()
-        ours(BASE, embeds, out, BASE.coord().to(DEVICE))
-    assert saved == []
-    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.ones_like(x))
+def test_operators_take_an_empty_batch(shape):
+    x, table, coord = (torch.zeros(*s, device=DEVICE) for s in ((*shape, 5), (6, 5, 5), (*shape, 2)))
+    assert matmul_triton.operator_sum(x, table, coord, ResizeSpec()).shape == x.shape
+    assert torch.equal(matmul_triton.operator_gradient(x, table.shape, coord, ResizeSpec()), table)
 
 
 @runs
 def test_nothing_is_read_back_to_the_host(monkeypatch):
     embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
     run(ours, BASE, embeds, coord)
-
-    def no_sync(*args, **kwargs):
-        raise AssertionError("read back to the host")
-
-    for read in ("tolist", "item", "__int__", "__bool__", "__index__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, read, no_sync)
+    reading_is_an_error(monkeypatch)
     out = BASE.x().to(DEVICE).requires_grad_() * 1
     ours(BASE, embeds, out, coord)
     out.sum().backward()
@@ -359,15 +198,18 @@ def test_whoever_saved_x_hears_that_it_changed():
 
 
 @runs
-def test_lost_tokens_are_counted():
-    before, coord, table = matmul_triton.lost_tokens(), BASE.coord(), torch.randn(3, 4, 5, device=DEVICE)
-    x = torch.zeros(4, 13, 5, device=DEVICE)
-    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
-    assert matmul_triton.lost_tokens() == before and not x.isnan().any()
-    coord[1, 3] = torch.tensor([-1, 0])  # one token
-    coord[2, 4, 0] = 2000  # all of a sample: longer than any matrix here
-    add_learned(x, table, coord.to(DEVICE), ResizeSpec())
-    assert matmul_triton.lost_tokens() - before == x.isnan().all(2).sum() == 1 + 13
+@pytest.mark.parametrize("value", [-1, 2000, float("nan"), float("inf"), 1e9, 2.0**40])
+def test_a_coordinate_that_no_grid_can_have_is_nan_and_counted(value):
+    """A negative one costs its token, any other its sample: never a wrong number."""
+    before, coord = matmul_triton.lost_tokens(), BASE.coord().to(torch.float32)
+    embeds, want, got = BASE.embeds(), BASE.x(), BASE.x().to(DEVICE)
+    coord[1, 3, 0] = value
+    with torch.no_grad():
+        stock(BASE, embeds, want, BASE.coord())
+        ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
+    want[(1, 3) if value == -1 else 1] = torch.nan
+    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0, equal_nan=True)
+    assert matmul_triton.lost_tokens() - before == (1 if value == -1 else 13)
 
 
 @runs

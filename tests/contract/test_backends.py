@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import interpreter
 from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, run
 from tests.support.oracles import Case, cases, relative, row_major, stock, tables
 from tests.support.running import running
 from timm_naflex_fast.backends import operator, portable
+from timm_naflex_fast.patching.timm import TIMM_SAMPLER
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 
@@ -52,6 +54,10 @@ WAYS = {
     "operator": Way(partial(by_backend, backend=operator), kinds=("learned",)),
     "portable": Way(partial(by_backend, backend=portable)),
 }
+if interpreter.RUNS:
+    WAYS["triton"] = Way(interpreter.add, kinds=("learned",))
+    if TIMM_SAMPLER == "grid_sample":
+        WAYS["triton, grid_sample"] = Way(interpreter.add, kinds=("learned",), sampled=True)
 
 
 def ways(*, kinds=True, sampled=True):

@@ -78,6 +78,13 @@ def add_groups(
             tokens.add(group, embedding.to(x.dtype))
 
 
+def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """``x`` plus the table in a new tensor."""
+    out = x.clone(memory_format=torch.contiguous_format)
+    add(out, (table,), patch_coord, spec, STRATEGIES["matmul"])
+    return out
+
+
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
     groups, counts, spec = _groups_on_host(g, patch_coord, spec)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..resampling.matrices import ResizeSpec
-from ..strategies import STRATEGIES
 from . import eager, triton
 
 SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str sampler"
@@ -100,11 +99,5 @@ def _register(
     return Operators(add_operator, grad_operator)
 
 
-def _add_on_host(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
-    out = x.clone(memory_format=torch.contiguous_format)
-    eager.add(out, (table,), patch_coord, spec, STRATEGIES["matmul"])
-    return out
-
-
-on_host = _register("", _add_on_host, eager.gradient, in_cuda_graphs=False)
+on_host = _register("", eager.operator_sum, eager.gradient, in_cuda_graphs=False)
 on_triton = _register("_triton", triton.operator_sum, triton.operator_gradient, in_cuda_graphs=True)

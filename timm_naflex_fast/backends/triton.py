@@ -21,9 +21,9 @@ Never run on a GPU. Before each kind of kernel serves for the first time, it is 
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -87,9 +87,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """
     check_writable(x)
     (table,) = tables
-    if x.numel() == 0:
-        return
-    if not agrees(x, table.shape, spec, "in place"):
+    if x.numel() == 0 or not agrees(x, table.shape, spec, "in place"):
         return eager.add(x, tables, patch_coord, spec, STRATEGIES["matmul"])
     facts = read_batch(patch_coord, x.device, table.shape, spec)
 
@@ -112,12 +110,8 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 
 def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """``x`` plus the table in a new tensor; ``x`` is read once."""
-    if x.numel() == 0:
-        return x.clone(memory_format=torch.contiguous_format)
-    if not agrees(x, table.shape, spec, "copy"):
-        out = x.clone(memory_format=torch.contiguous_format)
-        eager.add(out, (table,), patch_coord, spec, STRATEGIES["matmul"])
-        return out
+    if x.numel() == 0 or not agrees(x, table.shape, spec, "copy"):
+        return eager.operator_sum(x, table, patch_coord, spec)
     x = _aligned(x)
     out = torch.empty_like(x)
     launch_forward(x, out, table, read_batch(patch_coord, x.device, table.shape, spec), spec)
@@ -127,9 +121,7 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec
 def operator_gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient of a table (H0, W0, C), float32."""
     shape = torch.Size(table_shape)
-    if g.numel() == 0:
-        return g.new_zeros(shape, dtype=torch.float32)
-    if not agrees(g, shape, spec, "gradient"):
+    if g.numel() == 0 or not agrees(g, shape, spec, "gradient"):
         return eager.gradient(g, shape, patch_coord, spec)
     return table_grad(g, shape, read_batch(patch_coord, g.device, shape, spec), spec)
 
@@ -276,21 +268,8 @@ def _outside_pools(device: torch.device, make: Callable[[], Made]) -> Made:
         RuntimeError: a CUDA graph is being captured.
     """
     tracing.refuse_in_cuda_graph(device, FIRST_CALL)
-    done: list[Any] = []
-
-    def run() -> None:
-        try:
-            done.append(make())
-        except BaseException as error:
-            done.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    result: Made = done[0]
-    return result
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def agrees(like: Tensor, table_shape: torch.Size, spec: ResizeSpec, kind: str) -> bool:
