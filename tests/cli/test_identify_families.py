@@ -1,4 +1,4 @@
-"""``identify --family``: each family's convention is its library's own code."""
+"""``identify --family``: each family's convention is its library's own code, and ports that erred are named."""
 
 import pytest
 import torch
@@ -105,11 +105,35 @@ def test_the_question_is_the_same_everywhere():
     }
 
 
+@pytest.fixture
+def identify(tmp_path, capsys):
+    """The command's exit status and line for what a port of the family computed."""
+
+    def identify(family, result):
+        save_file({"result": result.float().contiguous()}, tmp_path / "port.safetensors")
+        code = main(["identify", "--family", family, str(tmp_path / "port.safetensors")])
+        return code, capsys.readouterr().out
+
+    return identify
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_right_port_is_said_to_be_equal(family, tmp_path, capsys):
+def test_a_right_port_is_said_to_be_equal(family, identify):
     table, sizes = asked(family)
     result = FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes])
-    save_file({"result": result.float().contiguous()}, tmp_path / "port.safetensors")
-    assert main(["identify", "--family", family, str(tmp_path / "port.safetensors")]) == 0
-    line = capsys.readouterr().out
-    assert "this is the reference" in line and "other conventions" not in line
+    code, line = identify(family, result)
+    assert code == 0 and "this is the reference" in line and "other conventions" not in line
+
+
+@pytest.mark.parametrize(
+    "family, port, found, reference",
+    [  # openvino.genai pull request 4444 and llama.cpp before 17577; llama.cpp before 25781
+        ("lfm2-vl", dict(antialias=False), "without antialiasing", "with antialiasing"),
+        ("qwen3-vl", dict(merge=2), "with antialiasing", "without antialiasing, aligned corners"),
+    ],
+)
+def test_ports_that_erred_are_named(family, port, found, reference, identify):
+    blocks = ", tokens in 2 x 2 blocks" if "merge" in port else ""
+    words = f"bilinear {found}{blocks}; the reference is bilinear {reference}{blocks}: embeddings differ by "
+    code, line = identify(family, torch.cat(one_by_one(*asked(family), mode="bilinear", **port)))
+    assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10

@@ -68,7 +68,7 @@ def test_names_become_one_line_of_text(name, tmp_path):
 
 def test_images_have_the_models_channels(photos):
     gray = small_vit(patch_size=8, in_chans=1)
-    batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12)
-    assert next(iter(batches))[0]["patches"].shape[2] == 64
+    batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12, batch_size=3)
+    assert [inputs["patches"].shape for inputs, _ in batches] == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
     with pytest.raises(ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"):
         NaFlexImages(image_sources(photos), small_vit(in_chans=2))

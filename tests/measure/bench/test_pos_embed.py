@@ -57,6 +57,15 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
     torch.testing.assert_close(embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5)
 
 
+@ran("matmul")
+def test_a_training_race_goes_backward(small):
+    (contender,) = small("train", "matmul").contenders
+    given, seen = contender.prepare(), []
+    given.register_hook(seen.append)
+    contender.run(given)
+    assert len(seen) == 1 and seen[0].any()
+
+
 def test_the_plain_add_touches_x(small):
     plain, stock = small("infer", PLAIN_ADD, "stock").contenders
     x = stock.prepare()

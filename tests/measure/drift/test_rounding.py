@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tests.support.measured import batches, table_model
-from tests.support.oracles import small_vit
+from tests.support.measured import GRIDS, batches, table_model
+from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
+from timm_naflex_fast.measure.drift.rounding import rounding
 from timm_naflex_fast.measure.drift.survey import survey
 from timm_naflex_fast.names import STRATEGIES
 
@@ -41,6 +42,20 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
     {"channel": table[:, :, 3], "cell": table[0, 0], "weight": table[:1, :1, 3]}[where].fill_(500)
     found = survey(model, batches(), ["grid_sample", "matmul"])
     assert found.exact("matmul") and not found.exact("grid_sample")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_limit_of_an_element_follows_its_own_cells(dtype):
+    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+    coord, tokens = vit_batch(GRIDS)["patch_coord"], torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
+    model.embeds.pos_embed.data.fill_(1)
+    even = rounding(model.embeds, coord, tokens)
+    assert even.min() / even.max() > 0.999 and even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
+    model.embeds.pos_embed.data[0, 0, 0, 5] = 1000
+    changed = rounding(model.embeds, coord, tokens) > 1.001 * even
+    assert changed[..., 5].any() and not changed[..., :5].any() and not changed[..., 6:].any()
+    sample = changed[2, :, 5].view(6, 6)  # a grid of 6 x 6
+    assert sample[0, 0] and not sample[2:].any() and not sample[:, 2:].any()
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
