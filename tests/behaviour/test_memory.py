@@ -123,7 +123,5 @@ def test_the_bound_of_the_cache():
         assert cache.read_limit(text) == valid * 2**20
     message = r"TIMM_NAFLEX_FAST_CACHE_MIB=.* is not valid; valid: a whole number of MiB"
     for text in ("abc", "0.5", "-5", "1e3", "64MiB", "²"):
-        with pytest.raises(
-            ValueError, match=message
-        ):
+        with pytest.raises(ValueError, match=message):
             cache.read_limit(text)
