@@ -116,7 +116,8 @@ def test_gradients_equal_timms_under(under, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_grad_scaler_and_ema(kind):
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+def test_grad_scaler_and_ema(kind, mode):
     """One of the steps is skipped; the averaged copy evaluates as timm's does."""
 
     def train(mode):
@@ -134,7 +135,7 @@ def test_grad_scaler_and_ema(kind):
             with torch.no_grad():
                 return scaler.get_scale(), average(BATCH), model.state_dict() | average.state_dict(prefix="average.")
 
-    (want_scale, want, wanted), (scale, got, found) = train("stock"), train("matmul")
+    (want_scale, want, wanted), (scale, got, found) = train("stock"), train(mode)
     assert scale == want_scale == 2.0**11 and relative(got, want) <= 1e-5
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 
+from tests.support.oracles import small_vit
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
@@ -88,17 +88,12 @@ def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
-    """Compiled too. One image, because timm's own loop mixes DTensors with plain tensors: of one number it may."""
-    from timm.models.naflexvit import NaFlexEmbeds
-
-    options = dict(proj_type="linear", class_token=False, pos_embed_grid_size=(6, 5))
-    embeds = NaFlexEmbeds(patch_size=2, in_chans=1, embed_dim=8, **options)
-    patches = torch.randn(1, 35, 4)
+    """One image, because timm's own loop mixes DTensors with plain tensors: of one number it may."""
+    embeds, patches = small_vit(patch_size=2, embed_dim=8, pos_embed_grid_size=(6, 5)).embeds, torch.randn(1, 35, 4)
     with torch.no_grad():
         want = embeds(patches, patch_coord=COORD[:1])[0]
         tensor.distribute_module(embeds, mesh)
         patches = tensor.distribute_tensor(patches, mesh, [tensor.Replicate()])
-        torch._dynamo.reset()
         with enable():
             model = torch.compile(embeds, backend="eager") if compiled else embeds
             got = model(patches, patch_coord=COORD[:1])[0]
@@ -111,13 +106,6 @@ def rank(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     mesh = dist.init_device_mesh("cpu", (2,))
     check_replicated(mesh)
-    # A table that is trained: the ranks' gradients are one and the same DTensor, and so are the steps.
-    table = nn.Parameter(tensor.distribute_tensor(TABLE.clone(), mesh, [tensor.Replicate()]))
-    resample_pos_embeds(table, SIZES, mode="bilinear").square().sum().backward()
-    torch.optim.SGD([table], 0.1).step()
-    plain = nn.Parameter(TABLE.clone())
-    resample_pos_embeds(plain, SIZES, mode="bilinear").square().sum().backward()
-    torch.testing.assert_close(table.full_tensor(), plain - 0.1 * plain.grad, atol=1e-5, rtol=1e-5)
     for placement in (tensor.Shard(0), tensor.Shard(1)):
         sharded = tensor.distribute_tensor(TABLE, mesh, [placement]).requires_grad_()
         with pytest.raises(ValueError, match=r"full_tensor\(\)"):

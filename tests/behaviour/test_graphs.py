@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support.oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, vit_batch
+from tests.support.oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -16,70 +16,52 @@ from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
 KINDS = ["learned", "factorized"]
-TABLES = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}
 
 
-def step(model, batch, kind, run=None):
+def step(model, batch, run=None):
     """Output and table gradients of one forward and backward."""
     model.zero_grad()
     out = (model if run is None else run)(batch)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
     (out * weight).mean().backward()
-    return out.detach(), [getattr(model.embeds, name).grad.clone() for name in TABLES[kind]]
+    return out.detach(), [table.grad.clone() for table in tables(model.embeds)]
 
 
 ONE_FAST = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 
 
-@pytest.fixture(scope="module", params=ONE_FAST)
-def compiled(request):
-    """A model compiled once, and what counts its graphs."""
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    model = small_vit(pos_embed=request.param)
-    yield model, torch.compile(model, backend=counter, fullgraph=True), counter, request.param
-    torch._dynamo.reset()
-
-
-def test_twenty_shapes_train_in_one_graph_with_one_recompile(compiled):
-    model, run, counter, kind = compiled
+@pytest.mark.parametrize("kind", ONE_FAST)
+def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
+    model, counter = small_vit(pos_embed=kind), CompileCounterWithBackend("aot_eager")
+    run = torch.compile(model, backend=counter, fullgraph=True)
     generator = torch.Generator().manual_seed(0)
     for i in range(20):
         sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
         batch = vit_batch(sizes, seed=i)
-        want, want_grads = step(model, batch, kind)
+        want, want_grads = step(model, batch)
         with enable() if i else running():  # the calls of a finished graph are not counted
-            got, got_grads = step(model, batch, kind, run)
+            got, got_grads = step(model, batch, run)
         assert relative(got, want) <= 1e-5
         assert all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
-
-
-def test_arguments_by_name_as_timm_takes_them(compiled):
-    model, run, _, _ = compiled
-    patches, rest = BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
-    with torch.no_grad():
-        want = model(patches, **rest)
-        with enable():
-            assert relative(run(patches, **rest), want) <= 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_inductor_forward_and_backward(kind):
     model = small_vit(pos_embed=kind)
-    want, want_grads = step(model, BATCH, kind)
+    want, want_grads = step(model, BATCH)
     with running():
-        got, got_grads = step(model, BATCH, kind, torch.compile(model, fullgraph=True))
+        got, got_grads = step(model, BATCH, torch.compile(model, fullgraph=True))
     assert relative(got, want) <= 1e-5 and all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
 
 
-def test_autocast_in_a_graph():
-    model = small_vit()
+def test_autocast_in_a_graph_and_arguments_by_name():
+    model, patches, rest = small_vit(), BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        want = model(BATCH)
+        want = model(patches, **rest)
         with running():
-            got = torch.compile(model, backend="aot_eager", fullgraph=True)(BATCH)
+            got = torch.compile(model, backend="aot_eager", fullgraph=True)(patches, **rest)
     assert relative(got, want) <= 1e-2
 
 

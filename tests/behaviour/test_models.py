@@ -3,7 +3,6 @@
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 
 from tests.support.oracles import NEW_TIMM, OLD_TORCH, relative, small_vit, vit_batch
 from tests.support.running import running
@@ -143,23 +142,3 @@ def test_ways_to_call_a_model(transform):
         who = "stock" if transform == "func.grad" else "matmul"  # function transforms are left to timm
         assert {key for key in status().calls if key[0] == "pos_embed"} == {("pos_embed", who)}
     assert relative(grad, stock_grad) <= 1e-5
-
-
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-def test_training_follows_timms_loss_curve(mode):
-    def curve(mode):
-        model, losses = small_vit(), []
-        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-        generator = torch.Generator().manual_seed(1)
-        with running(mode):
-            for i in range(40):
-                sizes = [tuple(s) for s in torch.randint(2, 12, (8, 2), generator=generator).tolist()]
-                batch, labels = vit_batch(sizes, seed=i), torch.randint(5, (8,), generator=generator)
-                loss = F.cross_entropy(model(batch), labels)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-        return torch.tensor(losses)
-
-    assert (curve(mode) - curve("stock")).abs().max() <= 1e-4

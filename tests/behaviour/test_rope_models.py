@@ -1,6 +1,7 @@
 """Rotary tables inside whole models, in graphs, and as a flag."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -110,16 +111,6 @@ def test_captures_in_one_graph(kind, train):
                 assert relative(grads[1], grads[0]) <= 1e-4
 
 
-@pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
-@pytest.mark.parametrize("kind", KINDS)
-def test_exports(kind):
-    model = vit(kind)
-    with running(component="rope"), torch.no_grad():
-        exported = torch.export.export(model, (dict(BATCH),), strict=False).module()
-        other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
-        assert relative(exported(other), model(other)) <= 1e-5
-
-
 class Positional(torch.nn.Module):
     """A NaFlexVit that takes its batch as three tensors."""
 
@@ -131,15 +122,23 @@ class Positional(torch.nn.Module):
         return self.model({"patches": patches, "patch_coord": patch_coord, "patch_valid": patch_valid})
 
 
-@pytest.mark.parametrize("kind", RUNS)
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_jit_trace(kind, train):
-    model = vit(kind)
-    with torch.set_grad_enabled(train):
+def exported(model, inputs):
+    return torch.export.export(model, inputs, strict=False).module()
+
+
+OTHER = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
+TRACES = [(partial(torch.jit.trace, check_trace=False), grad) for grad in (False, True)]
+REFUSES = pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("write", "grad"), [pytest.param(exported, False, marks=REFUSES), *TRACES])
+def test_what_is_written_down_holds_for_other_grids(kind, write, grad):
+    model = Positional(vit(kind))
+    with torch.set_grad_enabled(grad):
         with running(component="rope"):
-            traced = torch.jit.trace(Positional(model), tuple(BATCH.values()), check_trace=False)
-        other = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)  # timm's loop would keep its grids
-        assert relative(traced(*other.values()), model(other)) <= 1e-5
+            program, want = write(model, tuple(BATCH.values())), model(*OTHER.values())
+        assert relative(program(*OTHER.values()), want) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -32,8 +32,7 @@ def embeds():
 @pytest.mark.parametrize("inside", ["fake", "make_fx"])
 def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
     image, patches = torch.randn(2, 1, 24, 28), torch.randn(1, 6, 3, 5, 1)
-    coord = row_major([(2, 3)])
-    want, want_patches = first(embeds(image)), first(embeds(patches, patch_coord=coord))
+    want, want_patches = first(embeds(image)), first(embeds(patches, patch_coord=COORD))
     enable(mode)
     for _ in range(2):
         if inside == "fake":
@@ -46,7 +45,7 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
             torch.testing.assert_close(trace(image)(image), want, atol=2e-6, rtol=0)
         torch.testing.assert_close(first(embeds(image)), want, atol=5e-6, rtol=0)
     if mode != "grid_sample":
-        torch.testing.assert_close(first(embeds(patches, patch_coord=coord)), want_patches, atol=5e-6, rtol=0)
+        torch.testing.assert_close(first(embeds(patches, patch_coord=COORD)), want_patches, atol=5e-6, rtol=0)
     assert ("pos_embed", ON_IMAGES[mode]) in status().calls
     assert inside != "fake" or ("patch_embed", "matmul") in status().calls
 
@@ -75,18 +74,17 @@ def test_function_transforms(embeds, mode, transform):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_another_default_dtype(mode, kind, dtype):
     model = small_vit(pos_embed=kind, enable_patch_interpolator=True).to(dtype)
-    patches, coord = torch.randn(1, 6, 3, 5, 1, dtype=dtype), row_major([(2, 3)])
+    patches = torch.randn(1, 6, 3, 5, 1, dtype=dtype)
     enable(mode)
     with torch.no_grad():
-        want = first(model.embeds(patches, patch_coord=coord))
+        want = first(model.embeds(patches, patch_coord=COORD))
         disable()
         enable(mode)
-        before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(dtype)
-            got = first(model.embeds(patches, patch_coord=coord))
+            got = first(model.embeds(patches, patch_coord=COORD))
         finally:
-            torch.set_default_dtype(before)
+            torch.set_default_dtype(torch.float32)
     assert torch.equal(got, want) and status().calls["pos_embed", mode] == 1
 
 
@@ -96,13 +94,7 @@ def test_meta_device(mode):
     enable(mode)
     for _ in range(2):
         assert first(model.embeds(torch.zeros(2, 1, 24, 28, device="meta"))).shape == (2, 42, 32)
-    disable()
-    model = small_vit()
-    enable(mode)
-    x = torch.zeros(1, 6, 32)
-    with torch.device("meta"), torch.no_grad():
-        model.embeds._apply_learned_naflex_pos_embed(x, patch_coord=COORD)
-    assert x.abs().sum() > 0 and status().calls == {("pos_embed", mode): 1}
+    assert status().calls == {("pos_embed", "stock"): 2}  # left to timm
 
 
 @pytest.mark.parametrize("mode", ON_IMAGES)

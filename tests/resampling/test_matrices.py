@@ -51,6 +51,10 @@ def test_keys_coefficient_is_half_with_antialias_and_three_quarters_without():
         torch.testing.assert_close(got.sort().values, want.sort().values)
 
 
+def test_a_matrix_in_half_precision_is_one_cast():
+    assert torch.equal(resize_matrix(3, 5, dtype=torch.bfloat16), resize_matrix(3, 5).bfloat16())
+
+
 def test_unknown_mode_names_the_valid_ones():
     with pytest.raises(ValueError, match="'bilinear', 'bicubic'"):
         resize_matrix(3, 4, "nearest")
