@@ -1,4 +1,4 @@
-"""The trial before each kind of Triton kernel, and what CUDA graphs need: by the interpreter, as ``test_triton.py``."""
+"""The trial before each kind of Triton kernel, and what CUDA graphs need; ``test_triton.py`` runs it interpreted."""
 
 import threading
 import weakref
@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, TOO_NEW_NUMPY, run_interpreted, runs
+from tests.support.interpreter import DEVICE, HAS_TRITON, runs
 from tests.support.oracles import relative, row_major
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import triton as matmul_triton
@@ -20,13 +20,6 @@ pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"
 @pytest.fixture(autouse=True)
 def no_trial_yet(monkeypatch):
     monkeypatch.setattr(matmul_triton, "_agreed", {})
-
-
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
-@pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
-@pytest.mark.slow
-def test_by_the_interpreter(which="test_"):
-    run_interpreted(__file__, which)
 
 
 KINDS = ["in place", "copy", "gradient"]

@@ -23,6 +23,7 @@ from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 CONTRACT = Path(__file__).parents[1] / "contract" / "test_backends.py"
+TRIAL = Path(__file__).with_name("test_trial.py")
 BASE = Case(sizes=[(2, 3), (4, 2), (3, 4), (2, 3)], table_size=(3, 4), channels=5, length=13)
 SETTINGS = [(aa, mode) for aa in (True, False) for mode in ("bilinear", "bicubic") if aa or NEW_TIMM]
 
@@ -41,10 +42,6 @@ def ours(case, embeds, x, coord):
     add_learned(x, embeds.pos_embed, coord, case.spec)
 
 
-def check(case, coord=None):
-    equals_timm(ours, case, coord, DEVICE)
-
-
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
 @pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4")
 @pytest.mark.parametrize(
@@ -52,9 +49,10 @@ def check(case, coord=None):
     [
         (__file__, "test_equals_timm and bilinear and True"),
         pytest.param(__file__, "test_", marks=pytest.mark.slow),
+        pytest.param(TRIAL, "test_", marks=pytest.mark.slow),
         pytest.param(CONTRACT, "triton and not (bfloat16 or equals or autocast or many)", marks=pytest.mark.slow),
     ],
-    ids=["quick", "all", "contract"],
+    ids=["quick", "all", "trial", "contract"],
 )
 def test_by_the_interpreter(file, which):
     run_interpreted(str(file), which)
@@ -64,18 +62,9 @@ def test_by_the_interpreter(file, which):
 @pytest.mark.parametrize("antialias, mode", SETTINGS)
 def test_equals_timm(antialias, mode):
     for corners, ar in [(False, True), (True, False)] if NEW_TIMM else [(False, True)]:
-        check(
-            Case(
-                sizes=[(3, 4), (6, 2), (4, 3)],
-                table_size=(4, 3),
-                channels=3,
-                mode=mode,
-                antialias=antialias,
-                align_corners=corners,
-                ar_preserving=ar,
-                length=11,
-            )
-        )
+        options = dict(mode=mode, antialias=antialias, align_corners=corners, ar_preserving=ar)
+        case = Case(sizes=[(3, 4), (6, 2), (4, 3)], table_size=(4, 3), channels=3, length=11, **options)
+        equals_timm(ours, case, DEVICE)
 
 
 def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
@@ -105,7 +94,6 @@ def small_cases(draw):
         ar_preserving=draw(st.booleans()),
         sizes=sizes,
         length=max(1, longest + draw(st.sampled_from([0, 2, -1, -longest // 2]))),
-        dtype=torch.float32,
         seed=draw(st.integers(0, 2**20)),
     )
 
@@ -114,7 +102,7 @@ def small_cases(draw):
 @settings(max_examples=300 if DEVICE == "cuda" else 8)
 @given(small_cases())
 def test_equals_timm_on_random_settings(case):
-    check(case)
+    equals_timm(ours, case, DEVICE)
 
 
 @runs

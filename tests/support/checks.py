@@ -27,9 +27,9 @@ def run(add, case, embeds, coord, x=None):
     return out.detach().cpu(), grads[0].cpu(), [grad.cpu() for grad in grads[1:]]
 
 
-def equals_timm(ours, case, coord=None, device="cpu"):
+def equals_timm(ours, case, device="cpu"):
     """Forward and gradients of a learned table, float32: 2e-6 of the largest table value, gradients 1e-5."""
-    embeds, coord = case.embeds(), case.coord() if coord is None else coord
+    embeds, coord = case.embeds(), case.coord()
     want, want_gx, want_gp = run(stock, case, embeds, coord)
     got, got_gx, got_gp = run(ours, case, embeds.to(device), coord)
     assert (got - want).abs().max() <= 2e-6 * max(1.0, embeds.pos_embed.abs().max().item())
