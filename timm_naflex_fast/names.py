@@ -3,5 +3,5 @@
 from typing import Literal, get_args
 
 StrategyName = Literal["interpolate_cached", "grid_sample", "matmul"]
-STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
 """Each has a module of its name in ``strategies/``."""

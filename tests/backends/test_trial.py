@@ -110,6 +110,7 @@ def test_a_trial_without_memory_is_made_again(monkeypatch):
 
 def capturing(monkeypatch, now=True):
     monkeypatch.setattr(tracing, "in_cuda_graph", lambda device: now)
+    monkeypatch.setattr(cache, "in_cuda_graph", lambda device: now)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,19 +132,19 @@ def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkey
 
 def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
     args = (3, 4), ResizeSpec(), torch.device(DEVICE), 8
-    monkeypatch.setattr(matmul_triton, "_pinned", {})
+    monkeypatch.setattr(cache, "_pinned", {})
     capturing(monkeypatch)
     with pytest.raises(RuntimeError, match="run the model once before you capture"):
         matmul_triton._bands(*args)
     capturing(monkeypatch, False)
     bands = matmul_triton._bands(*args)
     capturing(monkeypatch)
-    assert matmul_triton._bands(*args) is bands
+    assert cache.pinned(matmul_triton._bands(*args), args[2]) is bands
     watched = weakref.ref(bands.weights)
     del bands
     cache.clear_all()
     assert watched() is not None
-    matmul_triton._pinned.clear()
+    cache._pinned.clear()
     assert watched() is None
 
 

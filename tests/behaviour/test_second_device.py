@@ -26,6 +26,7 @@ from timm_naflex_fast.functional import (
     resample_pos_embeds,
 )
 from timm_naflex_fast.patch_embed.kernels import axis_inverse
+from timm_naflex_fast.resampling import cache
 
 pytestmark = pytest.mark.usefixtures("clean")
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
@@ -217,6 +218,22 @@ def test_no_cuda_graph_holds_a_copy_from_the_host(name, monkeypatch):
             CASES[name](place)
         except RuntimeError as error:
             assert refused in str(error)
+
+
+def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
+    monkeypatch.setattr(cache, "_pinned", {})
+    with SecondDevice(monkeypatch):
+        weight = OnDevice(random(2, 3, 6, 6))
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        with pytest.raises(RuntimeError, match="run the model once before you capture"):
+            resample_patch_kernel(weight, (4, 5))
+        monkeypatch.setattr(SecondDevice, "captures", False)
+        resample_patch_kernel(weight, (4, 5))
+        assert not cache._pinned
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        resample_patch_kernel(weight, (4, 5))
+    ((left, _),) = cache._pinned.values()
+    assert left.shape == (4, 6)
 
 
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.support.running import ran
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 NAME = "naflexvit_base_patch16_siglip.v2_webli"
 pytestmark = [
@@ -22,10 +22,10 @@ pytestmark = [
 ]
 
 
-@ran(*STRATEGIES)
+@ran(*STRATEGY_NAMES)
 def drift(photos, file, *options):
     """Exact strategies move nothing, grid_sample does."""
-    command = ["drift", "--model", NAME, "--images", str(photos), "--contenders", *STRATEGIES, "--json", str(file)]
+    command = ["drift", "--model", NAME, "--images", str(photos), "--contenders", *STRATEGY_NAMES, "--json", str(file)]
     assert main([*command, *options]) == 0
     found = json.loads(file.read_text())["survey"]["drift"]
     assert found["interpolate_cached"]["embed_max_abs"] == found["interpolate_cached"]["pooled_cosine_distance"] == 0

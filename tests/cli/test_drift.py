@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 
 @pytest.mark.parametrize("kind", ["cut off", "empty", "text", "pickle", "another model"])
@@ -51,7 +51,7 @@ def drift(photos, *arguments):
     return cli.main([*command, *arguments])
 
 
-@ran(*STRATEGIES)
+@ran(*STRATEGY_NAMES)
 def test_command_writes_the_report(small_timm, photos, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (photos / "broken.png").write_text("no image")

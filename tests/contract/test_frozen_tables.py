@@ -6,13 +6,13 @@ from torch import nn
 
 from tests.support.oracles import Case, finished_tables, kept_tensors, stock
 from timm_naflex_fast.functional import add_pos_embed_
-from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.resampling import cache
 
 CASE = Case(length=40)
 
 
-@pytest.fixture(params=STRATEGIES, autouse=True)
+@pytest.fixture(params=STRATEGY_NAMES, autouse=True)
 def strategy(request):
     cache.clear_all()
     return request.param

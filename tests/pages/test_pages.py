@@ -77,6 +77,27 @@ def test_rows_of_two_commits_say_so(results):
     assert {line[-1] for line in lines} == {"abc, 2 CPU cores", "def, 2 CPU cores"}
 
 
+def test_what_this_code_has_measured_here_is_not_measured_again(tmp_path, monkeypatch, capsys):
+    facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
+    monkeypatch.setattr(measure, "provenance", lambda command: facts)
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "NAMES", ("rope", "counts", "graphs"))
+    (tmp_path / "results").mkdir()
+    for name, changes in {"rope": {}, "counts": {"commit": "old"}}.items():
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts | changes))
+    done, load = [], [0.1]
+    monkeypatch.setattr(measure, "measure", lambda name, out, tiny: done.append(name))
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: load)
+    for words in ([], ["rope"]):
+        monkeypatch.setattr("sys.argv", ["measure.py", *words])
+        measure.main()
+    assert done == ["counts", "graphs", "rope"]
+    load[0] = 1.5
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert "something else is running" in capsys.readouterr().err
+
+
 def test_each_result_file_of_a_section_has_a_command(monkeypatch):
     shown = {pattern for pattern, *_ in pages.RACES.values()} - {"gpu/step"}
     for pattern in shown:

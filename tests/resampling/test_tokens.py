@@ -5,7 +5,7 @@ import torch
 
 from tests.support.oracles import row_major
 from timm_naflex_fast.resampling.grids import group_grids
-from timm_naflex_fast.resampling.tokens import BLOCK, PairwiseSum, Tokens
+from timm_naflex_fast.resampling.tokens import IN_A_ROW, PairwiseSum, Tokens
 
 
 def by_loop(x, coord, group):
@@ -48,7 +48,7 @@ def test_padding_in_half_precision_is_summed_in_float32():
     assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16
 
 
-@pytest.mark.parametrize("samples", [1, BLOCK, BLOCK + 1, 5000])
+@pytest.mark.parametrize("samples", [1, IN_A_ROW, IN_A_ROW + 1, 5000])
 def test_a_long_sum_does_not_drift(samples):
     x = torch.full((samples, 1, 1), 0.1)
     (group,), counts = group_grids(row_major([(1, 1)] * samples), x)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..resampling import cache, dense_resize, grids
 from ..resampling.checks import check_writable
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import Counts, GridGroup
+from ..resampling.grids import GridGroup, TokenCounts
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
 from ..strategies import STRATEGIES, Strategy
@@ -41,7 +41,7 @@ def add_groups(
     x: Tensor,
     tables: tuple[Tensor, ...],
     groups: list[GridGroup],
-    counts: Counts,
+    counts: TokenCounts,
     spec: ResizeSpec,
     strategy: Strategy,
     dtype: torch.dtype = torch.float32,
@@ -97,7 +97,7 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
 
 def _groups_on_host(
     x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False
-) -> tuple[list[GridGroup], Counts, ResizeSpec]:
+) -> tuple[list[GridGroup], TokenCounts, ResizeSpec]:
     """The groups of the batch, its counts of tokens, and ``spec`` with the batch's largest grid where that counts."""
     if x.is_cuda:
         refuse_in_cuda_graph(x.device, NEEDS_HOST)
@@ -154,7 +154,7 @@ def _resample_frozen(
 def _gradients(
     shapes: Sequence[Sequence[int]],
     groups: list[GridGroup],
-    counts: Counts,
+    counts: TokenCounts,
     spec: ResizeSpec,
     strategy: Strategy,
     dtype: torch.dtype,

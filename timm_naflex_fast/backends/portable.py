@@ -35,7 +35,7 @@ from ..resampling.matrices import ResizeSpec
 BLOCK = 16
 
 
-class Grids(NamedTuple):
+class DeviceGrids(NamedTuple):
     """The batch's grids on the device: per sample (B, 1), per token (B, N).
 
     ``y`` and ``x`` name each token's cell. ``embedded`` tokens get an embedding; those that are ``wrong`` get NaN,
@@ -104,7 +104,7 @@ def coordinates(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
 
 
-def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> Grids:
+def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> DeviceGrids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
     coord = whole_numbers(patch_coord)
     length = coord.shape[1]
@@ -119,17 +119,17 @@ def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> Grids:
         takes_cell = (takes_cell | (~negative & (coord < size).all(-1))) & ~wrong
     y, x = (coord * takes_cell[..., None]).unbind(-1)
     embedded = torch.ones_like(in_grid) if spec.embeds_padding else in_grid | wrong
-    return Grids(h.clamp(min=1), w.clamp(min=1), y, x, embedded, wrong)
+    return DeviceGrids(h.clamp(min=1), w.clamp(min=1), y, x, embedded, wrong)
 
 
-def _learned(tables: tuple[Tensor, ...], grids: Grids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
+def _learned(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
     table = tables[0].reshape(tables[0].shape[-3:])
     if not spec.copies_own_size:  # the same positions and weights as F.interpolate's, without antialiasing
         spec = replace(spec, antialias=False)
     return (_by_taps if few_taps(table, spec) else _by_blocks)(table, grids, spec).to(token_dtype)
 
 
-def _factorized(tables: tuple[Tensor, ...], grids: Grids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
+def _factorized(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
     rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if spec.ar_preserving else (grids.h, grids.w)
     y, x = (
         axis_weights(position, length, table.shape[-2], interpolation="linear")
@@ -139,7 +139,7 @@ def _factorized(tables: tuple[Tensor, ...], grids: Grids, spec: ResizeSpec, toke
     return y.to(token_dtype) + x.to(token_dtype)  # timm casts both before it adds them
 
 
-def lengths(grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec) -> tuple[Tensor, Tensor]:
+def lengths(grids: DeviceGrids, table_size: tuple[int, ...], spec: ResizeSpec) -> tuple[Tensor, Tensor]:
     """The length to which each axis of the table is resized, both (B, 1), before the crop; timm does not resize a table
     of the grid's own size."""
     if not spec.ar_preserving:
@@ -151,7 +151,7 @@ def lengths(grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec) -> tupl
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
-def slot_layout(grids: Grids) -> SlotLayout:
+def slot_layout(grids: DeviceGrids) -> SlotLayout:
     """Sort each sample's tokens by line, and begin a new block wherever a line begins or a block is full.
 
     With BLOCK = 2 and the lines 0 0 0 1 1 (sorted), the slots are 0 1 2 4 5, and slot 3 stays empty.
@@ -188,7 +188,7 @@ def block_count(length: int) -> int:
 
 
 def block_weights(
-    layout: SlotLayout, grids: Grids, table_size: tuple[int, ...], spec: ResizeSpec
+    layout: SlotLayout, grids: DeviceGrids, table_size: tuple[int, ...], spec: ResizeSpec
 ) -> tuple[Tensor, Tensor]:
     """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
 
@@ -229,7 +229,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     return not spec.antialias and 8 * taps <= table.shape[0]
 
 
-def _by_blocks(table: Tensor, grids: Grids, spec: ResizeSpec) -> Tensor:
+def _by_blocks(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C), float32 at least, by two products per block."""
     layout = slot_layout(grids)
     across, along = block_weights(layout, grids, table.shape[:2], spec)
@@ -243,7 +243,7 @@ def _by_blocks(table: Tensor, grids: Grids, spec: ResizeSpec) -> Tensor:
     return torch.where((slots < room)[..., None], embeddings, torch.full_like(embeddings, torch.nan))
 
 
-def _by_taps(table: Tensor, grids: Grids, spec: ResizeSpec) -> Tensor:
+def _by_taps(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
     """The same by one gathered row of the table for each pair of taps."""
     options: dict[str, Any] = dict(interpolation=spec.interpolation, align_corners=spec.align_corners)
     to_h, to_w = lengths(grids, table.shape[:2], spec)

@@ -160,7 +160,7 @@ def launch_forward(x: Tensor, out: Tensor, table: Tensor, facts: BatchFacts, spe
 
     table = _aligned(table.detach().reshape(table.shape[-3:]).float())
     (batch, n_tokens, channels), cols = x.shape, table.shape[1]
-    bands = _bands((table.shape[0], cols), spec, x.device, _longest(n_tokens))
+    bands = cache.pinned(_bands((table.shape[0], cols), spec, x.device, _longest(n_tokens)), x.device)
     # A token that reads 2 x 2 cells needs no strip rows, which are as long as the table is wide.
     highest = 0 if bands.most_taps == 2 and cols > kernels.BLOCK_TOKENS.value else kernels.STRIPS.value
     grid = batch * _blocks(n_tokens, kernels.BLOCK_TOKENS), (_blocks(channels, kernels.BLOCK_CHANNELS) + 3) // 4
@@ -185,7 +185,8 @@ def table_grad(g: Tensor, table_shape: torch.Size, facts: BatchFacts, spec: Resi
 
     g = _aligned(g.detach())
     (batch, n_tokens, channels), (rows, cols) = g.shape, table_shape[-3:-1]
-    bands, strips = _bands((rows, cols), spec, g.device, _longest(n_tokens)), _empty_strips(facts, cols, channels)
+    bands = cache.pinned(_bands((rows, cols), spec, g.device, _longest(n_tokens)), g.device)
+    strips = _empty_strips(facts, cols, channels)
     by_height = torch.sort(facts.samples[:, kernels.KEY.value], stable=True).indices
     facts = facts._replace(samples=facts.samples[by_height])
     grad = torch.empty(rows, cols, channels, dtype=torch.float32, device=g.device)
@@ -226,21 +227,12 @@ def _empty_strips(facts: BatchFacts, cols: int, channels: int) -> Tensor:
     return torch.empty(rows, cols, channels, dtype=torch.float32, device=facts.heights.device)
 
 
-_pinned: dict[int, Bands] = {}  # what CUDA graphs read, for as long as they may be replayed
 _lost_on: dict[torch.device, Tensor] = {}
 _agreed: dict[tuple[Any, ...], bool] = {}
 
 
-def _bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longest: int) -> Bands:
-    """The kept bands of a table (H0, W0); kept for good where a CUDA graph records their addresses."""
-    bands = _kept_bands(size, spec, device, longest)
-    if tracing.in_cuda_graph(device):
-        _pinned[id(bands)] = bands
-    return bands
-
-
 @cache.cached("bands")
-def _kept_bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longest: int) -> Bands:
+def _bands(size: tuple[int, int], spec: ResizeSpec, device: torch.device, longest: int) -> Bands:
     return _outside_pools(device, lambda: make_bands(size, spec, longest).to(device))
 
 

@@ -17,7 +17,7 @@ from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, path, positive, printable, progress, provenance, seconds, write_json
-from ..names import STRATEGIES
+from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     from ..measure.bench.race import Race, Row
@@ -89,7 +89,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
     make: Callable[..., Race] = partial(pos_embed.race, device=options.device, channels=options.channels)
     patch_size = 16
     if options.model:
-        valid = (*defaults["phases"], BASELINE, *STRATEGIES)
+        valid = (*defaults["phases"], BASELINE, *STRATEGY_NAMES)
         if wrong := {*chosen["phases"], *chosen["contenders"]} - {*valid}:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
         if options.device == "cuda" and not options.dtypes:

@@ -13,7 +13,7 @@ from ..measure.contenders import BASELINE, NAMES, missing
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, path, positive, print_table, printable, progress, provenance, write_json
-from ..names import STRATEGIES
+from ..names import STRATEGY_NAMES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
     several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
-    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(STRATEGIES)}; with --out all)")
+    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(STRATEGY_NAMES)}; with --out all)")
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     add("--json", type=path, metavar="FILE", help="also write the figures there")
     add("--out", type=path, metavar="DIR", help="also write report.json, report.md and report.html there")
@@ -72,7 +72,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     from ..measure.drift.report import Report, columns, headline, record, row_text, verdict, write
     from ..measure.drift.survey import survey
 
-    names = options.contenders or (NAMES if options.out else STRATEGIES)
+    names = options.contenders or (NAMES if options.out else STRATEGY_NAMES)
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     with progress("measuring", len(runs) * len(batches)) as bar:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ..names import STRATEGIES
+from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +22,7 @@ PLAIN_ADD = "plain-add"
 
 CONTENDERS = {
     BASELINE: "timm's own loop",
-    **dict.fromkeys(STRATEGIES, "this package"),
+    **dict.fromkeys(STRATEGY_NAMES, "this package"),
     "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
     "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
     "issue-2514-zeros": "the proposal in timm issue 2514",
@@ -33,7 +33,7 @@ NAMES = tuple(CONTENDERS)
 
 def missing(name: str, embeds: Any) -> str | None:
     """Why a contender cannot run on this NaFlexEmbeds, or would only repeat its own setting; None if it can."""
-    if name == BASELINE or name in STRATEGIES:
+    if name == BASELINE or name in STRATEGY_NAMES:
         return None
     if embeds.pos_embed_type != "learned":
         return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
@@ -62,8 +62,8 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
 
     embeds: Any = getattr(model, "embeds", model)
     # Attributes of the one instance hide those of timm's class.
-    own = {} if name in STRATEGIES else _attributes(name, embeds)
-    with enable(mode="stock", pos_embed=name if name in STRATEGIES else "stock", model=model):
+    own = {} if name in STRATEGY_NAMES else _attributes(name, embeds)
+    with enable(mode="stock", pos_embed=name if name in STRATEGY_NAMES else "stock", model=model):
         with patch.dict(embeds.__dict__, own):
             yield
 

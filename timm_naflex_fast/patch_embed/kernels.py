@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.cache import cached, cached_resized
+from ..resampling.cache import cached, cached_resized, pinned
 from ..resampling.checks import check_interpolation, check_size
 from ..resampling.matrices import resize_matrix
-from ..tracing import tracer
+from ..tracing import refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
 Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
@@ -36,6 +36,10 @@ Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ r
 # Up to this many input channels, one product with ``right (x) I`` handles all of them; it costs their number times the
 # arithmetic. With more channels the kernel is transposed first, which costs two passes over memory.
 MOST_INNER = 4
+FIRST_CALL = (
+    "the first call with such a patch size copies matrices to the GPU, which no CUDA graph can record; run the model "
+    "once before you capture it"
+)
 NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
 
 
@@ -92,7 +96,11 @@ def make_factors(
     return left, right
 
 
-factors = cached("kernel factors")(make_factors)
+@cached("kernel factors")
+def factors(*key: Any) -> Factors:
+    """:func:`make_factors`, cached; ``key`` ends with the device."""
+    refuse_in_cuda_graph(key[-1], FIRST_CALL)
+    return make_factors(*key)
 
 
 def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
@@ -166,7 +174,8 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner
         wide, inverse = _constant_product_dtype(dtype), partial(axis_inverse, device=x.device)
         return _multiply(x.to(wide), *make_factors(*key, False, wide, x.device, inverse)).to(x.dtype)
     product, wide = (_multiply, product_dtype(dtype)) if is_traced(x) else (_separable, dtype)
-    return product(x.to(wide), *factors(*key, len(x) % 2 == 0, wide, x.device)).to(x.dtype)
+    found = pinned(factors(*key, len(x) % 2 == 0, wide, x.device), x.device)
+    return product(x.to(wide), *found).to(x.dtype)
 
 
 def resample_patch_kernel(

@@ -26,7 +26,7 @@ class Slot(Enum):
 
     ORIGINAL = "the library's own"
     OURS = "ours"
-    ANOTHERS = "another's: a spy, a profiler, a change of the result; perhaps around ours"
+    FOREIGN = "of another package: a spy, a profiler, a change of the result; perhaps around ours"
     EMPTY = "nobody's"
 
 
@@ -37,7 +37,7 @@ def slot_of(owner: Any, name: str, library: Library) -> Slot:
         return Slot.EMPTY
     if function in [replacement.function for replacement in library.replacements.values()]:
         return Slot.OURS
-    return Slot.ORIGINAL if _defined_in(_plain(function)) == library.name else Slot.ANOTHERS
+    return Slot.ORIGINAL if _defined_in(_plain(function)) == library.name else Slot.FOREIGN
 
 
 def _plain(function: Any) -> Any:
@@ -51,7 +51,7 @@ def _defined_in(function: Any) -> str:
     return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
 
 
-def anothers(owner: Any, name: str) -> str:
+def describe_foreign(owner: Any, name: str) -> str:
     """Whose function stands there, in words."""
     function = owner.__dict__[name]
     kind = type(function)

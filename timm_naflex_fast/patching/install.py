@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..resampling import cache
-from .compat import Slot, anothers, check, slot_of, unsupported, version_of
+from .compat import Slot, check, describe_foreign, slot_of, unsupported, version_of
 from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
 from .settings import ATTRIBUTE, STOCK, Enabled, Mode, Settings, check_name, may_hold, own_settings, parse_settings
 from .status import Status
@@ -88,8 +88,10 @@ def _install(library: Library) -> None:
         slot = slot_of(owner, name, library)
         if slot in (Slot.ORIGINAL, Slot.EMPTY):
             todo.append((owner, name, replacement))
-        elif slot is Slot.ANOTHERS and (owner, name) not in originals_of(owner):
-            warn_once(f"{anothers(owner, name)} and stays in force; to put it over ours, call enable() before", 5)
+        elif slot is Slot.FOREIGN and (owner, name) not in originals_of(owner):
+            warn_once(
+                f"{describe_foreign(owner, name)} and stays in force; to put it over ours, call enable() before", 5
+            )
     check(library, todo)
     for owner, name, replacement in todo:
         originals_of(owner)[owner, name] = owner.__dict__[name]
@@ -328,8 +330,8 @@ def status(model: nn.Module | None = None) -> Status:
                 if slot is Slot.OURS:
                     impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")
                     components.setdefault((library.name, replacement.component, mode), []).append(impl)
-                elif slot is Slot.ANOTHERS:
-                    notes.append(anothers(owner, name))
+                elif slot is Slot.FOREIGN:
+                    notes.append(describe_foreign(owner, name))
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
         triton = sys.modules.get(f"{__package__.partition('.')[0]}.backends.triton")
         if triton is not None and (lost := triton.lost_tokens()):

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from ..names import STRATEGIES, StrategyName
+from ..names import STRATEGY_NAMES, StrategyName
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
-MODES = ("stock", *STRATEGIES)
+MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
 # The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}

@@ -1,4 +1,4 @@
-"""What is cached between calls, under one memory bound.
+"""What is cached between calls, under one memory bound; what a CUDA graph reads stays in memory for good.
 
 - ``cached``: results that depend on the arguments alone (resize steps, axis sums, bands, pseudo-inverses).
 - ``cached_by_bits``: the groups of a batch, for as long as its coordinates hold the same bits.
@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from ..tracing import in_cuda_graph
 
 Result = TypeVar("Result")
 VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
@@ -53,6 +55,7 @@ _limit = read_limit(os.environ.get(VARIABLE))
 _lock = threading.RLock()
 _entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to a result or a _Frozen, oldest use first
 _nbytes = 0
+_pinned: dict[int, Any] = {}  # what CUDA graphs read
 
 
 def hold_over_fork(lock: Any) -> None:
@@ -81,6 +84,13 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
         return call
 
     return decorate
+
+
+def pinned(result: Result, device: torch.device) -> Result:
+    """``result``; it stays in memory for good where a CUDA graph is being captured, which keeps its address."""
+    if in_cuda_graph(device):
+        _pinned[id(result)] = result
+    return result
 
 
 def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:

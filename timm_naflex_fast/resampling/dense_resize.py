@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .grids import Counts, GridGroup
+from .grids import GridGroup, TokenCounts
 from .matrices import ResizeSpec, axis_matrix
 
 Embeddings = Iterable[tuple[GridGroup, Tensor]]
@@ -37,7 +37,7 @@ def resample(tables: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec
 
 
 def gradients_by_autograd(
-    g: Tensor, shapes: Sequence[Sequence[int]], make: Callable[[list[Tensor]], Embeddings], counts: Counts
+    g: Tensor, shapes: Sequence[Sequence[int]], make: Callable[[list[Tensor]], Embeddings], counts: TokenCounts
 ) -> Sequence[Tensor]:
     """The gradients of some leaves of these shapes, float64, from that of the tokens ``g``.
 

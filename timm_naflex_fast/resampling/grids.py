@@ -13,7 +13,7 @@ from .checks import LARGEST, check_cells, check_tokens, whole
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
-Counts = list[tuple[int, int]]
+TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
 
 
@@ -45,7 +45,7 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
 
 def group_grids(
     patch_coord: Tensor, x: Tensor, *, embeds_padding: bool = False, whole_square: bool = False
-) -> tuple[list[GridGroup], Counts]:
+) -> tuple[list[GridGroup], TokenCounts]:
     """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
 
     Args:
@@ -121,7 +121,7 @@ def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: i
         )
 
 
-def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], Counts]:
+def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], TokenCounts]:
     """The one group of a batch of plain images: every sample of ``x`` (B, h*w, C) on ``grid_size`` = (h, w).
 
     Raises:
@@ -173,7 +173,7 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3), batch: int
 
 def group_sizes(
     sizes: FrameSizes, *, merge: int = 1, embeds_padding: bool, length: int | None
-) -> tuple[list[GridGroup], Counts]:
+) -> tuple[list[GridGroup], TokenCounts]:
     """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and the padding.
 
     Every frame counts as a sample. ``length``: each image is padded to this many tokens, after its last frame.
@@ -182,7 +182,7 @@ def group_sizes(
         ValueError: ``merge`` does not divide a size, or ``length`` is less than the tokens of an image.
     """
     frames: dict[tuple[int, int], list[int]] = {}
-    counts: Counts = []
+    counts: TokenCounts = []
     for number, (t, h, w) in enumerate(sizes):
         if h % merge or w % merge:
             raise ValueError(f"merge must divide every height and width; {merge} does not divide {h} x {w}")

@@ -34,7 +34,7 @@ from torch import Tensor
 from .cache import cached
 from .grids import GridGroup
 from .matrices import ResizeSpec, axis_matrix, taps
-from .tokens import BLOCK, PairwiseSum, Tokens
+from .tokens import IN_A_ROW, PairwiseSum, Tokens
 
 
 class SparseSum(NamedTuple):
@@ -155,7 +155,7 @@ def learned_gradient(
             else:
                 block += steps[0](summed) if steps else summed
             in_block += 1
-            if in_block == BLOCK:
+            if in_block == IN_A_ROW:
                 total.add(block)
                 block, in_block = None, 0
         if along_y is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .grids import GridGroup
 
 # At most this many tensors are added one after the other; longer sums are split, so that float32 rounds less.
-BLOCK = 16
+IN_A_ROW = 16
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Tokens:
 
     def _sum(self, samples: list[int], dtype: torch.dtype, copy: bool = False) -> Tensor:
         """The sum of some samples' tokens in the grid, of which all have as many, in ``dtype``."""
-        if len(samples) > BLOCK:
+        if len(samples) > IN_A_ROW:
             half = len(samples) // 2
             return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
         first, *others = (self.in_grid[sample] for sample in samples)

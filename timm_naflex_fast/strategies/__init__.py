@@ -2,9 +2,9 @@
 
 from importlib import import_module
 
-from ..names import STRATEGIES as NAMES
+from ..names import STRATEGY_NAMES
 from .base import Strategy
 
 __all__ = ["STRATEGIES", "Strategy"]
 
-STRATEGIES: dict[str, Strategy] = {name: import_module(f"{__name__}.{name}").STRATEGY for name in NAMES}
+STRATEGIES: dict[str, Strategy] = {name: import_module(f"{__name__}.{name}").STRATEGY for name in STRATEGY_NAMES}

@@ -13,7 +13,7 @@ from timm_naflex_fast.measure.bench import pos_embed
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 from timm_naflex_fast.measure.contenders import LEARNED, use
-from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 CONTENDERS = pos_embed.DEFAULTS["contenders"]
 
@@ -40,7 +40,7 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
     method = STOCK[LEARNED + "_grid_sample" * (name in ("timm-flag-bilinear", "grid_sample"))]
     if name == "timm-flag-bilinear":
         reference.pos_embed_interp_mode = "bilinear"
-    with ran(*{name} & set(STRATEGIES)), ExitStack() as on:
+    with ran(*{name} & set(STRATEGY_NAMES)), ExitStack() as on:
         on.enter_context(use(name, embeds))
         contender = pos_embed._timed(name, embeds, coord, x, g, cycle(values))
         for value in values:
@@ -92,7 +92,7 @@ def test_every_contender_has_the_same_x_and_its_own_choice():
     with ExitStack() as on:
         found = pos_embed.race(WORKLOADS["siglip"], 2, "bfloat16", "infer", CONTENDERS, on, channels=4)
         assert [c.name for c in found.contenders] == [n for n in CONTENDERS if n not in found.about["left_out"]]
-        assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGIES}
+        assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGY_NAMES}
         xs = [c.prepare() for c in found.contenders if c.name != PLAIN_ADD]
         assert all(x is xs[0] for x in xs) and xs[0].dtype == torch.bfloat16
         grids = WORKLOADS["siglip"].grids(2)

@@ -8,7 +8,7 @@ from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.measure.drift.rounding import rounding
 from timm_naflex_fast.measure.drift.survey import survey
-from timm_naflex_fast.names import STRATEGIES
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SETTINGS = [
@@ -27,7 +27,7 @@ def test_exact_strategies_stay_exact(dtype, setting, scale):
     for table in (t for name, t in model.embeds.named_parameters() if name.startswith("pos_embed")):
         torch.nn.init.normal_(table, std=scale)
     sampled = "pos_embed_use_grid_sample" in setting
-    exact = ["grid_sample"] if sampled else [name for name in STRATEGIES if name != "grid_sample"]
+    exact = ["grid_sample"] if sampled else [name for name in STRATEGY_NAMES if name != "grid_sample"]
     with ran(*exact):
         found = survey(model.to(dtype), batches(), exact)
     assert all(found.exact(name) for name in exact)

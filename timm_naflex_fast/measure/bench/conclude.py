@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...names import STRATEGIES
+from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE
 from .race import Row
 
@@ -20,7 +20,7 @@ def conclude(rows: Sequence[Row]) -> Iterator[str]:
         work = row.suite, row.about.get("model"), row.workload, row.batch, row.dtype
         batches[work][row.contender, row.phase] = row
     for (_, model, workload, batch, dtype), found in batches.items():
-        for name in STRATEGIES:
+        for name in STRATEGY_NAMES:
             pairs = [(found.get((BASELINE, phase)), row) for (other, phase), row in found.items() if other == name]
             parts = [_saving(stock, row) for stock, row in pairs if stock is not None]
             if parts:

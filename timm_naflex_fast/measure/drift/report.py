@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...names import STRATEGIES
+from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, CONTENDERS
 from ..output import json_text, write_files
 from . import FILES
@@ -44,7 +44,7 @@ class Report:
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which of this package's strategies one may switch, those first."""
-    names = [name for name in reversed(STRATEGIES) if name in survey.drift]
+    names = [name for name in reversed(STRATEGY_NAMES) if name in survey.drift]
     answers = [f"`{name}`: yes" for name in names if survey.exact(name)]
     answers += [f"`{name}`: no" for name in names if not survey.exact(name)]
     return f"Safe to switch to {'; '.join(answers)}" if answers else "No strategy of this package was measured"
@@ -52,7 +52,7 @@ def headline(survey: Survey) -> str:
 
 def verdict(survey: Survey, untrained: bool = False) -> str:
     """The figures behind the answer, in one sentence; ``untrained`` adds that trained weights may differ."""
-    parts = [_sentence(survey, name) for name in STRATEGIES if name in survey.drift]
+    parts = [_sentence(survey, name) for name in STRATEGY_NAMES if name in survey.drift]
     sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
     return sentence + ("; these weights are random, a trained model may differ." if untrained else ".")
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...names import STRATEGIES
+from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, missing, use
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
@@ -86,7 +86,7 @@ Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 def survey(
     model: Any,
     batches: Batches,
-    contenders: Iterable[str] = STRATEGIES,
+    contenders: Iterable[str] = STRATEGY_NAMES,
     pictures: bool = False,
     after_pass: Callable[[], Any] = lambda: None,
 ) -> Survey:
@@ -130,7 +130,7 @@ def survey(
     cells = [n for table in tables for n in table.shape[1:-1]]
     drift = {name: _drift(own, seen[BASELINE], labels) for name, own in seen.items()}
     shown = [name for name in drift if drift[name].embed_roundings > 1]
-    shown = [name for name in shown if name in STRATEGIES] or shown[:1]
+    shown = [name for name in shown if name in STRATEGY_NAMES] or shown[:1]
     kept: list[Picture] = []
     if pictures and shown:
         shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
