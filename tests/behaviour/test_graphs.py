@@ -203,10 +203,11 @@ def written(how, module, inputs):
     return torch.jit.trace(module, inputs) if how == "trace" else torch.export.export(module, inputs).module()
 
 
-INTEGERS = [torch.int64, *(pytest.param(t, marks=pytest.mark.slow) for t in (torch.int8, torch.int16, torch.int32))]
+OTHER_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+INTEGERS = [torch.int64, *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_INTEGERS)]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("how", ["compile", "export", "trace"])
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
     model, x = Embeds(merge=2), torch.zeros(3, 450, 8)
@@ -236,7 +237,7 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["compile", "export"])
+@pytest.mark.parametrize("how", ["compile", pytest.param("export", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wrong", [(7, 3), (0, 5), (2, 3)], ids=["long", "empty", "odd"])
 def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
     model = Embeds(merge=2 if wrong == (2, 3) else 1, length=20)

@@ -17,7 +17,7 @@ from tests.support.oracles import BATCH, row_major, small_vit
 from tests.support.rotary import AUGMENTED, CLASSES, build
 from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, waits
-from timm_naflex_fast import tracing
+from timm_naflex_fast import status, tracing
 from timm_naflex_fast.backends import triton
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
@@ -253,6 +253,12 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         for read in (x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index], lambda: torch.equal(x, x)):
             read()
         assert waits.total() == 6
+
+
+def test_lost_tokens_are_read_under_fake_tensors(monkeypatch):
+    monkeypatch.setattr(triton, "_lost_on", {torch.device("cpu"): torch.tensor([3])})
+    with FakeTensorMode():
+        assert "3 tokens became NaN" in str(status())
 
 
 class OneDevice(TorchDispatchMode):

@@ -247,7 +247,8 @@ def _lost(device: torch.device) -> Tensor:
 
 def lost_tokens() -> int:
     """How many tokens became NaN so far, because they name no cell (see :func:`add`); waits for the devices."""
-    return sum(int(count.item()) for count in _lost_on.values())
+    with cache.no_modes():  # ``status()`` may be asked under a FakeTensorMode, whose tensors have no numbers
+        return sum(int(count.item()) for count in _lost_on.values())
 
 
 def _outside_pools(device: torch.device, make: Callable[[], Made]) -> Made:
