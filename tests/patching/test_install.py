@@ -213,19 +213,6 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
     assert is_pristine() and again.__dict__[LEARNED] is STOCK_METHODS[LEARNED] and not library.originals
 
 
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_wrong_inputs_are_named(mode, kind):
-    model, x = small_vit(pos_embed=kind), torch.zeros(2, 6, 32)
-    enable(mode)
-    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
-    with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
-        add(x, patch_coord=torch.zeros(2, 5, 2))
-    with pytest.raises(ValueError, match=r"\(B, N, 32\)"):
-        add(x[..., 1:], patch_coord=torch.zeros(2, 6, 2))
-    assert (x == 0).all()
-
-
 def test_public_names():
     assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
 

@@ -259,3 +259,16 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the table once.
         assert ran == once or (impl == "stock" and ran == timms), (impl, timms)
         disable()
+
+
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached", "grid_sample"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_wrong_inputs_are_named(mode, kind):
+    model, x = small_vit(pos_embed=kind), torch.zeros(2, 6, 32)
+    enable(mode)
+    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+    with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
+        add(x, patch_coord=torch.zeros(2, 5, 2))
+    with pytest.raises(ValueError, match=r"\(B, N, 32\)"):
+        add(x[..., 1:], patch_coord=torch.zeros(2, 6, 2))
+    assert (x == 0).all()
