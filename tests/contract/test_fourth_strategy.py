@@ -22,9 +22,9 @@ class Dense(SparseSums):
 
     for_grid_sample = None
 
-    def resample(self, tables, groups, spec, token_dtype, dtype):
-        for group, embedding in dense_resize.resample([t.detach().double() for t in tables], groups, spec):
-            yield group, embedding.to(dtype)
+    def resample(self, tables, batch):
+        for group, embedding in dense_resize.resample([t.detach().double() for t in tables], batch.groups, batch.spec):
+            yield group, embedding.to(batch.dtype)
 
 
 STRATEGY = Dense()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.oracles import cell_weights, reference
-from timm_naflex_fast.resampling.grids import GridGroup
+from timm_naflex_fast.resampling.grids import Batch, GridGroup
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample_learned, resize_steps
 
@@ -94,6 +94,6 @@ def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
     table, spec = torch.randn(32, 32, 4), ResizeSpec("bicubic")
     groups = [GridGroup(17, w, [i], 17 * w) for i, w in enumerate((18, 20, 25))]
     assert [len(steps_of(group.h, group.w, (32, 32), spec)) for group in groups] == [2, 2, 2]
-    for group, cells in resample_learned(table, groups, spec, torch.float32):
+    for group, cells in resample_learned(table, Batch(groups, [], spec, torch.float32)):
         torch.testing.assert_close(cells.view(17, group.w, 4), reference(table, (17, group.w), spec), atol=5e-6, rtol=0)
     assert len(summed) == 1 + 3

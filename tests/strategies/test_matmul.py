@@ -5,7 +5,7 @@ import torch
 
 from tests.support.oracles import row_major
 from timm_naflex_fast.backends import eager
-from timm_naflex_fast.resampling.grids import group_grids
+from timm_naflex_fast.resampling.grids import Batch, group_grids
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.strategies import STRATEGIES
 
@@ -22,12 +22,12 @@ def test_gradcheck(mode, antialias, ar_preserving, size):
     coord = row_major([(3, 4), (7, 2), (3, 4)])
     coord[1] = coord[1].flip(0)  # and one sample whose tokens are reordered
     x = torch.randn(3, coord.shape[1], 2, dtype=torch.float64, requires_grad=True)
-    groups, counts = group_grids(coord, x)
+    grouped = group_grids(coord, x)
 
     def add(x, *tables):
         out = x * 1
         spec = ResizeSpec(mode, antialias, ar_preserving=ar_preserving)
-        eager.add_groups(out, tables, groups, counts, spec, STRATEGIES["matmul"], torch.float64)
+        eager.add_batch(out, tables, Batch(*grouped, spec, out.dtype, torch.float64), STRATEGIES["matmul"])
         return out
 
     assert torch.autograd.gradcheck(add, (x, *tables), fast_mode=size != (6, 5))

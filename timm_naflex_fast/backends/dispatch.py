@@ -13,7 +13,7 @@ decides before: in an eager model under ``torch.func`` timm's own code runs. The
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> eager.add_groups          groups the samples, adds, tells autograd
+                  -> eager.add_batch           groups the samples, adds, tells autograd
                   -> strategy.resample         the embeddings of each grid
                   -> sparse_resize.SparseSum   the arithmetic
 """
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..resampling import grids
 from ..resampling.checks import check_tokens
-from ..resampling.grids import FrameSizes
+from ..resampling.grids import Batch, FrameSizes
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from ..tracing import recorded, refuse_in_cuda_graph, tracer
@@ -57,8 +57,10 @@ def add(
     if not isinstance(placement, Tensor) and not recorded():
         backend = eager  # the host knows the one grid of plain images
     if backend is eager:
-        run = _eager_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
-        run(x, tables, placement, spec, STRATEGIES[strategy])
+        if torch.compiler.is_dynamo_compiling():
+            return _add_outside_graphs(x, tables, placement, spec, STRATEGIES[strategy])
+        batch = eager.batch_on_host(x, placement, spec, STRATEGIES[strategy].whole_square)
+        eager.add_batch(x, tables, batch, STRATEGIES[strategy])
     elif isinstance(placement, Tensor):
         if placement.device != x.device:
             refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
@@ -73,7 +75,7 @@ def add(
 
 
 # The grids are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.
-_eager_outside_graphs = torch.compiler.disable(eager.add)
+_add_outside_graphs = torch.compiler.disable(eager.add)
 
 
 def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strategy: str = "matmul") -> None:
@@ -89,9 +91,9 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
     else:
         refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
         listed = grids.sizes_on_host(grid_sizes, (2,), batch=len(x))
-        groups, counts = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
+        grouped = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
         if backend is eager:
-            return eager.add_groups(x, (table,), groups, counts, spec, STRATEGIES[strategy])
+            return eager.add_batch(x, (table,), Batch(*grouped, spec, x.dtype), STRATEGIES[strategy])
         sizes = _on_device(listed, x)
     backend.add(x, (table,), portable.coordinates(sizes, x.shape[1]), spec)
 
@@ -132,7 +134,7 @@ def resample(
     if backend is eager or (wasteful and not graph and backend is not portable):
         dtype = torch.promote_types(table.dtype, torch.float32)
         out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
-        eager.add_groups(out, (table,), groups, counts, spec, STRATEGIES[strategy], dtype)
+        eager.add_batch(out, (table,), Batch(groups, counts, spec, out.dtype, dtype), STRATEGIES[strategy])
         return out if length is None else out.view(len(listed), length, table.shape[-1])
     sizes = _on_device(listed, table)
     out = _resample_on_device(backend, table, sizes, spec, merge, longest, first_cell_in_padding)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..resampling import cache, dense_resize, grids
 from ..resampling.checks import check_writable
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import GridGroup, TokenCounts
+from ..resampling.grids import Batch, GridGroup
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
 from ..strategies import STRATEGIES, Strategy
@@ -34,26 +34,18 @@ LARGEST_COMPARED = 2**13  # coordinates: a larger batch is grouped anew each tim
 
 def add(x: Tensor, tables: tuple[Tensor, ...], placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
-    add_groups(x, tables, *_groups_on_host(x, placement, spec, strategy.whole_square), strategy)
+    add_batch(x, tables, batch_on_host(x, placement, spec, strategy.whole_square), strategy)
 
 
-def add_groups(
-    x: Tensor,
-    tables: tuple[Tensor, ...],
-    groups: list[GridGroup],
-    counts: TokenCounts,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Add the tables, resampled for each group, into ``x``, a batch (B, N, C) or packed (T, C); sums in ``dtype``.
+def add_batch(x: Tensor, tables: tuple[Tensor, ...], batch: Batch, strategy: Strategy) -> None:
+    """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T, C).
 
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
     if x.is_cuda:
         refuse_in_cuda_graph(x.device, NEEDS_HOST)
-    if not groups or not x.shape[-1]:
+    if not batch.groups or not x.shape[-1]:
         return
     _raise_malloc_thresholds()
     sources, ndim, trains = tables, 3 if len(tables) == 1 else 2, False
@@ -64,15 +56,13 @@ def add_groups(
     inputs: Sequence[Tensor] = ()
     if trains and torch.is_grad_enabled():
         cache.invalidate(*sources)
-        embeddings = strategy.resample(tables, groups, spec, x.dtype, dtype)
-        inputs, embeddings = strategy.inputs(tables, embeddings)
+        inputs, embeddings = strategy.inputs(tables, strategy.resample(tables, batch))
     else:
-        embeddings = _resample_frozen(sources, tables, groups, spec, strategy, x.dtype, dtype)
+        embeddings = _resample_frozen(sources, tables, batch, strategy)
     if torch.is_grad_enabled() and (inputs or x.requires_grad):
-        shapes = [tensor.shape for tensor in inputs]
-        gradients = partial(_gradients, shapes, groups, counts, spec, strategy, dtype)
+        gradients = partial(_gradients, [tensor.shape for tensor in inputs], batch, strategy)
         AddedInPlace.apply(x, gradients, *inputs)  # before we write: autograd may forbid it
-    tokens = Tokens.split(x.detach(), counts)
+    tokens = Tokens.split(x.detach(), batch.counts)
     with torch.no_grad():
         for group, embedding in embeddings:
             tokens.add(group, embedding.to(x.dtype))
@@ -87,22 +77,19 @@ def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
-    groups, counts, spec = _groups_on_host(g, patch_coord, spec)
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    if not groups:
-        return g.new_zeros(table_shape, dtype=dtype)
-    (grad,) = _gradients([table_shape], groups, counts, spec, STRATEGIES["matmul"], dtype, g)
+    batch = batch_on_host(g, patch_coord, spec)._replace(dtype=torch.promote_types(g.dtype, torch.float32))
+    if not batch.groups:
+        return g.new_zeros(table_shape, dtype=batch.dtype)
+    (grad,) = _gradients([table_shape], batch, STRATEGIES["matmul"], g)
     return grad
 
 
-def _groups_on_host(
-    x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False
-) -> tuple[list[GridGroup], TokenCounts, ResizeSpec]:
-    """The groups of the batch, its counts of tokens, and ``spec`` with the batch's largest grid where that counts."""
+def batch_on_host(x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False) -> Batch:
+    """The grids of the batch, read on the host; ``spec`` with the largest of them where that counts."""
     if x.is_cuda:
         refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not isinstance(placement, Tensor):
-        return *grids.whole_batch(x, placement), spec
+        return Batch(*grids.whole_batch(x, placement), spec, x.dtype)
     whole_square = whole_square and spec.ar_preserving
     group = partial(grids.group_grids, placement, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
     if placement.is_cpu and 0 < placement.numel() <= LARGEST_COMPARED:
@@ -113,25 +100,19 @@ def _groups_on_host(
     if spec.sampler == "affine_grid" and groups:
         h, w = max(group.h for group in groups), max(group.w for group in groups)
         spec = replace(spec, batch_max=spec.lengths(h, w))
-    return groups, counts, spec
+    return Batch(groups, counts, spec, x.dtype)
 
 
 def _resample_frozen(
-    sources: tuple[Tensor, ...],
-    tables: tuple[Tensor, ...],
-    groups: list[GridGroup],
-    spec: ResizeSpec,
-    strategy: Strategy,
-    token_dtype: torch.dtype,
-    dtype: torch.dtype,
+    sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], batch: Batch, strategy: Strategy
 ) -> Embeddings:
     """The embeddings of tables that need no gradient: cached from the second call on, if that costs less.
 
     A grid of a learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
-    own_size = tables[0].shape[:2] if len(tables) == 1 and spec.copies_own_size else None
+    own_size = tables[0].shape[:2] if len(tables) == 1 and batch.spec.copies_own_size else None
     own, resized, sizes = [], [], []
-    for group in groups:
+    for group in batch.groups:
         size = (group.h, group.w)
         if size == own_size:
             own.append(group)
@@ -139,37 +120,29 @@ def _resample_frozen(
             resized.append(group)
             sizes.append(size)
     if not resized or not strategy.worth_keeping(tables, resized) or not cache.seen_before(sources):
-        return strategy.resample(tables, groups, spec, token_dtype, dtype)
+        return strategy.resample(tables, batch)
 
     def build(copies: tuple[Tensor, ...], size: tuple[int, int]) -> Tensor:
         copies = tuple(copy.view(table.shape) for copy, table in zip(copies, tables))
-        group = GridGroup(*size, [], size[0] * size[1])
-        ((_, embedding),) = strategy.resample(copies, [group], spec, token_dtype, dtype)
-        return embedding.to(token_dtype)
+        one = batch._replace(groups=[GridGroup(*size, [], size[0] * size[1])])
+        ((_, embedding),) = strategy.resample(copies, one)
+        return embedding.to(batch.token_dtype)
 
-    made = zip(resized, cache.cached_resized(sources, sizes, (strategy, spec, token_dtype, dtype), build))
-    return [*made, *strategy.resample(tables, own, spec, token_dtype, dtype)] if own else made
+    made = zip(resized, cache.cached_resized(sources, sizes, (strategy, *batch[2:]), build))
+    return [*made, *strategy.resample(tables, batch._replace(groups=own))] if own else made
 
 
-def _gradients(
-    shapes: Sequence[Sequence[int]],
-    groups: list[GridGroup],
-    counts: TokenCounts,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    dtype: torch.dtype,
-    g: Tensor,
-) -> Iterable[Tensor]:
+def _gradients(shapes: Sequence[Sequence[int]], batch: Batch, strategy: Strategy, g: Tensor) -> Iterable[Tensor]:
     """The gradients of the strategy's inputs, which have these shapes, from that of the tokens ``g``."""
     if g.is_cuda:
         refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    if not counts:  # an empty batch
+    if not batch.counts:  # it is empty
         return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
-        make = partial(strategy.differentiable, groups=groups, spec=spec)
-        return dense_resize.gradients_by_autograd(g, shapes, make, counts)
+        make = partial(strategy.differentiable, batch=batch)
+        return dense_resize.gradients_by_autograd(g, shapes, make, batch.counts)
     with torch.no_grad():
-        return strategy.transpose(Tokens.split(g.detach(), counts), shapes, groups, spec, dtype)
+        return strategy.transpose(Tokens.split(g.detach(), batch.counts), shapes, batch)
 
 
 @lru_cache(maxsize=1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .checks import LARGEST, check_cells, check_tokens, whole
+from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
@@ -32,6 +33,16 @@ class GridGroup:
     tokens: int
     cell_of_token: Tensor | None = None
     embeds_padding: bool = False
+
+
+class Batch(NamedTuple):
+    """The grids of a batch, and how position tables are resampled to them: summed in ``dtype``, cast to the tokens'."""
+
+    groups: list[GridGroup]
+    counts: TokenCounts
+    spec: ResizeSpec
+    token_dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:

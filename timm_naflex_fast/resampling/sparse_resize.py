@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cache import cached
-from .grids import GridGroup
+from .grids import Batch, GridGroup
 from .matrices import ResizeSpec, axis_matrix, taps
 from .tokens import IN_A_ROW, PairwiseSum, Tokens
 
@@ -104,17 +104,15 @@ def both_axes_together(nnz_y: int, nnz_x: int, grid: tuple[int, int], w0: int) -
     return nnz_y * nnz_x <= nnz_y * w0 + h * nnz_x + 4 * h * w0 + 400
 
 
-def resample_learned(
-    table: Tensor, groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
-) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``dtype``.
+def resample_learned(table: Tensor, batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``batch.dtype``.
 
     If the sizes match, they are the table itself, not converted.
     """
-    size, channels = (table.shape[0], table.shape[1]), table.shape[2]
+    size, channels, spec, dtype = (table.shape[0], table.shape[1]), table.shape[2], batch.spec, batch.dtype
     own = table.detach().reshape(-1, channels).contiguous()
     others = []
-    for group in groups:
+    for group in batch.groups:
         if spec.copies_own_size and (group.h, group.w) == size:
             yield group, own
         else:
@@ -131,15 +129,13 @@ def resample_learned(
                 yield group, steps[1](strip)
 
 
-def learned_gradient(
-    tokens: Tokens, shape: Sequence[int], groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
-) -> Tensor:
+def learned_gradient(tokens: Tokens, shape: Sequence[int], batch: Batch) -> Tensor:
     """The transpose of :func:`resample_learned` and the add: the table's gradient (H0, W0, C) from the tokens'."""
     h0, w0, channels = shape
-    dtype, device = torch.promote_types(dtype, tokens.dtype), tokens.device
+    spec, dtype, device = batch.spec, torch.promote_types(batch.dtype, tokens.dtype), tokens.device
     total = PairwiseSum()
     block, in_block = None, 0  # the grids that take one step (or none) add into a table of their own, 16 at a time
-    for same_height in _group_by_height(groups, spec):
+    for same_height in _group_by_height(batch.groups, spec):
         strips, along_y = PairwiseSum(), None
         for group in same_height:
             summed = tokens.sum(group, dtype)
@@ -176,33 +172,29 @@ def axis_sum(
     return _kron(taps(matrix.t() if transpose else matrix), _identity(1, dtype), 1).to(device)
 
 
-def resample_factorized(
-    tables: tuple[Tensor, ...], groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
-) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings of a factorized table: ``y + x`` of two 1-D tables, resized, in ``token_dtype``.
+def resample_factorized(tables: tuple[Tensor, ...], batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings of a factorized table: ``y + x`` of two 1-D tables, resized, in the tokens' dtype.
 
     timm casts both before it adds them, and so do we.
     """
-    for group in groups:
+    for group in batch.groups:
         axes = []
         for axis, table in enumerate(tables):
-            resize = axis_sum(axis, group.h, group.w, len(table), spec, False, dtype, table.device)
-            resized = table.detach() if resize is None else resize(table.detach().to(dtype).contiguous())
-            axes.append(resized[: (group.h, group.w)[axis]].to(token_dtype))
+            resize = axis_sum(axis, group.h, group.w, len(table), batch.spec, False, batch.dtype, table.device)
+            resized = table.detach() if resize is None else resize(table.detach().to(batch.dtype).contiguous())
+            axes.append(resized[: (group.h, group.w)[axis]].to(batch.token_dtype))
         yield group, (axes[0][:, None] + axes[1][None]).flatten(0, 1)
 
 
-def factorized_gradients(
-    tokens: Tokens, lengths: Sequence[int], groups: list[GridGroup], spec: ResizeSpec, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+def factorized_gradients(tokens: Tokens, lengths: Sequence[int], batch: Batch) -> tuple[Tensor, ...]:
     """The transpose of :func:`resample_factorized` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
-    dtype = torch.promote_types(dtype, tokens.dtype)
+    dtype = torch.promote_types(batch.dtype, tokens.dtype)
     totals = tuple(PairwiseSum() for _ in lengths)
-    for group in groups:
+    for group in batch.groups:
         summed = tokens.sum(group, dtype).view(group.h, group.w, -1)
         for axis, (n0, total) in enumerate(zip(lengths, totals)):
             line = summed.sum(1 - axis)  # a row of y is read by all columns, and the other way round
-            resize = axis_sum(axis, group.h, group.w, n0, spec, True, dtype, tokens.device)
+            resize = axis_sum(axis, group.h, group.w, n0, batch.spec, True, dtype, tokens.device)
             total.add(F.pad(line, (0, 0, 0, n0 - len(line))) if resize is None else resize(line))
     return tuple(total.total() for total in totals)
 

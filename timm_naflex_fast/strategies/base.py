@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import GridGroup
-from ..resampling.matrices import ResizeSpec
+from ..resampling.grids import Batch, GridGroup
 from ..resampling.tokens import Tokens
 
 Tables = tuple[Tensor, ...]
@@ -35,10 +33,8 @@ class Strategy(ABC):
     """The strategy that a model made with ``pos_embed_use_grid_sample`` takes when this one is chosen; None: timm's."""
 
     @abstractmethod
-    def resample(
-        self, tables: Tables, groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
-    ) -> Embeddings:
-        """Each group with the embeddings (h*w, C) of its grid, summed in ``dtype``; one at a time, if possible."""
+    def resample(self, tables: Tables, batch: Batch) -> Embeddings:
+        """Each group with the embeddings (h*w, C) of its grid; one at a time, if possible."""
 
     def inputs(self, tables: Tables, embeddings: Embeddings) -> tuple[Sequence[Tensor], Embeddings]:
         """The tensors whose gradients ``transpose`` returns (autograd continues from them), and the embeddings.
@@ -48,18 +44,11 @@ class Strategy(ABC):
         return tables, embeddings
 
     @abstractmethod
-    def transpose(
-        self,
-        tokens: Tokens,
-        shapes: Sequence[Sequence[int]],
-        groups: list[GridGroup],
-        spec: ResizeSpec,
-        dtype: torch.dtype,
-    ) -> Iterable[Tensor]:
+    def transpose(self, tokens: Tokens, shapes: Sequence[Sequence[int]], batch: Batch) -> Iterable[Tensor]:
         """The gradients of the inputs, which have these ``shapes``, from that of the tokens; they own their memory."""
 
     @abstractmethod
-    def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
+    def differentiable(self, inputs: Sequence[Tensor], batch: Batch) -> Embeddings:
         """As ``resample``, from the inputs, by operations that PyTorch can differentiate and batch."""
 
     def worth_keeping(self, tables: Tables, groups: list[GridGroup]) -> bool:

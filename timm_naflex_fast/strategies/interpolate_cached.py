@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import GridGroup
-from ..resampling.matrices import ResizeSpec
+from ..resampling.grids import Batch, GridGroup
 from ..resampling.tokens import Tokens
 from .base import Strategy, Tables
 
@@ -27,43 +26,36 @@ class Interpolate(Strategy):
     needs_host = True
     whole_square = True
 
-    def resample(
-        self, tables: Tables, groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
-    ) -> Iterator[tuple[GridGroup, Tensor]]:
+    def resample(self, tables: Tables, batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
         """Each group with its embeddings; if the sizes match, they are the table itself, not converted.
 
-        ``dtype`` is not looked at: timm computes in float32.
+        ``batch.dtype`` is not looked at: timm computes in float32.
         """
+        spec = batch.spec
         options = dict(mode=spec.interpolation, align_corners=spec.align_corners, antialias=spec.antialias)
-        for group in groups:
+        for group in batch.groups:
             h, w = group.h, group.w
             lengths = spec.lengths(h, w)
             if len(tables) == 1:
                 yield group, _resized(tables[0], (h, w), lengths, **options)[:h, :w].flatten(0, 1)
             else:
-                y, x = (_resized(table, (n,), (n,), mode="linear").to(token_dtype) for table, n in zip(tables, lengths))
-                yield group, (y[:h, None] + x[None, :w]).flatten(0, 1)
+                y, x = (_resized(table, (n,), (n,), mode="linear") for table, n in zip(tables, lengths))
+                y, x = y[:h].to(batch.token_dtype), x[:w].to(batch.token_dtype)
+                yield group, (y[:, None] + x[None]).flatten(0, 1)
 
     def inputs(self, tables: Tables, embeddings: Embeddings) -> tuple[Sequence[Tensor], Embeddings]:
         """The embeddings of all grids: PyTorch goes on from their gradients to the tables."""
         made = list(embeddings)
         return [embedding for _, embedding in made], made
 
-    def transpose(
-        self,
-        tokens: Tokens,
-        shapes: Sequence[Sequence[int]],
-        groups: list[GridGroup],
-        spec: ResizeSpec,
-        dtype: torch.dtype,
-    ) -> Iterable[Tensor]:
+    def transpose(self, tokens: Tokens, shapes: Sequence[Sequence[int]], batch: Batch) -> Iterable[Tensor]:
         """The gradients of the embeddings; autograd keeps them, so they are copies."""
-        dtype = torch.promote_types(dtype, tokens.dtype)
-        return [tokens.sum(group, dtype, copy=True) for group in groups]
+        dtype = torch.promote_types(batch.dtype, tokens.dtype)
+        return [tokens.sum(group, dtype, copy=True) for group in batch.groups]
 
-    def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
+    def differentiable(self, inputs: Sequence[Tensor], batch: Batch) -> Embeddings:
         """The embeddings themselves."""
-        return zip(groups, inputs)
+        return zip(batch.groups, inputs)
 
 
 def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **options: Any) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..resampling import dense_resize, sparse_resize
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import GridGroup
-from ..resampling.matrices import ResizeSpec
+from ..resampling.grids import Batch, GridGroup
 from ..resampling.tokens import Tokens
 from .base import Strategy, Tables
 
@@ -20,30 +18,21 @@ class SparseSums(Strategy):
 
     for_grid_sample = "grid_sample"
 
-    def resample(
-        self, tables: Tables, groups: list[GridGroup], spec: ResizeSpec, token_dtype: torch.dtype, dtype: torch.dtype
-    ) -> Embeddings:
+    def resample(self, tables: Tables, batch: Batch) -> Embeddings:
         """One grid's embeddings are alive at a time."""
         if len(tables) == 1:
-            return sparse_resize.resample_learned(tables[0], groups, spec, dtype)
-        return sparse_resize.resample_factorized(tables, groups, spec, token_dtype, dtype)
+            return sparse_resize.resample_learned(tables[0], batch)
+        return sparse_resize.resample_factorized(tables, batch)
 
-    def transpose(
-        self,
-        tokens: Tokens,
-        shapes: Sequence[Sequence[int]],
-        groups: list[GridGroup],
-        spec: ResizeSpec,
-        dtype: torch.dtype,
-    ) -> Iterable[Tensor]:
+    def transpose(self, tokens: Tokens, shapes: Sequence[Sequence[int]], batch: Batch) -> Iterable[Tensor]:
         """The tables' gradients, by the transposed sums."""
         if len(shapes) == 1:
-            return [sparse_resize.learned_gradient(tokens, shapes[0], groups, spec, dtype)]
-        return sparse_resize.factorized_gradients(tokens, [n0 for n0, _ in shapes], groups, spec, dtype)
+            return [sparse_resize.learned_gradient(tokens, shapes[0], batch)]
+        return sparse_resize.factorized_gradients(tokens, [n0 for n0, _ in shapes], batch)
 
-    def differentiable(self, inputs: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Embeddings:
+    def differentiable(self, inputs: Sequence[Tensor], batch: Batch) -> Embeddings:
         """As products of dense matrices."""
-        return dense_resize.resample(inputs, groups, spec)
+        return dense_resize.resample(inputs, batch.groups, batch.spec)
 
     def worth_keeping(self, tables: Tables, groups: list[GridGroup]) -> bool:
         """To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid."""
