@@ -36,10 +36,3 @@ def test_weights_are_the_cpus_bit_for_bit(size, corners, mode, antialias, sample
                     row[first : first + count] = weight
                 assert torch.equal(got, want)
             assert next(firsts, None) is None
-
-
-def test_the_kernels_and_the_bands_agree_on_the_layout():
-    kernels = pytest.importorskip("timm_naflex_fast.backends.triton_kernels")
-    from timm_naflex_fast.backends import triton
-
-    assert kernels.ROWS.value == ROWS and triton.LENGTHS[-1] == kernels.LONGEST.value == ROWS // 2 < kernels.HUGE.value

@@ -16,7 +16,8 @@ from torch import Tensor
 from ..resampling.matrices import ResizeSpec, axis_matrix, cell_positions, sample
 
 TEETH = 8  # cells from one tooth of a comb to the next
-ROWS = 2 * 4095  # as in ``triton_kernels``: where the first columns begin
+LONGEST = 4095  # of the lengths that have a matrix
+ROWS = 2 * LONGEST  # where the first columns begin
 
 
 class Bands(NamedTuple):

@@ -37,10 +37,10 @@ from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace
 from ..strategies import STRATEGIES
 from . import eager
-from .bands import Bands, make_bands
+from .bands import LONGEST, Bands, make_bands
 
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
-LENGTHS = (1024, 2048, 4095)  # bands are made for all lengths up to one of these
+LENGTHS = (1024, 2048, LONGEST)  # bands are made for all lengths up to one of these
 WIDEST = 2**18  # numbers in a line of the table: the strip rows of a wider one could take more than 2 GiB
 HAS_TRITON = find_spec("triton") is not None
 FUSE = {"enable_fp_fusion": True}  # newer Triton turns fused multiply-adds off unless asked

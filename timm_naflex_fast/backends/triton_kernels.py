@@ -25,9 +25,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import bands
+
 STRIPS = tl.constexpr(64)  # the largest resized height that has strip rows
-LONGEST = tl.constexpr(4095)  # of the lengths that have a matrix
-ROWS = tl.constexpr(2 * 4095)
+ROWS = tl.constexpr(bands.ROWS)
 KEY, TOKENS, IN_GRID, WIDTH, TO_H, TO_W, NUMBER, FACTS = (tl.constexpr(i) for i in range(8))
 HUGE = tl.constexpr(2**14)  # longer than any length that has a matrix
 # How many numbers, tokens, channels and columns of the table one program handles at a time.
