@@ -1,7 +1,7 @@
 """A GPU day: everything that only a GPU can answer, in the order of its worth, in two commands of 10 minutes at most.
 
 python benchmarks/gpu.py first --out DIR     # machine correct waits graphs compiled sanitize times
-python benchmarks/gpu.py second --out DIR    # kernels model stock tests
+python benchmarks/gpu.py second --out DIR    # kernels model inductor stock tests
 python benchmarks/gpu.py correct times --out DIR                # parts by name
 python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Triton's kernels in its interpreter
 
@@ -13,12 +13,13 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 | sanitize | does compute-sanitizer find anything, where it is |
 | times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
-| model | a whole training step with the optimizer, 64 and 256 images, eager and compiled |
+| model | a whole training step with the optimizer, 64 and 256 images |
+| inductor | training batches of 8 images through a compiled model |
 | tests | the rest of test_cuda.py, test_triton.py, test_trial.py, and what contract/ asks of Triton |
 
 Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
-DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. The times become DIR/step.json, in the
-form of results/gpu. Copy DIR to results/gpu.
+DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. times, stock and model are ``naflex-fast
+bench``, which writes DIR/PART.json after each race; times and stock become DIR/step.json. Copy DIR to results/gpu.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -42,23 +43,27 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
-import timm  # noqa: E402
 import torch  # noqa: E402
+from graphs import inductor as compiled_steps  # noqa: E402
 
-from timm_naflex_fast import enable  # noqa: E402
 from timm_naflex_fast.backends import eager, triton  # noqa: E402
 from timm_naflex_fast.measure.bench.race import stopwatch  # noqa: E402
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates  # noqa: E402
-from timm_naflex_fast.measure.contenders import PLAIN_ADD, use  # noqa: E402
-from timm_naflex_fast.measure.output import provenance  # noqa: E402
+from timm_naflex_fast.measure.output import provenance, write_json  # noqa: E402
 from timm_naflex_fast.resampling.matrices import ResizeSpec  # noqa: E402
 from timm_naflex_fast.strategies import STRATEGIES  # noqa: E402
 
 # Seconds that each part may take; the last two parts are for the rehearsal.
 FIRST = dict(machine=40, correct=170, waits=50, graphs=40, compiled=80, sanitize=60, times=120)
-SECOND = dict(kernels=90, model=170, stock=120, tests=180)
+SECOND = dict(kernels=90, model=80, inductor=90, stock=120, tests=180)
 LIMITS = {**FIRST, **SECOND, "hang": 20, "crash": 30}
 METRICS = "gpu__time_duration.sum,dram__bytes.sum,lts__t_bytes.sum,sm__inst_issued.avg.pct_of_peak_sustained_active"
+POSITION = "--batch 512 --dtype float32 bfloat16 --phase infer train --budget 1 --contenders"
+BENCH = {
+    "times": f"{POSITION} plain-add matmul timm-flag-bilinear --workload siglip diverse radio single imagenet",
+    "stock": f"{POSITION} stock interpolate_cached --workload siglip diverse",
+    "model": "--model naflexvit_base_patch16_siglip --phase train --batch 64 256",
+}
 NCU = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:_kernel$", "--metrics", METRICS]
 Found = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Found]]]
@@ -78,12 +83,6 @@ class Day:
             file.write(json.dumps({"part": part, **facts}) + "\n")
         print(part, facts, flush=True)
 
-    def clock(self, work: Callable[[], Any], rounds: int = 10) -> list[float]:
-        """Milliseconds of each round, after one that may compile."""
-        work()
-        timed = stopwatch(self.device)
-        return [1e3 * timed(work) for _ in range(rounds if self.gpu else 1)]
-
     def draw(self, name: str, batch: int) -> tuple[Any, Any, Any]:
         """A workload, how it is resampled, and the coordinates of a batch; few small grids in the rehearsal."""
         like = WORKLOADS[name]
@@ -100,8 +99,9 @@ def machine(day: Day) -> Cases:
     n = 2**28 if day.gpu else 2**18
     x, ready = day.random(2, n)
     yield "versions", partial(provenance, "python benchmarks/gpu.py machine --out DIR")
-    yield "copy", lambda: {"tb_s": 8e-9 * n / statistics.median(day.clock(lambda: x.copy_(ready)))}
-    yield "add", lambda: {"tb_s": 12e-9 * n / statistics.median(day.clock(lambda: x.add_(ready)))}
+    timed = stopwatch(day.device)
+    yield "copy", lambda: {"tb_s": 8e-12 * n / statistics.median(timed(lambda: x.copy_(ready)) for _ in range(10))}
+    yield "add", lambda: {"tb_s": 12e-12 * n / statistics.median(timed(lambda: x.add_(ready)) for _ in range(10))}
 
 
 def correct(day: Day) -> Cases:
@@ -189,45 +189,14 @@ def watch(day: Day, tool: list[str]) -> Found:
     return {"lines": done.stdout.splitlines()[-130:]}
 
 
-def times(day: Day) -> Cases:
-    """Against the least that can be done, and against timm's flag."""
-    names = ("siglip", "diverse", "radio", "single", "imagenet")
-    return race(day, ("plain-add", "matmul", "timm-flag-bilinear"), names if day.gpu else names[:1])
-
-
-def stock(day: Day) -> Cases:
-    """Against timm's own loop."""
-    return race(day, ("stock", "interpolate_cached"), ("siglip", "diverse") if day.gpu else ("siglip",))
-
-
-def race(day: Day, contenders: tuple[str, ...], names: tuple[str, ...]) -> Cases:
-    """Rows of ``step.json``."""
-    for case in product(names, day.dtypes[:2], ("infer", "train"), contenders):
-        yield ", ".join(map(str, case)), partial(step_time, day, *case)
-
-
-def step_time(day: Day, name: str, dtype: Any, phase: str, contender: str) -> Found:
-    """A row: the time of one contender."""
-    like, _, coord = day.draw(name, day.batch)
-    coord, embeds, train = coord.to(day.device), like.embeds(day.channels).to(day.device), phase == "train"
-    x, g = (day.random(*coord.shape[:2], day.channels, dtype=dtype) for _ in range(2))
-
-    def step() -> Any:
-        out = x.detach()
-        if contender == PLAIN_ADD:
-            return out.add_(g), train and g.sum((0, 1))
-        embeds._apply_learned_naflex_pos_embed(out, coord)
-        if train:
-            torch.autograd.grad(out, embeds.pos_embed, g)
-
-    with nullcontext() if contender == PLAIN_ADD else use(contender, embeds), torch.set_grad_enabled(train):
-        start = time.perf_counter()
-        step()
-        day.gpu and torch.cuda.synchronize()
-        first = time.perf_counter() - start
-        took = day.clock(step, max(2, min(30, int(2 / first))))
-    row = dict(workload=name, phase=phase, batch=day.batch, contender=contender, dtype=str(dtype).split(".")[1])
-    return row | dict(median_ms=statistics.median(took), min_ms=min(took), first_call_s=first)
+def races(day: Day, part: str) -> Cases:
+    """`naflex-fast bench`, with its own options; small ones in the rehearsal."""
+    options = f"{BENCH[part]} --device {day.device} --json {day.out / part}.json"
+    if not day.gpu:
+        options += " --batch 2 --dtype float32 --rounds 1 --workload siglip --channels 16"
+        options += " --model-kwargs depth=1 embed_dim=48 num_heads=2" * (part == "model")
+    done = subprocess.run([sys.executable, "-m", "timm_naflex_fast", "bench", *options.split()], cwd=ROOT)
+    yield "races", partial(expect, done.returncode == 0, f"exit status {done.returncode}")
 
 
 def kernels(day: Day) -> Cases:
@@ -258,32 +227,10 @@ def kernel_times(day: Day, name: str, dtype: Any) -> Found:
     return dict(ms={row.key[:60]: row.self_device_time_total / 5e3 for row in profile.key_averages()})
 
 
-def model(day: Day) -> Cases:
-    """Images a second."""
-    for form, batch, mode in product(("eager", "compiled"), (64, 256), ("matmul", "stock")) if day.gpu else ():
-        yield f"{form}, {batch} images, {mode}", partial(train_time, day, form, batch, mode)
-
-
-def train_time(day: Day, form: str, batch: int, mode: str) -> Found:
-    """A step with bfloat16 autocast and AdamW."""
-    torch._dynamo.reset()
-    coord = day.draw("siglip", batch)[2].to(day.device)
-    data = {"patches": day.random(*coord.shape[:2], 768), "patch_coord": coord}
-    data["patch_valid"] = torch.ones(coord.shape[:2], dtype=torch.bool, device=day.device)
-    net = timm.create_model("naflexvit_base_patch16_siglip").to(day.device).train()
-    optimizer = torch.optim.AdamW(net.parameters())
-
-    def train() -> None:
-        with torch.autocast(day.device, torch.bfloat16):
-            loss = run(data).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with enable(mode):
-        run = torch.compile(net) if form == "compiled" else net
-        ms = statistics.median(day.clock(train, 5))
-    return dict(ms=ms, images_s=1e3 * batch / ms)
+def inductor(day: Day) -> Cases:
+    """Steps of a compiled model."""
+    for (row,) in compiled_steps(not day.gpu, day.device):
+        yield row["contender"], partial(dict, row)
 
 
 def hang(day: Day) -> Cases:
@@ -306,7 +253,7 @@ def itself(day: Day, part: str) -> list[str]:
 
 def run_inside(day: Day, part: str) -> int:
     """Put down what each case of a part finds, or why it failed; 1 if one did."""
-    wrong, cases = 0, globals().get(part, partial(pytest_lines, part=part))
+    wrong, cases = 0, globals().get(part, partial(races if part in BENCH else pytest_lines, part=part))
     for case, work in cases(day):
         try:
             day.tell(part, case=case, ok=True, **work())
@@ -351,9 +298,10 @@ def main() -> int:
         left = 580 * slower - (time.monotonic() - begin)
         run_part(day, part, min(LIMITS[part] * (1 if part == "hang" else slower), left))
     lines = [json.loads(line) for line in (day.out / "day.jsonl").read_text().splitlines()]
-    if rows := [line for line in lines if "median_ms" in line]:
-        record = {**provenance(f"python benchmarks/gpu.py {' '.join(o.parts)} --out DIR"), "rows": rows}
-        (day.out / "step.json").write_text(json.dumps(record, indent=1) + "\n")
+    steps = [file for part in ("times", "stock") if (file := day.out / f"{part}.json").exists()]
+    if rows := [row for file in steps for row in json.loads(file.read_text())["rows"]]:
+        about = provenance(f"python benchmarks/gpu.py {' '.join(o.parts)} --out DIR")
+        write_json(day.out / "step.json", {**about, "rows": rows})
     wrong = [line for line in lines if not line.get("ok", True) or line.get("ended", 0)]
     print(*wrong, f"{len(lines)} lines, {len(wrong)} of them wrong: {day.out / 'day.jsonl'}", sep="\n")
     return 1 if wrong else 0
