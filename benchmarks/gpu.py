@@ -191,11 +191,12 @@ def watch(day: Day, tool: list[str]) -> Found:
 
 def races(day: Day, part: str) -> Cases:
     """`naflex-fast bench`, with its own options; small ones in the rehearsal."""
-    options = f"{BENCH[part]} --device {day.device} --json {day.out / part}.json"
+    options = BENCH[part]
     if not day.gpu:
         options += " --batch 2 --dtype float32 --rounds 1 --workload siglip --channels 16"
         options += " --model-kwargs depth=1 embed_dim=48 num_heads=2" * (part == "model")
-    done = subprocess.run([sys.executable, "-m", "timm_naflex_fast", "bench", *options.split()], cwd=ROOT)
+    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--device", day.device]
+    done = subprocess.run([*command, "--json", str(day.out / f"{part}.json")], cwd=ROOT)
     yield "races", partial(expect, done.returncode == 0, f"exit status {done.returncode}")
 
 
