@@ -169,30 +169,27 @@ def count_step(contender: Timed, whole: int, batch: int) -> Count:
 def count_race(
     workload: str, batch: int, phase: str, contenders: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> list[dict[str, Any]]:
-    """A row per contender: what the race is, and its counts at ``channels``."""
-    narrow = []
-    for width in NARROW:
-        with ExitStack() as on:
-            race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
-            narrow.append([count_step(one, race.about["x_bytes"], batch) for one in race.contenders])
-    about = {name: race.about[name] for name in ("tokens", "grids")}
-    about["x_bytes"] = race.about["x_bytes"] // NARROW[1] * channels
-    about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
-    found = zip(race.contenders, *narrow)
-    return [{**about, "contender": one.name, **_extend(small, large, channels)} for one, small, large in found]
-
-
-def _extend(small: Count, large: Count, channels: int) -> dict[str, int]:
-    """Counts at two widths, extended along a line in the number of channels.
+    """A row per contender: what the race is, and its counts at ``channels``, where the line through two widths leads.
 
     Raises:
         ValueError: the operators depend on the channels.
     """
+    narrow: list[list[dict[str, Any]]] = []
+    for width in NARROW:
+        with ExitStack() as on:
+            race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
+            about = {name: race.about[name] for name in ("tokens", "grids", "x_bytes")}
+            about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=width)
+            counts = ((one.name, count_step(one, about["x_bytes"], batch)) for one in race.contenders)
+            narrow.append([{**about, "contender": name, **asdict(count)} for name, count in counts])
     low, high = NARROW
-    if (small.operators, small.host_waits) != (large.operators, large.host_waits):
-        raise ValueError(f"the operators depend on the channels: {small} at {low}, {large} at {high}")
-    pairs = {name: (getattr(small, name), getattr(large, name)) for name in ("read", "written", "memory")}
-    return asdict(large) | {name: a + (b - a) * (channels - low) // (high - low) for name, (a, b) in pairs.items()}
+
+    def extend(a: Any, b: Any) -> Any:
+        return a if a == b else a + (b - a) * (channels - low) // (high - low)
+
+    if any(small["operators"] != large["operators"] for small, large in zip(*narrow)):
+        raise ValueError(f"the operators depend on the channels: {narrow}")
+    return [{name: extend(small[name], large[name]) for name in large} for small, large in zip(*narrow)]
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:

@@ -1,24 +1,25 @@
 """A GPU day: everything that only a GPU can answer, in the order of its worth, in two commands of 10 minutes at most.
 
 python benchmarks/gpu.py first --out DIR     # machine correct waits graphs compiled sanitize times
-python benchmarks/gpu.py second --out DIR    # kernels model stock tests
+python benchmarks/gpu.py second --out DIR    # kernels model inductor stock tests
 python benchmarks/gpu.py correct times --out DIR                # parts by name
 python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Triton's kernels in its interpreter
 
 | part | what it asks |
 | --- | --- |
-| machine | versions; bytes a second of a copy and of ``x.add_(ready)`` |
+| machine | versions; bytes a second of a copy |
 | correct | are the kernels right: all workloads and dtypes against the CPU, on memory full of NaN, the same each time |
 | waits, graphs, compiled | the tests of tests/behaviour/test_cuda.py whose names hold these words |
 | sanitize | does compute-sanitizer find anything, where it is |
 | times | a step by workload, dtype and phase, against one plain add and timm's flag; ``stock``: against timm's loop |
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
-| model | a whole training step with the optimizer, 64 and 256 images, eager and compiled |
+| model | a whole training step with the optimizer, 64 and 256 images |
+| inductor | training batches of 8 images through a compiled model |
 | tests | the rest of test_cuda.py, test_triton.py, test_trial.py, and what contract/ asks of Triton |
 
 Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
-DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. The times become DIR/step.json, in the
-form of results/gpu. Copy DIR to results/gpu.
+DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. times, stock and model are ``naflex-fast
+bench``, which writes DIR/PART.json after each race; times and stock become DIR/step.json. Copy DIR to results/gpu.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -34,7 +34,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -42,23 +42,28 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
-import timm  # noqa: E402
 import torch  # noqa: E402
+from graphs import inductor as compiled_steps  # noqa: E402
+from measure import bench  # noqa: E402
 
-from timm_naflex_fast import enable  # noqa: E402
 from timm_naflex_fast.backends import eager, triton  # noqa: E402
 from timm_naflex_fast.measure.bench.race import stopwatch  # noqa: E402
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates  # noqa: E402
-from timm_naflex_fast.measure.contenders import PLAIN_ADD, use  # noqa: E402
-from timm_naflex_fast.measure.output import provenance  # noqa: E402
+from timm_naflex_fast.measure.output import provenance, write_json  # noqa: E402
 from timm_naflex_fast.resampling.matrices import ResizeSpec  # noqa: E402
 from timm_naflex_fast.strategies import STRATEGIES  # noqa: E402
 
 # Seconds that each part may take; the last two parts are for the rehearsal.
 FIRST = dict(machine=40, correct=170, waits=50, graphs=40, compiled=80, sanitize=60, times=120)
-SECOND = dict(kernels=90, model=170, stock=120, tests=180)
+SECOND = dict(kernels=90, model=80, inductor=90, stock=120, tests=180)
 LIMITS = {**FIRST, **SECOND, "hang": 20, "crash": 30}
 METRICS = "gpu__time_duration.sum,dram__bytes.sum,lts__t_bytes.sum,sm__inst_issued.avg.pct_of_peak_sustained_active"
+POSITION = "--batch 512 --dtype float32 bfloat16 --phase infer train --budget 1 --contenders"
+BENCH = {
+    "times": f"{POSITION} plain-add matmul timm-flag-bilinear --workload siglip diverse radio single imagenet",
+    "stock": f"{POSITION} stock interpolate_cached --workload siglip diverse",
+    "model": "--model naflexvit_base_patch16_siglip --phase train --batch 64 256",
+}
 NCU = ["ncu", "--clock-control", "none", "--csv", "--kernel-name", "regex:_kernel$", "--metrics", METRICS]
 Found = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Found]]]
@@ -78,12 +83,6 @@ class Day:
             file.write(json.dumps({"part": part, **facts}) + "\n")
         print(part, facts, flush=True)
 
-    def clock(self, work: Callable[[], Any], rounds: int = 10) -> list[float]:
-        """Milliseconds of each round, after one that may compile."""
-        work()
-        timed = stopwatch(self.device)
-        return [1e3 * timed(work) for _ in range(rounds if self.gpu else 1)]
-
     def draw(self, name: str, batch: int) -> tuple[Any, Any, Any]:
         """A workload, how it is resampled, and the coordinates of a batch; few small grids in the rehearsal."""
         like = WORKLOADS[name]
@@ -100,8 +99,8 @@ def machine(day: Day) -> Cases:
     n = 2**28 if day.gpu else 2**18
     x, ready = day.random(2, n)
     yield "versions", partial(provenance, "python benchmarks/gpu.py machine --out DIR")
-    yield "copy", lambda: {"tb_s": 8e-9 * n / statistics.median(day.clock(lambda: x.copy_(ready)))}
-    yield "add", lambda: {"tb_s": 12e-9 * n / statistics.median(day.clock(lambda: x.add_(ready)))}
+    timed = stopwatch(day.device)
+    yield "copy", lambda: {"tb_s": 8e-12 * n / statistics.median(timed(lambda: x.copy_(ready)) for _ in range(10))}
 
 
 def correct(day: Day) -> Cases:
@@ -144,7 +143,14 @@ def compare(day: Day, shape: tuple[int, ...], spec: Any, coord: Any, dtype: Any)
     return found
 
 
-def pytest_lines(day: Day, part: str) -> Cases:
+def run(command: list[str], *right: int, **settings: str) -> Found:
+    """Run a command, which must end with one of these exit statuses, or 0; what it prints goes to DIR/day.log."""
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}).returncode
+    assert status in (0, *right), f"exit status {status}: see day.log"
+    return {}
+
+
+def pytest(day: Day, part: str) -> Cases:
     """Tests that need a GPU; in the rehearsal one that does not."""
     words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
@@ -152,19 +158,8 @@ def pytest_lines(day: Day, part: str) -> Cases:
     if part == "tests":
         files += ["tests/backends/test_triton.py", "tests/backends/test_trial.py", "tests/contract/test_backends.py"]
         chosen += " and (cuda or triton or trial)"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
-    command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print(done.stdout[-30000:], done.stderr[-2000:])
-    for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(.*)", done.stdout, re.M):
-        yield test, partial(expect, outcome == "PASSED", outcome)
-    yield "all", partial(expect, done.returncode in (0, 5), done.stdout[-500:])
-
-
-def expect(right: bool, why: str) -> Found:
-    """Nothing, or an error."""
-    assert right, why
-    return {}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--tb=short", "-m", "slow or not slow"]
+    yield "tests", partial(run, [*command, "-n", "4" if day.gpu else "0", "-k", chosen, *files], 5)  # 5: there is none
 
 
 def small_run(day: Day) -> Cases:
@@ -175,59 +170,16 @@ def small_run(day: Day) -> Cases:
 
 
 def sanitize(day: Day) -> Cases:
-    """Accesses out of bounds, races in shared memory, and reads of what nobody wrote."""
+    """Accesses out of bounds, races in shared memory, and reads of what nobody wrote; none of it in the rehearsal."""
     for tool in ("memcheck", "racecheck", "initcheck")[: 3 if day.gpu else 1]:
-        yield tool, partial(watch, day, ["compute-sanitizer", "--error-exitcode", "9", "--tool", tool])
+        command = ["compute-sanitizer", "--error-exitcode", "9", "--tool", tool] if day.gpu else []
+        yield tool, partial(run, [*command, *itself(day, "small_run")], PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
-def watch(day: Day, tool: list[str]) -> Found:
-    """Run ``small_run`` under a tool, or alone in the rehearsal."""
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [*(tool if day.gpu else []), *itself(day, "small_run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
-    return {"lines": done.stdout.splitlines()[-130:]}
-
-
-def times(day: Day) -> Cases:
-    """Against the least that can be done, and against timm's flag."""
-    names = ("siglip", "diverse", "radio", "single", "imagenet")
-    return race(day, ("plain-add", "matmul", "timm-flag-bilinear"), names if day.gpu else names[:1])
-
-
-def stock(day: Day) -> Cases:
-    """Against timm's own loop."""
-    return race(day, ("stock", "interpolate_cached"), ("siglip", "diverse") if day.gpu else ("siglip",))
-
-
-def race(day: Day, contenders: tuple[str, ...], names: tuple[str, ...]) -> Cases:
-    """Rows of ``step.json``."""
-    for case in product(names, day.dtypes[:2], ("infer", "train"), contenders):
-        yield ", ".join(map(str, case)), partial(step_time, day, *case)
-
-
-def step_time(day: Day, name: str, dtype: Any, phase: str, contender: str) -> Found:
-    """A row: the time of one contender."""
-    like, _, coord = day.draw(name, day.batch)
-    coord, embeds, train = coord.to(day.device), like.embeds(day.channels).to(day.device), phase == "train"
-    x, g = (day.random(*coord.shape[:2], day.channels, dtype=dtype) for _ in range(2))
-
-    def step() -> Any:
-        out = x.detach()
-        if contender == PLAIN_ADD:
-            return out.add_(g), train and g.sum((0, 1))
-        embeds._apply_learned_naflex_pos_embed(out, coord)
-        if train:
-            torch.autograd.grad(out, embeds.pos_embed, g)
-
-    with nullcontext() if contender == PLAIN_ADD else use(contender, embeds), torch.set_grad_enabled(train):
-        start = time.perf_counter()
-        step()
-        day.gpu and torch.cuda.synchronize()
-        first = time.perf_counter() - start
-        took = day.clock(step, max(2, min(30, int(2 / first))))
-    row = dict(workload=name, phase=phase, batch=day.batch, contender=contender, dtype=str(dtype).split(".")[1])
-    return row | dict(median_ms=statistics.median(took), min_ms=min(took), first_call_s=first)
+def races(day: Day, part: str) -> Cases:
+    """`naflex-fast bench`, with its own options; tiny sizes in the rehearsal."""
+    options = f"{BENCH[part]} --device {day.device}"
+    yield "races", lambda: {"rows": len(bench(options, day.out / f"{part}.json", not day.gpu))}
 
 
 def kernels(day: Day) -> Cases:
@@ -235,7 +187,7 @@ def kernels(day: Day) -> Cases:
     for name, dtype in product(("siglip", "diverse", "radio", "single") if day.gpu else ("siglip",), day.dtypes[:2]):
         yield f"{name}, {dtype}", partial(kernel_times, day, name, dtype)
     if day.gpu:
-        yield "ncu", partial(watch, day, NCU)
+        yield "ncu", partial(run, [*NCU, *itself(day, "small_run")])
 
 
 def kernel_times(day: Day, name: str, dtype: Any) -> Found:
@@ -258,32 +210,10 @@ def kernel_times(day: Day, name: str, dtype: Any) -> Found:
     return dict(ms={row.key[:60]: row.self_device_time_total / 5e3 for row in profile.key_averages()})
 
 
-def model(day: Day) -> Cases:
-    """Images a second."""
-    for form, batch, mode in product(("eager", "compiled"), (64, 256), ("matmul", "stock")) if day.gpu else ():
-        yield f"{form}, {batch} images, {mode}", partial(train_time, day, form, batch, mode)
-
-
-def train_time(day: Day, form: str, batch: int, mode: str) -> Found:
-    """A step with bfloat16 autocast and AdamW."""
-    torch._dynamo.reset()
-    coord = day.draw("siglip", batch)[2].to(day.device)
-    data = {"patches": day.random(*coord.shape[:2], 768), "patch_coord": coord}
-    data["patch_valid"] = torch.ones(coord.shape[:2], dtype=torch.bool, device=day.device)
-    net = timm.create_model("naflexvit_base_patch16_siglip").to(day.device).train()
-    optimizer = torch.optim.AdamW(net.parameters())
-
-    def train() -> None:
-        with torch.autocast(day.device, torch.bfloat16):
-            loss = run(data).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with enable(mode):
-        run = torch.compile(net) if form == "compiled" else net
-        ms = statistics.median(day.clock(train, 5))
-    return dict(ms=ms, images_s=1e3 * batch / ms)
+def inductor(day: Day) -> Cases:
+    """Steps of a compiled model."""
+    for (row,) in compiled_steps(not day.gpu, day.device):
+        yield row["contender"], partial(dict, row)
 
 
 def hang(day: Day) -> Cases:
@@ -306,7 +236,7 @@ def itself(day: Day, part: str) -> list[str]:
 
 def run_inside(day: Day, part: str) -> int:
     """Put down what each case of a part finds, or why it failed; 1 if one did."""
-    wrong, cases = 0, globals().get(part, partial(pytest_lines, part=part))
+    wrong, cases = 0, globals().get(part, partial(races if part in BENCH else pytest, part=part))
     for case, work in cases(day):
         try:
             day.tell(part, case=case, ok=True, **work())
@@ -351,9 +281,10 @@ def main() -> int:
         left = 580 * slower - (time.monotonic() - begin)
         run_part(day, part, min(LIMITS[part] * (1 if part == "hang" else slower), left))
     lines = [json.loads(line) for line in (day.out / "day.jsonl").read_text().splitlines()]
-    if rows := [line for line in lines if "median_ms" in line]:
-        record = {**provenance(f"python benchmarks/gpu.py {' '.join(o.parts)} --out DIR"), "rows": rows}
-        (day.out / "step.json").write_text(json.dumps(record, indent=1) + "\n")
+    steps = [file for part in ("times", "stock") if (file := day.out / f"{part}.json").exists()]
+    if rows := [row for file in steps for row in json.loads(file.read_text())["rows"]]:
+        about = provenance(f"python benchmarks/gpu.py {' '.join(o.parts)} --out DIR")
+        write_json(day.out / "step.json", {**about, "rows": rows})
     wrong = [line for line in lines if not line.get("ok", True) or line.get("ended", 0)]
     print(*wrong, f"{len(lines)} lines, {len(wrong)} of them wrong: {day.out / 'day.jsonl'}", sep="\n")
     return 1 if wrong else 0

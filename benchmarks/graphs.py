@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import product
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from timm_naflex_fast import enable
+from timm_naflex_fast.measure.bench.race import stopwatch
 from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
 
 BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
@@ -126,18 +126,19 @@ def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             yield [row]
 
 
-def inductor(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+def inductor(tiny: bool, device: str = "cpu") -> Iterator[list[dict[str, Any]]]:
     """Seconds for the first batches of four lengths, compiling included, and for a step of later ones; then eager."""
-    batches = 1 if tiny else BATCHES
+    batches, timed = 1 if tiny else BATCHES, stopwatch(device)
+    size = () if tiny else (4, 192) if device == "cpu" else (12, 768)
     for contender in ("stock", "matmul"):
         torch._dynamo.reset()
         with ExitStack() as on, torch._inductor.config.patch(force_disable_caches=True):
             if contender != "stock":
                 on.enter_context(enable(contender))
-            model = make("timm", contender, *(() if tiny else (4, 192)))
+            model = make("timm", contender, *size).to(device)
             compiled = torch.compile(model, backend="eager" if tiny else "inductor")
             first, later, eager = (
-                [_timed_step(run, seed) for seed in range(start, start + batches)]
+                [timed(_step(run, seed, device)) for seed in range(start, start + batches)]
                 for run, start in ((compiled, 0), (compiled, batches), (model, batches))
             )
         row = {"library": "timm", "contender": contender, "first_s": sum(first)}
@@ -146,9 +147,7 @@ def inductor(tiny: bool) -> Iterator[list[dict[str, Any]]]:
         yield [row]
 
 
-def _timed_step(run: Any, seed: int) -> float:
+def _step(run: Any, seed: int, device: str) -> Callable[[], None]:
     lengths = WAYS["compile, four lengths"][1]
-    batch = draw("timm", lengths[seed % len(lengths)], seed)
-    start = time.perf_counter()
-    result("timm", run, batch).square().sum().backward()
-    return time.perf_counter() - start
+    batch = {key: tensor.to(device) for key, tensor in draw("timm", lengths[seed % len(lengths)], seed).items()}
+    return lambda: result("timm", run, batch).square().sum().backward()

@@ -68,11 +68,9 @@ def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
     return found
 
 
-def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any] = (), command: str = "") -> str:
+def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any], command: str = "") -> str:
     """A table, where its figures come from (each fact once where the files agree), and what measures them again."""
     text = tabulate([[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True)
-    if not abouts:
-        return text
     origin = [" / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)) for fact in ORIGIN]
     again = command or f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
     return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)

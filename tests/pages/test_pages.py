@@ -86,7 +86,7 @@ def test_what_this_code_has_measured_here_is_not_measured_again(tmp_path, monkey
     for name, changes in {"rope": {}, "counts": {"commit": "old"}}.items():
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts | changes))
     done, load = [], [0.1]
-    monkeypatch.setattr(measure, "measure", lambda name, out, tiny: done.append(name))
+    monkeypatch.setattr(measure, "measure", lambda name, *_: done.append(name))
     monkeypatch.setattr(measure.os, "getloadavg", lambda: load)
     for words in ([], ["rope"]):
         monkeypatch.setattr("sys.argv", ["measure.py", *words])

@@ -57,11 +57,11 @@ def race(
     """The race of these contenders on a batch; it can run until ``on`` is closed."""
     grids = workload.grids(batch)
     coord = coordinates(grids).to(device)
-    random = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    values = [random(1, *workload.table, channels).to(device) for _ in range(2)]
+    random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
+    values = [random(1, *workload.table, channels) for _ in range(2)]
 
     def tokens() -> Tensor:
-        return random(*coord.shape[:2], channels).to(device, getattr(torch, dtype))
+        return random(*coord.shape[:2], channels).to(getattr(torch, dtype))
 
     x, g = tokens(), tokens() if phase == "train" else None
     made, left_out = [], dict[str, str]()

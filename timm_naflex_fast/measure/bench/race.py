@@ -126,11 +126,6 @@ def run(
     times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
-    spent = done = 0.0
-
-    def share(name: str) -> int:
-        return int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
-
     for first in (-WARMUPS[device], 0):
         if first == 0 and all(statistics.median(values) <= DISTURBED * min(values) for values in times.values()):
             break
@@ -138,20 +133,14 @@ def run(
             shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
             for contender in order:
                 name = contender.name
-                if turn >= 0 and (turn + 1) * share(name) // rounds == turn * share(name) // rounds:
-                    continue  # not one of its turns, which are spread evenly over the rounds
-                taken = timed(partial(contender.run, contender.prepare()))
-                fastest[name] = min(fastest[name], taken)
-                if turn >= 0:
-                    times[name].append(taken)
-                spent += taken
-                # What is left: each contender's rounds; those that have not run yet are taken for average ones.
-                known = [other for other in fastest if fastest[other] < math.inf]
-                left = sum(fastest[other] * max(0, share(other) - len(times[other])) for other in known)
-                now = spent / (spent + left * len(fastest) / len(known)) if spent else 0.0
-                advance(now - done)
-                done = now
-    advance(1 - done)
+                share = int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
+                if turn < 0 or (turn + 1) * share // rounds > turn * share // rounds:  # spread evenly over the rounds
+                    taken = timed(partial(contender.run, contender.prepare()))
+                    fastest[name] = min(fastest[name], taken)
+                    if turn >= 0:
+                        times[name].append(taken)
+                if first < 0:
+                    advance(1 / len(order) / (rounds - first))
     medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
     peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
