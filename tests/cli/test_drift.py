@@ -73,7 +73,7 @@ def test_command_writes_the_report(small_timm, photos, tmp_path, capsys):
     assert report["headline"] in printed.out and report["verdict"] in printed.out
     assert len(report["skipped"]) == 1 and facts["Number type"] == "bfloat16"
     assert facts["Sequence length"] == "36 patches at most" and "interp_mode bicubic" in str(facts)
-    assert {"issue-2514-zeros", "timm-flag-bilinear", "matmul"} <= set(drifts)
+    assert {"timm-flag-bicubic", "timm-flag-bilinear", "matmul"} <= set(drifts)
     assert report["made"]["command"].startswith("naflex-fast drift --model")
     assert f"{len(drifts)} contenders on 1 batches: stock, " in printed.err
 

@@ -43,7 +43,10 @@ def test_the_package_help_and_wrong_options_import_no_torch():
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ("bench --contenders nope", ["--contenders: invalid choice: 'nope'", "stock", "hf-siglip2", "plain-add"]),
+        (
+            "bench --contenders nope",
+            ["--contenders: invalid choice: 'nope'", "stock", "timm-flag-bicubic", "plain-add"],
+        ),
         ("bench --batch 0", ["--batch: invalid positive value: '0'"]),
         ("bench --budget -1", ["--budget: invalid seconds value: '-1'"]),
         ("bench --sizes-from . --workload siglip", ["--workload: not allowed with argument --sizes-from"]),

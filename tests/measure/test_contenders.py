@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.measured import GRIDS, WITHOUT_HF, table_model
+from tests.support.measured import GRIDS, table_model
 from tests.support.oracles import embed, small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast import status
@@ -14,21 +14,11 @@ from timm_naflex_fast.patching.settings import MODES
 OTHERS = [name for name in NAMES if name not in MODES]
 
 
-def formula(name, table, h, w, mode):
-    """What a contender adds to one sample (h*w, C), from the issue's own formula or F.interpolate."""
-    nchw = table.permute(0, 3, 1, 2)
-    if name == "issue-2514-zeros":
-        theta = torch.tensor([[[1.0, 0, 0], [0, 1, 0]]])
-        grid = F.affine_grid(theta, [1, 1, h, w], align_corners=False)
-        out = F.grid_sample(nchw, grid, mode=mode, padding_mode="zeros", align_corners=False)
-    elif name.startswith("timm-flag"):
-        y, x = ((torch.arange(n) * 2 + 1) / n - 1 for n in (h, w))
-        grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], -1)[None]
-        mode = name.removeprefix("timm-flag-")
-        out = F.grid_sample(nchw, grid, mode=mode, padding_mode="border", align_corners=False)
-    else:
-        assert name == "hf-siglip2"
-        out = F.interpolate(nchw, (h, w), mode="bilinear", antialias=True, align_corners=False)
+def formula(table, h, w, mode):
+    """What timm's flag adds to one sample (h*w, C)."""
+    y, x = ((torch.arange(n) * 2 + 1) / n - 1 for n in (h, w))
+    grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], -1)[None]
+    out = F.grid_sample(table.permute(0, 3, 1, 2), grid, mode=mode, padding_mode="border", align_corners=False)
     return out[0].flatten(1).t()
 
 
@@ -36,21 +26,18 @@ def formula(name, table, h, w, mode):
 @pytest.mark.parametrize("name", OTHERS)
 def test_contender_inside_a_model_equals_its_formula(name, mode):
     model = small_vit(pos_embed_interp_mode=mode).eval()
-    why = missing(name, model.embeds)
-    if why is not None:
-        assert name == "hf-siglip2"
-        pytest.skip(why)
+    assert missing(name, model.embeds) is None
     batch = vit_batch(GRIDS)
     with torch.no_grad():
         plain = model.embeds.norm(model.embeds.proj(batch["patches"]))
     with use(name, model):
         got = embed(model, batch)
     for sample, (h, w) in enumerate(GRIDS):
-        want = plain[sample, : h * w] + formula(name, model.embeds.pos_embed.detach(), h, w, mode)
+        want = plain[sample, : h * w] + formula(model.embeds.pos_embed.detach(), h, w, name.removeprefix("timm-flag-"))
         torch.testing.assert_close(got[sample, : h * w], want, atol=3e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in WITHOUT_HF if missing(name, table_model().embeds) is None])
+@pytest.mark.parametrize("name", NAMES)
 def test_everything_is_put_back_after_an_error(name):
     model = table_model()
     before, stock = dict(model.embeds.__dict__), embed(model)

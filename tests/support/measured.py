@@ -4,10 +4,8 @@ import torch
 
 from tests.support.oracles import small_vit, vit_batch
 from timm_naflex_fast.measure.bench.race import Row
-from timm_naflex_fast.measure.contenders import NAMES
 
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
-WITHOUT_HF = [name for name in NAMES if name != "hf-siglip2"]
 
 
 def row(contender="matmul", **changes):

@@ -5,7 +5,7 @@ The names and their words need neither torch nor timm, so a command can define i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from unittest.mock import patch
 from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos_embed_grid_sample"
 BASELINE = "stock"
@@ -25,8 +25,6 @@ CONTENDERS = {
     **dict.fromkeys(STRATEGY_NAMES, "this package"),
     "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
     "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
-    "issue-2514-zeros": "the proposal in timm issue 2514",
-    "hf-siglip2": "the loop in HF transformers' Siglip2",
 }
 NAMES = tuple(CONTENDERS)
 
@@ -39,11 +37,6 @@ def missing(name: str, embeds: Any) -> str | None:
         return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
     if embeds.pos_embed_use_grid_sample and name == f"timm-flag-{embeds.pos_embed_interp_mode}":
         return "it is the model's own setting, the same as stock"
-    if name == "hf-siglip2":
-        try:
-            _siglip2_resize()
-        except (ImportError, AttributeError) as error:
-            return f"transformers does not have it: {error}"
     return None
 
 
@@ -77,50 +70,4 @@ def _attributes(name: str, embeds: Any) -> dict[str, Any]:
     timms = {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
     if name == BASELINE:
         return timms
-    if name.startswith("timm-flag-"):
-        return {LEARNED: timms[SAMPLED], SAMPLED: timms[SAMPLED], "pos_embed_interp_mode": name.split("-")[2]}
-
-    def add(x: Tensor, patch_coord: Tensor) -> None:
-        table = embeds.pos_embed[0]
-        if name == "hf-siglip2":
-            added = _siglip2_resize()(table, patch_coord.amax(1) + 1, max_length=patch_coord.shape[1])
-        else:
-            added = issue_2514(table, patch_coord, embeds.pos_embed_interp_mode)
-        x.add_(added.to(x.dtype))
-
-    return dict.fromkeys((LEARNED, SAMPLED), add)
-
-
-def issue_2514(table: Tensor, patch_coord: Tensor, mode: str) -> Tensor:
-    """What timm issue 2514 proposes to add to the tokens.
-
-    Args:
-        table: (H0, W0, C), used in float32.
-        patch_coord: (B, N, 2) coordinates (y, x).
-        mode: "bilinear" or "bicubic".
-
-    Returns:
-        (B, N, C) float32.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    sizes = patch_coord.amax(1) + 1
-    largest = sizes.amax(0)
-    # Each sample's grid is the corner of a dense grid, as large as the largest one in the batch. The affine map
-    # spreads the table over that corner: it zooms out about the table's centre, then shifts the centre to the corner's.
-    zoom = (largest / sizes).flip(1)  # per sample (x, y)
-    theta = torch.cat((torch.diag_embed(zoom), zoom[..., None] - 1), -1)
-    positions = F.affine_grid(theta, [len(sizes), 1, *largest.tolist()], align_corners=False)
-    # One table per sample, sampled at every cell of the dense grid; then each token takes its own cell.
-    tables = table.float().permute(2, 0, 1).expand(len(sizes), -1, -1, -1)
-    dense = F.grid_sample(tables, positions, mode=mode, align_corners=False)
-    sample = torch.arange(len(sizes), device=table.device)[:, None]
-    return dense[sample, :, patch_coord[..., 0], patch_coord[..., 1]]
-
-
-def _siglip2_resize() -> Callable[..., Tensor]:
-    """HF transformers' function: table (H0, W0, C) and sizes (B, 2) to what Siglip2 adds to the tokens, (B, N, C)."""
-    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
-
-    return Siglip2VisionEmbeddings.resize_positional_embeddings
+    return {LEARNED: timms[SAMPLED], SAMPLED: timms[SAMPLED], "pos_embed_interp_mode": name.split("-")[2]}

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from tests.support.measured import WITHOUT_HF, batches, table_model
+from tests.support.measured import batches, table_model
+from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift.plots import scale
 from timm_naflex_fast.measure.drift.report import FILES, Report, headline, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
@@ -26,7 +27,8 @@ def one_survey(**drifts):
 
 
 def test_verdict_is_one_sentence_from_the_figures():
-    text = verdict(one_survey(matmul=EXACT, grid_sample=MOVED, **{"hf-siglip2": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}))
+    flag = {"timm-flag-bilinear": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}
+    text = verdict(one_survey(matmul=EXACT, grid_sample=MOVED, **flag))
     assert text == (
         "On 40 images, grid_sample moves the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest "
         "neighbour and takes accuracy from 90.00 % to 85.00 %; matmul gives timm's own result but for rounding "
@@ -40,7 +42,7 @@ def test_verdict_is_one_sentence_from_the_figures():
 
 
 def test_headline_answers_first():
-    text = headline(one_survey(grid_sample=MOVED, matmul=EXACT, **{"hf-siglip2": MOVED}))
+    text = headline(one_survey(grid_sample=MOVED, matmul=EXACT, **{"timm-flag-bilinear": MOVED}))
     assert text == "Safe to switch to `matmul`: yes; `grid_sample`: no"
     assert headline(one_survey(matmul=MOVED)) == "Safe to switch to `matmul`: no"
     assert headline(one_survey()) == "No strategy of this package was measured"
@@ -49,7 +51,7 @@ def test_headline_answers_first():
 @pytest.fixture(scope="module")
 def report():
     pytest.importorskip("matplotlib")
-    found = survey(table_model(), list(batches(labels=True)), WITHOUT_HF, pictures=True)
+    found = survey(table_model(), list(batches(labels=True)), NAMES, pictures=True)
     made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
     return Report("tiny <vit>", "random & drawn", {"Images": "8 (noise)"}, ["a *note*"], made, ["a.png: <no>"], found)
 
@@ -73,8 +75,8 @@ def test_page_is_whole_and_needs_nothing_from_outside(report, written):
     for name in report.survey.drift:
         assert f"<code>{name}</code>" in text
     drift = json.loads(written["report.json"])["survey"]["drift"]
-    assert set(drift) == set(WITHOUT_HF) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
-    assert "the proposal in timm issue 2514" in text and "<dd>8 (noise)</dd>" in text
+    assert set(drift) == set(NAMES) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
+    assert "own grid_sample setting, bicubic" in text and "<dd>8 (noise)</dd>" in text
 
 
 def test_plots_are_pictures_that_open(report, written):
@@ -84,7 +86,7 @@ def test_plots_are_pictures_that_open(report, written):
     svg = base64.b64decode(found[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
     words = " ".join(" ".join(root.itertext()).split())
-    assert "table cells per patch" in words and "issue-2514-zeros" in words and "stock" not in words
+    assert "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
     assert "interpolate_cached, matmul" in words and "grid_sample, timm-flag-bilinear" in words  # on each other
     for _, data in found[2:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
