@@ -187,7 +187,7 @@ def count_race(
     def extend(a: Any, b: Any) -> Any:
         return a if a == b else a + (b - a) * (channels - low) // (high - low)
 
-    if any(small["operators"] != large["operators"] for small, large in zip(*narrow)):
+    if any(small[name] != large[name] for small, large in zip(*narrow) for name in ("operators", "host_waits")):
         raise ValueError(f"the operators depend on the channels: {narrow}")
     return [{name: extend(small[name], large[name]) for name in large} for small, large in zip(*narrow)]
 
