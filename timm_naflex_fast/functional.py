@@ -10,7 +10,7 @@ a replicated DTensor, so every rank has to compute the same, as with tensor para
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -193,8 +193,8 @@ def resample_pos_embeds(
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    first = padding == "first"
-    return dispatch.resample(table, grid_sizes, spec, strategy, merge=merge, length=length, first_cell_in_padding=first)
+    options: dict[str, Any] = dict(merge=merge, length=length, embeds_padding=padding == "first")
+    return dispatch.resample(table, grid_sizes, spec, strategy, **options)
 
 
 def resample_pos_embed(

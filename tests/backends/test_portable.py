@@ -13,7 +13,7 @@ def ours(case, embeds, x, coord):
     if case.kind == "learned":
         portable.add(x, (embeds.pos_embed,), coord, case.spec)
     else:
-        portable.add(x, tuple(tables(embeds)), coord, ResizeSpec("linear", ar_preserving=case.ar_preserving))
+        portable.add(x, tuple(tables(embeds)), coord, ResizeSpec("linear", False, ar_preserving=case.ar_preserving))
     return x
 
 

@@ -27,7 +27,7 @@ def patched(case, embeds, x, coord, strategy):
 
 
 def by_backend(case, embeds, x, coord, backend):
-    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", ar_preserving=case.ar_preserving)
+    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
     backend.add(x, tuple(tables(embeds)), coord, spec)
     return x
 

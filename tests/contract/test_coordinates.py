@@ -13,6 +13,7 @@ from tests.support.oracles import NEW_TIMM, Case, Largest, relative
 from tests.support.running import running
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling.closed_form import axis_weights
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 EXACT = ["matmul", "interpolate_cached"]
 
@@ -21,7 +22,7 @@ def wanted(table, coord, spec, ar_preserving=False):
     """Each token's embedding (N, C), float64, from the cell it names in the sample's grid."""
     h, w = (coord.amax(0) + 1).tolist()
     lengths = (max(h, w),) * 2 if ar_preserving else (h, w)
-    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], **spec) for a in (0, 1)]
+    sides = [axis_weights(coord[:, a], torch.tensor(lengths[a]), table.shape[a], ResizeSpec(**spec)) for a in (0, 1)]
     return torch.einsum("ni,nj,ijc->nc", *sides, table.double())
 
 

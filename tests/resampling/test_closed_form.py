@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.resampling.closed_form import axis_weights, tap_weights
-from timm_naflex_fast.resampling.matrices import resize_matrix
+from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
 sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
 HOW = [("bilinear", a, c) for a in (True, False) for c in (True, False)]
@@ -21,8 +21,7 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
             n, 124
         )  # beyond, PyTorch resizes the matrix's one-channel basis by a kernel that timm's tables never meet
     want = resize_matrix(n, n0, mode, antialias, align_corners)
-    keep = dict(interpolation=mode, antialias=antialias, align_corners=align_corners)
-    got = axis_weights(torch.arange(n), torch.tensor([n]), n0, **keep)
+    got = axis_weights(torch.arange(n), torch.tensor([n]), n0, ResizeSpec(*spec))
     exact = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
     # Torch 2.11's build rounds the position in 1-D once instead of twice; those of 2.4 and 2.15 do not.
     allowed = n0 * 2**-24 if mode == "linear" and torch.__version__.startswith("2.11.") else 0
@@ -34,17 +33,15 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
 @given(sizes, sizes, st.sampled_from(["bilinear", "bicubic", "linear"]), st.booleans())
 def test_taps_are_the_weights_without_antialias(n, n0, mode, align_corners):
     align_corners &= mode != "linear"
-    position, length = torch.arange(n), torch.tensor([n])
-    index, values = tap_weights(position, length, n0, interpolation=mode, align_corners=align_corners)
+    position, length, spec = torch.arange(n), torch.tensor([n]), ResizeSpec(mode, False, align_corners)
+    index, values = tap_weights(position, length, n0, spec)
     dense = torch.zeros(n, n0, dtype=torch.float64).scatter_add_(1, index, values)
-    want = axis_weights(position, length, n0, interpolation=mode, align_corners=align_corners)
+    want = axis_weights(position, length, n0, spec)
     torch.testing.assert_close(dense, want, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("spec", HOW, ids=str)
 def test_a_grid_of_the_tables_size_keeps_every_cell(spec):
-    mode, antialias, align_corners = spec
     for n in (1, 2, 7, 47, 48, 128):
-        keep = dict(interpolation=mode, antialias=antialias, align_corners=align_corners)
-        got = axis_weights(torch.arange(n), torch.tensor([n]), n, **keep)
+        got = axis_weights(torch.arange(n), torch.tensor([n]), n, ResizeSpec(*spec))
         assert torch.equal(got, torch.eye(n, dtype=torch.float64))

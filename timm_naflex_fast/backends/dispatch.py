@@ -109,24 +109,24 @@ def resample(
     *,
     merge: int = 1,
     length: int | None = None,
-    first_cell_in_padding: bool = False,
+    embeds_padding: bool = False,
 ) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to sizes (h, w) or (t, h, w): packed (T, C), or (B, N, C) for a ``length``.
 
     Tokens after an image get zeros, or its first cell.
     """
     backend, graph = _backend(table, (table,), spec, strategy), recorded()
-    options: dict[str, Any] = dict(merge=merge, length=length, first_cell_in_padding=first_cell_in_padding)
+    options: dict[str, Any] = dict(merge=merge, length=length, embeds_padding=embeds_padding)
     if graph and backend is eager:
         return _resample_outside_graphs(table, grid_sizes, spec, strategy, **options)
     if graph and isinstance(grid_sizes, Tensor):
         if length is None:
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         sizes = _sizes_in_graph(grid_sizes, table, (2, 3), merge, length)
-        return _resample_on_device(backend, table, sizes, spec, merge, length, first_cell_in_padding)
+        return _resample_on_device(backend, table, sizes, spec, merge, length, embeds_padding)
     refuse_in_cuda_graph(table.device, eager.NEEDS_HOST)
     listed = grids.sizes_on_host(grid_sizes, (2, 3))
-    groups, counts = grids.group_sizes(listed, merge=merge, embeds_padding=first_cell_in_padding, length=length)
+    groups, counts = grids.group_sizes(listed, merge=merge, length=length, embeds_padding=embeds_padding)
     tokens = [t * h * w for t, h, w in listed]
     longest = max(tokens, default=0) if length is None else length
     # A video packed together with small images: most of a padded batch would be padding.
@@ -137,7 +137,7 @@ def resample(
         eager.add_batch(out, (table,), Batch(groups, counts, spec, out.dtype, dtype), STRATEGIES[strategy])
         return out if length is None else out.view(len(listed), length, table.shape[-1])
     sizes = _on_device(listed, table)
-    out = _resample_on_device(backend, table, sizes, spec, merge, longest, first_cell_in_padding)
+    out = _resample_on_device(backend, table, sizes, spec, merge, longest, embeds_padding)
     if length is not None:
         return out
     return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, out.shape[-1])
@@ -153,7 +153,7 @@ def _resample_on_device(
     spec: ResizeSpec,
     merge: int,
     length: int,
-    first_cell_in_padding: bool,
+    embeds_padding: bool,
 ) -> Tensor:
     """The embeddings (B, N, C), by coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
     patch_coord = portable.coordinates(sizes, length, merge)
@@ -164,7 +164,7 @@ def _resample_on_device(
     else:
         out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
         backend.add(out, (table,), patch_coord, spec)
-    return portable.repeat_frames(out, sizes, first_cell_in_padding)
+    return portable.repeat_frames(out, sizes, embeds_padding)
 
 
 def _sizes_in_graph(sizes: Tensor, like: Tensor, columns: tuple[int, ...], merge: int, length: int) -> Tensor:

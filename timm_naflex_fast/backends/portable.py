@@ -21,7 +21,8 @@ adds them in float32, which no flag rounds either.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,13 +85,13 @@ def embeddings(table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     return _learned((table,), grids_on_device(patch_coord, spec), spec, table.dtype)
 
 
-def repeat_frames(embeddings: Tensor, sizes: Tensor, first_cell_in_padding: bool) -> Tensor:
+def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
     """Embeddings (B, N, C) of the first frames of images of ``sizes`` (B, 2) or (B, 3), for all frames and padding."""
     token = torch.arange(embeddings.shape[1], device=embeddings.device)
     if sizes.shape[1] == 3:
         cell = token % sizes[:, 1:].prod(1, keepdim=True)
         embeddings = embeddings.gather(1, cell[..., None].expand(-1, -1, embeddings.shape[-1]))
-    padding = embeddings[:, :1] if first_cell_in_padding else torch.zeros_like(embeddings[:, :1])
+    padding = embeddings[:, :1] if embeds_padding else torch.zeros_like(embeddings[:, :1])
     return torch.where((token < sizes.prod(1, keepdim=True))[..., None], embeddings, padding)
 
 
@@ -132,8 +133,7 @@ def _learned(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, t
 def _factorized(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
     rows, cols = (torch.maximum(grids.h, grids.w),) * 2 if spec.ar_preserving else (grids.h, grids.w)
     y, x = (
-        axis_weights(position, length, table.shape[-2], interpolation="linear")
-        @ table.reshape(table.shape[-2:]).double()
+        axis_weights(position, length, table.shape[-2], spec) @ table.reshape(table.shape[-2:]).double()
         for table, position, length in zip(tables, (grids.y, grids.x), (rows, cols))
     )
     return y.to(token_dtype) + x.to(token_dtype)  # timm casts both before it adds them
@@ -195,11 +195,7 @@ def block_weights(
     A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
     """
     rows, cols = table_size
-
-    def weights(position: Tensor, length: Tensor, n0: int) -> Tensor:
-        a, c = spec.antialias, spec.align_corners
-        return axis_weights(position, length, n0, interpolation=spec.interpolation, antialias=a, align_corners=c)
-
+    weights = partial(axis_weights, spec=spec)
     to_h, to_w = lengths(grids, table_size, spec)
     head = layout.token_of_slot[..., 0]
     row = weights(grids.y.gather(1, head), to_h, rows) * ~layout.by_column[..., None]
@@ -245,10 +241,9 @@ def _by_blocks(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
 
 def _by_taps(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
     """The same by one gathered row of the table for each pair of taps."""
-    options: dict[str, Any] = dict(interpolation=spec.interpolation, align_corners=spec.align_corners)
     to_h, to_w = lengths(grids, table.shape[:2], spec)
-    rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], **options)
-    cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], **options)
+    rows, row_weights = tap_weights(grids.y, to_h, table.shape[0], spec)
+    cols, col_weights = tap_weights(grids.x, to_w, table.shape[1], spec)
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):

@@ -11,75 +11,60 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .matrices import ResizeSpec
 
-def axis_weights(
-    position: Tensor,
-    length: Tensor,
-    n0: int,
-    *,
-    interpolation: str,
-    antialias: bool = False,
-    align_corners: bool = False,
-) -> Tensor:
+
+def axis_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Row ``position`` of the matrix that resizes an axis of ``n0`` cells to ``length``: (..., n0) float64.
 
     Args:
         position: integers of any shape, 0 <= position < length.
         length: integers that broadcast with ``position``.
         n0: cells of the table on this axis.
-        interpolation: "bilinear", "bicubic", or "linear" for a 1-D table.
-        antialias: as in ``F.interpolate``.
-        align_corners: as in ``F.interpolate``.
+        spec: its interpolation, antialias and align_corners.
     """
-    centre, scale = _centre(position, length, n0, interpolation, antialias, align_corners)
+    centre, scale = _centre(position, length, n0, spec)
     cells = torch.arange(n0, device=centre.device, dtype=torch.float64)
-    if antialias:
+    if spec.antialias:
         # The filter, stretched where the table shrinks; taps outside the table are dropped, the rest renormalised.
         distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
-        weights = (1 - distance).clamp(min=0) if interpolation == "bilinear" else keys(distance, -0.5)
+        weights = (1 - distance).clamp(min=0) if spec.interpolation == "bilinear" else keys(distance, -0.5)
         return weights / weights.sum(-1, keepdim=True)
-    taps, values = tap_weights(position, length, n0, interpolation=interpolation, align_corners=align_corners)
+    taps, values = tap_weights(position, length, n0, spec)
     weights = torch.zeros_like(centre)[..., None] * cells
     for tap, value in zip(taps.unbind(-1), values.unbind(-1)):
         weights = weights + value[..., None] * (cells == tap[..., None])
     return weights
 
 
-def tap_weights(
-    position: Tensor, length: Tensor, n0: int, *, interpolation: str, align_corners: bool = False
-) -> tuple[Tensor, Tensor]:
+def tap_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
     """Without antialiasing, the table cells a position reads and their weights: both (..., 2), bicubic (..., 4).
 
     Taps beyond the table are moved to its border, as PyTorch does, so a cell may be named twice.
     """
-    centre, _ = _centre(position, length, n0, interpolation, False, align_corners)
-    if interpolation != "bicubic":
+    centre, _ = _centre(position, length, n0, spec)
+    bicubic = spec.interpolation == "bicubic"
+    if not bicubic:
         centre = centre.clamp(0, n0 - 1)
     first = centre.floor()
-    near = (
-        torch.arange(-1, 3, device=centre.device)
-        if interpolation == "bicubic"
-        else torch.arange(2, device=centre.device)
-    )
+    near = torch.arange(-1 if bicubic else 0, 3 if bicubic else 2, device=centre.device)
     distance = ((centre - first)[..., None] - near).abs()
-    weights = keys(distance, -0.75) if interpolation == "bicubic" else 1 - distance
+    weights = keys(distance, -0.75) if bicubic else 1 - distance
     return (first[..., None] + near).clamp(0, n0 - 1).long(), weights
 
 
-def _centre(
-    position: Tensor, length: Tensor, n0: int, interpolation: str, antialias: bool, align_corners: bool
-) -> tuple[Tensor, Tensor]:
+def _centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
     """Where a position lies on the table's axis, and table cells per position: float32 values held in float64."""
     position, length = position.to(torch.float32), length.to(torch.float32)
-    if align_corners:
+    if spec.align_corners:
         scale = torch.full_like(length, n0 - 1) / (length - 1).clamp(min=1) * (length > 1)
     else:
         scale = torch.full_like(length, n0) / length  # not n0 / length, which PyTorch rounds twice
-    if antialias:  # with align_corners PyTorch changes the scale here and nothing else
+    if spec.antialias:  # with align_corners PyTorch changes the scale here and nothing else
         return (scale * (position + 0.5)).double(), scale.double()
-    if align_corners:
+    if spec.align_corners:
         return (scale * position).double(), scale.double()
-    if interpolation == "linear":
+    if spec.interpolation == "linear":
         return (scale * (position + 0.5) - 0.5).double(), scale.double()
     # A fused multiply-add in PyTorch's two-dimensional kernels: one rounding, not two.
     fused = scale.double() * (position.double() + 0.5) - 0.5
