@@ -207,14 +207,7 @@ def resample_patch_kernel(
 
 
 def resample_linear_kernel(
-    weight: Tensor,
-    old: tuple[int, int],
-    size: tuple[int, int],
-    in_chans: int,
-    *,
-    channels_last: bool,
-    mode: str,
-    antialias: bool,
+    weight: Tensor, old: Size, size: Size, in_chans: int, *, channels_last: bool, mode: str, antialias: bool
 ) -> Tensor:
     """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to ``size``."""
     new = (int(size[0]), int(size[1]))

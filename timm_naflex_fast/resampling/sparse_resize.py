@@ -64,16 +64,10 @@ ResizeSteps = tuple[SparseSum, ...]
 
 @cached("resize steps")
 def resize_steps(
-    h: int,
-    w: int,
-    table_size: tuple[int, int],
-    spec: ResizeSpec,
-    transpose: bool,
-    dtype: torch.dtype,
-    device: torch.device,
+    h: int, w: int, size: tuple[int, int], spec: ResizeSpec, transpose: bool, dtype: torch.dtype, device: torch.device
 ) -> ResizeSteps:
-    """The steps from a table (H0, W0) to a grid (h, w); with ``transpose`` those of the transposed map, back."""
-    h0, w0 = table_size
+    """The steps from a table of a ``size`` to a grid (h, w); with ``transpose`` those of the transposed map, back."""
+    h0, w0 = size
     if spec.copies_own_size and (h, w) == (h0, w0):
         return ()
     a_h, a_w = axis_matrix(0, h, w, h0, spec, dtype), axis_matrix(1, h, w, w0, spec, dtype)
