@@ -67,7 +67,7 @@ def case(table=(6, 8), channels=64, sizes=SIZES, length=18, spec=BICUBIC, dtype=
 @pytest.fixture
 def emulated(monkeypatch):
     """The kernels' places taken by their emulations."""
-    from tests.support.emulated import Emulated
+    from tests.support.ptx import Emulated
     from timm_naflex_fast.backends import triton_kernels
 
     empty = torch.empty
@@ -122,7 +122,7 @@ QUICK = {"bicubic", "bfloat16, a copy", "tokens dropped"}
 )
 def test_compiled_kernels_give_the_cpus_numbers(name, emulated):
     assert case(**CASES[name])
-    assert all(kernel.ran for kernel in emulated.values()) or name.startswith("radio")
+    assert all(kernel.launches for kernel in emulated.values()) or name.startswith("radio")
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ MUTANTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MUTANTS)))
 def test_a_change_in_the_compiled_code_is_noticed(number, emulated):
-    from tests.support.ptx_memory import Fault
+    from tests.support.ptx import Fault
 
     name, emulated[MUTANTS[number][0]].change = MUTANTS[number]
     try:
@@ -234,7 +234,7 @@ BOUNDS = {
 @pytest.mark.parametrize("name, dtype", BOUNDS, ids=str)
 def test_the_inner_loops_stay_short(name, dtype):
     """For 768 channels and a 16 x 16 table: 32 multiply-adds a thread in the add's loop, 16 in the gradient's."""
-    from tests.support.emulated import compiled
+    from tests.support.ptx import compiled
     from timm_naflex_fast.backends import triton_kernels
 
     x, numbers, whole = torch.empty(16, dtype=dtype), torch.empty(16), torch.empty(16, dtype=torch.int32)
