@@ -12,28 +12,23 @@ knows the instructions that the package's kernels compile to, and no other. Not 
 order of memory accesses on a GPU, time.
 """
 
-from __future__ import annotations
-
 import operator
 import re
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
 
 THREADS, WARP, SHARED, NOBODY, MANY = 128, 32, 2**15, -1, -2
 LANE = np.arange(WARP)
 TYPES = {f"{kind}{8 * size}": np.dtype(f"{code}{size}") for kind, code in ("bu", "uu", "si") for size in (2, 4, 8)}
 TYPES |= {"f32": np.dtype("f4"), "pred": np.dtype(bool)}
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
-SIMPLE: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or}
-SIMPLE |= {"xor": np.bitwise_xor, "not": np.invert, "min": np.fmin, "max": np.fmax, "rem": np.fmod, "mul": np.multiply}
-SIMPLE |= {"mov": lambda a: a, "mad": lambda a, b, c: a * b + c, "div": lambda a, b: (a - np.fmod(a, b)) // b}
+SIMPLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "rem": np.fmod, "min": np.fmin, "max": np.fmax}
+SIMPLE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "mov": lambda a: a}
+SIMPLE |= {"mad": lambda a, b, c: a * b + c, "div": lambda a, b: (a - np.fmod(a, b)) // b}
 SIMPLE |= {"fma": lambda a, b, c: (a.astype("f8") * b + c).astype("f4"), "selp": lambda a, b, c: np.where(c, a, b)}
 SIMPLE |= {"shl": lambda a, by: a << by.astype(a.dtype), "shr": lambda a, by: a >> by.astype(a.dtype)}
 SIMPLE |= {"bfe": lambda a, first, count: a >> first & (np.uint32(1) << count) - np.uint32(1)}
@@ -45,11 +40,10 @@ class Fault(Exception):
 
 
 @cache
-def parse(ptx: str) -> tuple[list[str], list[tuple[str, list[str], list[str], str]], dict[str, int]]:
+def parse(ptx):
     """The parameters; the instructions: guard, opcode in parts, operands, text; and which of them each label names."""
     head, body = ptx[ptx.index(".entry") :].split("{", 1)
-    code: list[tuple[str, list[str], list[str], str]] = []
-    labels: dict[str, int] = {}
+    code, labels = [], {}
     for text in map(str.strip, re.split("[;\n]", re.sub("//.*", "", body[: body.index("\n}")]))):
         if label := re.fullmatch(r"(\$\w+):", text):
             labels[label[1]] = len(code)
@@ -62,33 +56,32 @@ def parse(ptx: str) -> tuple[list[str], list[tuple[str, list[str], list[str], st
 class Memory:
     """Bytes, and who, a program or a warp, has written or read each number of ``unit`` bytes."""
 
-    def __init__(self, held: Any, unit: int, copies: bool = False) -> None:
-        self.bytes, self.unit, self.copies = held, unit, copies  # of what it writes, a warp may hold a copy
+    def __init__(self, held, unit):
+        self.bytes, self.unit = held, unit
         self.writer, self.reader = (np.full(len(held) // unit, NOBODY) for _ in range(2))
         self.atomic = np.zeros(len(held) // unit, bool)
 
-    def touch(self, at: Any, nbytes: int, who: Any, root: str, text: str) -> None:
-        """Note who touches the bytes from ``at`` on."""
+    def clashes(self, at, nbytes, who, root, may_meet):
+        """Note who touches the bytes from ``at`` on; whether others did, other than by reading alone or by atomics."""
+        clash, atomic = False, root == "red"
         for first in range(0, nbytes, min(nbytes, self.unit)):
             spot = (at + first) // self.unit
-            by_others = [(owner[spot] != NOBODY) & (owner[spot] != who) for owner in (self.writer, self.reader)]
-            clash = by_others[0]
+            wrote, read = ((owner[spot] != NOBODY) & (owner[spot] != who) for owner in (self.writer, self.reader))
             if root == "ld":
-                self.reader[spot] = np.where(by_others[1], MANY, who)
+                self.reader[spot] = np.where(read, MANY, who)
                 self.reader[spot[self.reader[spot] != who]] = MANY  # two in this very step
+                clash |= wrote.any()
             else:
-                atomic = root == "red"
-                clash = clash & ~(self.atomic[spot] & atomic) | by_others[1]
+                clash |= (wrote & ~(self.atomic[spot] & atomic) | read).any()
                 self.writer[spot], self.atomic[spot] = who, atomic
-                clash |= (self.writer[spot] != who) & (not atomic and not self.copies)  # two in this very step
-            if clash.any():
-                raise Fault(f"two programs, or two warps without a barrier, touch one number: {text}")
+                clash |= not atomic and not may_meet and (self.writer[spot] != who).any()  # two in this very step
+        return clash
 
 
 class Launch:
     """One launch: the registers of all threads, 64 bits each, the shared memory of all programs, the tensors."""
 
-    def __init__(self, ptx: str, grid: tuple[int, ...], args: list[Any]) -> None:
+    def __init__(self, ptx, grid, args):
         params, self.code, self.labels = parse(ptx)
         grid = (*grid, 1, 1)[:3]
         self.thread = np.arange(np.prod(grid) * THREADS)
@@ -97,15 +90,17 @@ class Launch:
         for axis, count, index in zip("xyz", grid, np.unravel_index(self.cta, grid, order="F")):
             self.registers[f"%ctaid.{axis}"] = index.astype("u8")
             self.registers[f"%nctaid.{axis}"] = np.full_like(self.thread, count).view("u8")
-        numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args] + [0, 0]
+        numbers = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args] + [0, 0]
         self.params = dict(zip(params, np.array(numbers)))
-        tensors = {a.data_ptr(): a for a in args if isinstance(a, Tensor) and a.numel()}
-        self.starts = np.array(sorted(tensors))
-        bytes_of = lambda tensor: tensor.detach().view(-1).view(torch.uint8).numpy()
-        self.memory = [Memory(bytes_of(tensors[start]), tensors[start].element_size()) for start in self.starts]
-        self.shared = Memory(np.full(int(np.prod(grid)) * SHARED, 255, "u1"), 4, copies=True)  # all NaN
+        # The shared memory of the programs, one after the other, lies at address 0; what nobody wrote is NaN.
+        self.memory = {0: Memory(np.full(len(self.thread) // THREADS * SHARED, 255, "u1"), 4)}
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.numel():
+                held = arg.detach().view(-1).view(torch.uint8).numpy()
+                self.memory[arg.data_ptr()] = Memory(held, arg.element_size())
+        self.starts = np.array(sorted(self.memory))
 
-    def run(self) -> None:
+    def run(self):
         """Run until every thread has returned."""
         starts, ends = {*self.labels.values()}, len(self.code)
         at, waits = np.zeros_like(self.thread), np.zeros(len(self.thread), bool)
@@ -114,16 +109,16 @@ class Launch:
                 raise Fault("some threads wait at a barrier that others never reach")
             here = int(at[runnable].min())
             threads = np.nonzero(runnable & (at == here))[0]
-            where: Any = slice(None) if len(threads) == len(at) else threads
+            where = slice(None) if len(threads) == len(at) else threads
             while True:  # as far as these threads go together
-                guard, op, operands, text = self.code[here]
+                guard, op, operands, self.text = self.code[here]
                 here += 1
                 passes = self.get(guard.lstrip("!"), "pred", where) ^ (guard[0] == "!") if guard else True
                 if op[0] == "bar":
                     waits[where], at[where] = True, here
                     arrived = (waits | (at >= ends)).reshape(-1, THREADS).all(1)
                     waits &= ~np.repeat(arrived, THREADS)
-                    for owner in (self.shared.writer, self.shared.reader):
+                    for owner in (self.memory[0].writer, self.memory[0].reader):
                         owner.reshape(len(arrived), -1)[arrived] = NOBODY
                     break
                 if op[0] in ("bra", "ret"):
@@ -131,140 +126,126 @@ class Launch:
                     break
                 chosen = threads[passes] if guard else where
                 if not guard or len(chosen):
-                    self.step(op, operands, chosen, text)
+                    self.step(op, operands, chosen)
                 if here in starts:
                     at[where] = here
                     break
 
-    def get(self, name: str, kind: str, where: Any) -> Any:
+    def get(self, name, kind, where):
         """An operand as numbers of a type: of a register for the threads ``where``, otherwise one number."""
-        dtype = TYPES[kind]
-        if name in self.registers:
+        if name.startswith("%"):
             bits = self.registers[name][where]
-        elif name.startswith("%"):
-            raise Fault(f"{name} is read before it is set")
-        else:
-            bits = np.uint64(
-                0 if name == "global_smem" else int(name.removeprefix("0f"), 16 if "0f" in name[:2] else 0) % 2**64
-            )
-        return bits != 0 if kind == "pred" else bits.astype(f"u{dtype.itemsize}").view(dtype)
+        else:  # a float, where shared memory begins, an integer
+            number = int(name[2:], 16) if name.startswith("0f") else 0 if name == "global_smem" else int(name, 0)
+            bits = np.uint64(number % 2**64)
+        return bits != 0 if kind == "pred" else bits.astype(f"u{TYPES[kind].itemsize}").view(TYPES[kind])
 
-    def put(self, name: str, value: Any, where: Any) -> None:
+    def put(self, name, value, where):
         """Set a register of the threads ``where``."""
         bits = np.asarray(value)
         self.registers.setdefault(name, np.zeros(len(self.thread), "u8"))[where] = bits.view(f"u{bits.itemsize}")
 
-    def step(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
+    def step(self, op, operands, where):
         """One instruction, for the threads ``where``."""
         root, kind = op[0], op[-1]
         get = lambda i, t=kind: self.get(operands[i], t, where)
         if root in ("ld", "st", "red", "stmatrix"):
-            return self.access(op, operands, where, text)
-        if root == "mov" and "{" in text:  # between a register and those that hold its parts
-            names = lanes(operands["{" in operands[1]])
+            return self.access(op, operands, where)
+        if root == "mov" and operands[0][0] == "{":  # the parts of a register
+            names = lanes(operands[0])
+            size = TYPES[kind].itemsize // len(names)
+            for i, name in enumerate(names):
+                self.put(name, (get(1, "u64") >> np.uint64(8 * size * i)).astype(f"u{size}"), where)
+            return None
+        if root == "mov" and operands[1][0] == "{":  # a register of parts
+            names = lanes(operands[1])
             bits = TYPES[kind].itemsize * 8 // len(names)
-            if "{" in operands[0]:
-                for i, name in enumerate(names):
-                    self.put(name, (get(1, "u64") >> np.uint64(bits * i)).astype(f"u{bits // 8}"), where)
-                return None
-            parts = [
-                self.get(name, f"u{bits}", where).astype("u8") << np.uint64(bits * i) for i, name in enumerate(names)
-            ]
-            out = np.bitwise_or.reduce(parts)
+            parts = [self.get(name, f"u{bits}", where).astype("u8") for name in names]
+            out = sum(part << np.uint64(bits * i) for i, part in enumerate(parts))
         elif root == "redux":
-            values = self.by_warp(get(1), where, text)
+            values = self.by_warp(get(1), where)
             out = np.repeat(SIMPLE[op[2]].reduce(values, 1, dtype=values.dtype), WARP)
         elif root == "shfl":
-            by = self.by_warp(get(2, "s32"), where, text) & 31
+            by = self.by_warp(get(2, "s32"), where) & 31
             other = {"bfly": LANE ^ by, "up": LANE - by, "idx": by}[op[2]]
-            out = np.take_along_axis(self.by_warp(get(1), where, text), np.where(other < 0, LANE, other), 1).ravel()
+            out = np.take_along_axis(self.by_warp(get(1), where), np.where(other < 0, LANE, other), 1).ravel()
         elif root == "setp":
             a, b = get(1), get(2)
             out = getattr(operator, op[1][:2])(a, b)
             if len(op[1]) == 3:  # true for NaN
                 out |= np.isnan(a) | np.isnan(b)
+        elif root == "cvt" and kind in HALF:
+            out = floats(get(1, "u32"), kind)[..., 0]
+        elif root == "cvt" and op[-2][:-2] in HALF:
+            out = halves(np.stack([get(2), get(1)], -1), op[-2][:-2])
         elif root == "cvt":
-            if kind in HALF:
-                out = floats(get(1, "u32"), kind)[..., 0]
-            elif op[-2][:-2] in HALF:
-                out = halves(np.stack([get(2), get(1)], -1), op[-2][:-2])
-            else:
-                out = get(1).astype(TYPES[op[-2]])
+            out = get(1).astype(TYPES[op[-2]])
         elif kind[:-2] in HALF:
             out = halves(SIMPLE[root](*(floats(get(i, "u32"), kind[:-2]) for i in (1, 2))), kind[:-2])
         elif "wide" in op or "hi" in op:
-            wide = TYPES[kind[0] + "64"]
-            out = get(1).astype(wide) * get(2).astype(wide)
-            out = (out >> 32).astype(TYPES[kind]) if "hi" in op else out
-            out = out + get(3, kind[0] + "64") if root == "mad" else out
+            wide = kind[0] + "64"
+            out = get(1).astype(TYPES[wide]) * get(2).astype(TYPES[wide])
+            out = (out >> 32).astype(TYPES[kind]) if "hi" in op else out + (get(3, wide) if root == "mad" else 0)
         else:
             out = SIMPLE[root](*(get(i, OWN_TYPE.get((root, i), kind)) for i in range(1, len(operands))))
-        self.put(operands[0], out, where)
+        return self.put(operands[0], out, where)
 
-    def access(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
+    def access(self, op, operands, where):
         """Loads, stores and atomics."""
-        root, loads, is_shared = op[0], op[0] == "ld", "shared" in text
-        names, address = lanes(operands[not loads]), operands[loads].strip("[ ]")
+        root, shared = op[0], "shared" in self.text
+        names, address = lanes(operands[root != "ld"]), operands[root == "ld"].strip("[ ]")
         if op[1] == "param":
             return self.put(names[0], self.params[address], where)
         base, _, offset = map(str.strip, address.partition("+"))
-        at = self.get(base, "s64" if base.startswith("%rd") else "s32", where).astype("i8") + int(offset or 0)
-        at = np.broadcast_to(at, self.thread[where].shape)
+        base = self.get(base, "s64" if base.startswith("%rd") else "s32", where).astype("i8")
+        address = base + int(offset or 0) + shared * SHARED * self.cta[where]
         nbytes = 4 if root == "stmatrix" else int(op[-1][1:]) // 8
-        if (at % (nbytes * len(names))).any():
-            raise Fault(f"misaligned: {text}")
+        if (address % (nbytes * len(names))).any():
+            raise Fault(f"misaligned: {self.text}")
         for i, name in enumerate(names):
-            start = at + i * nbytes
+            at = address + i * nbytes
             if root == "stmatrix":  # lane 8 i + r names row r of matrix i; lane 4 r + q holds its bytes 4 q to 4 q + 3
-                start = (self.by_warp(at, where, text)[:, 8 * i + LANE // 4] + LANE % 4 * 4).ravel()
-            held, start = self.find(start, nbytes, where, root, is_shared, text)
-            spots = start[:, None] + np.arange(nbytes)
+                at = (self.by_warp(address, where)[:, 8 * i + LANE // 4] + LANE % 4 * 4).ravel()
+            found = np.searchsorted(self.starts, at, "right") - 1
+            start = self.starts[found[0]]
+            memory, at = self.memory[start], at - start
+            is_outside = (found != found[0]) | (at < 0) | (at + nbytes > len(memory.bytes))
+            if is_outside.any() or (start == 0) != shared:
+                raise Fault(f"outside of the tensors, or in several at once: {self.text}")
+            if memory.clashes(at, nbytes, (self.warp if shared else self.cta)[where], root, may_meet=shared):
+                raise Fault(f"two programs, or two warps without a barrier, touch one number: {self.text}")
+            spots = at[:, None] + np.arange(nbytes)
             if root == "ld":
-                self.put(name, held[spots].view(f"u{nbytes}")[:, 0], where)
+                self.put(name, memory.bytes[spots].view(f"u{nbytes}")[:, 0], where)
             elif root == "red":
-                SIMPLE[op[-2]].at(held.view("i4"), start // 4, self.get(name, "s32", where))
+                SIMPLE[op[-2]].at(memory.bytes.view("i4"), at // 4, self.get(name, "s32", where))
             else:
-                value = np.broadcast_to(self.get(name, f"u{nbytes * 8}", where), start.shape)
-                held[spots] = np.ascontiguousarray(value)[:, None].view("u1")
+                value = np.broadcast_to(self.get(name, f"u{nbytes * 8}", where), at.shape)
+                memory.bytes[spots] = np.ascontiguousarray(value)[:, None].view("u1")
+        return None
 
-    def find(self, at: Any, nbytes: int, where: Any, root: str, is_shared: bool, text: str) -> tuple[Any, Any]:
-        """The bytes of a tensor, or of all shared memory, and where in them these addresses lie."""
-        if is_shared:
-            memory, length = self.shared, SHARED
-        else:
-            number = np.searchsorted(self.starts, at, "right") - 1
-            if number.min() != number.max() or number[0] < 0:
-                raise Fault(f"outside of every tensor, or in several at once: {text}")
-            memory, at = self.memory[number[0]], at - self.starts[number[0]]
-            length = len(memory.bytes)
-        if (at < 0).any() or (at + nbytes > length).any():
-            raise Fault(f"outside of a tensor of {length} bytes, or of shared memory: {text}")
-        at = at + is_shared * SHARED * self.cta[where]
-        memory.touch(at, nbytes, (self.warp if is_shared else self.cta)[where], root, text)
-        return memory.bytes, at
-
-    def by_warp(self, values: Any, where: Any, text: str) -> Any:
+    def by_warp(self, values, where):
         """The threads' values as (warps, lanes)."""
         if not np.isin(np.bincount(self.warp[where]), (0, WARP)).all():
-            raise Fault(f"a part of a warp: {text}")
+            raise Fault(f"a part of a warp: {self.text}")
         return np.broadcast_to(values, self.warp[where].shape).reshape(-1, WARP)
 
 
-def lanes(operand: str) -> list[str]:
+def lanes(operand):
     return operand.strip("{ }").replace(" ", "").split(",")
 
 
-def floats(bits: Any, kind: str) -> Any:
+def floats(bits, kind):
     """The two float32 numbers (..., 2) of 32 bits."""
     return torch.from_numpy(bits[..., None].copy().view("i4")).view(HALF[kind]).float().numpy()
 
 
-def halves(values: Any, kind: str) -> Any:
+def halves(values, kind):
     """Two float32 numbers (..., 2) rounded, in 32 bits."""
     return torch.from_numpy(values.copy()).to(HALF[kind]).view(torch.int32).numpy().view("u4")[..., 0]
 
 
-def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, list[Any]]:
+def compiled(kernel, args, options):
     """The kernel as Triton compiles it for these arguments on compute capability 9.0, and those that remain."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
@@ -278,14 +259,14 @@ def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tup
 class Emulated:
     """Stands in a kernel's place: its launches, with tensors of the CPU, run what Triton compiles for a GPU."""
 
-    def __init__(self, kernel: Any, change: Callable[[str], str] = str) -> None:
-        self.kernel, self.change, self.launches = kernel, change, 0
+    def __init__(self, kernel):
+        self.kernel, self.change, self.launches = kernel, str, 0
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, **options: Any) -> None:
+    def __getitem__(self, grid):
+        def launch(*args, **options):
             binary, remain = compiled(self.kernel, args, options)
             self.launches += 1
             with np.errstate(all="ignore"):
-                Launch(self.change(binary.asm["ptx"]), grid, remain).run()
+                Launch(self.change(binary.asm["ptx"]), grid, remain).run()  # ``change`` alters it, to be noticed
 
         return launch
