@@ -176,8 +176,8 @@ class Launch:
                 out |= np.isnan(a) | np.isnan(b)
         elif root == "cvt" and kind in HALF:
             out = floats(get(1, "u32"), kind)[..., 0]
-        elif root == "cvt" and op[-2][:-2] in HALF:
-            out = halves(np.stack([get(2), get(1)], -1), op[-2][:-2])
+        elif root == "cvt" and op[-2].removesuffix("x2") in HALF:  # one number, or the high and the low one
+            out = halves(np.stack([get(-1), get(1)], -1), op[-2].removesuffix("x2"))
         elif root == "cvt":
             out = get(1).astype(TYPES[op[-2]])
         elif kind[:-2] in HALF:
