@@ -49,27 +49,23 @@ def err(monkeypatch):
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast. Triton's kernels")
 @pytest.mark.parametrize("form", ["eager", "compiled", "compiled, dynamic"])
 @pytest.mark.parametrize("errs", [False, True], ids=["right", "wrong"])
-def test_after_a_trial_that_fails_the_numbers_are_the_cpus(form, errs, monkeypatch):
-    """The exact form runs in the kernels' place: eager or in a graph, of static or dynamic shapes, and backward."""
-    tried, attempt = [], matmul_triton._try
-    monkeypatch.setattr(matmul_triton, "_try", lambda *key: tried.append(key[-1]) or attempt(*key))
+def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs, monkeypatch):
+    """In the place of wrong kernels the exact form runs, and backward: eager or in a graph, static or dynamic."""
+    add = lambda x, table, coord: add_pos_embed_(x * 1, table, coord)
+    want = [step(add, "cpu", samples) for samples in (5, 3)]
     if DEVICE == "cpu":
         monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
     if errs:
         err(monkeypatch)
-
-    def add(x, table, coord):
-        return add_pos_embed_(x * 1, table, coord)
-
+    tried, launched, attempt, launch = [], [], matmul_triton._try, matmul_triton.launch_forward
+    monkeypatch.setattr(matmul_triton, "_try", lambda *key: tried.append(key[-1]) or attempt(*key))
+    monkeypatch.setattr(matmul_triton, "launch_forward", lambda x, *rest: launched.append(len(x)) or launch(x, *rest))
     if form != "eager":
         add = torch.compile(add, backend="aot_eager", fullgraph=True, dynamic="dynamic" in form)
-    with monkeypatch.context() as patch:
-        patch.setattr(matmul_triton, "serves", lambda *_: False)
-        want = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 5)
-        more = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 3)
-    for length, expected in ((5, want), (3, more)):
-        for a, b in zip(step(add, DEVICE, length), expected):
+    for samples, expected in zip((5, 3), want):
+        for a, b in zip(step(add, DEVICE, samples), expected):
             assert torch.equal(a, b) if errs else relative(a, b) <= 1e-5
+    assert (3 in launched) != errs  # a trial has 5 samples
     kinds = {"in place"} if form == "eager" else {"copy"}
     if not (errs and form == "eager"):  # which stays with the exact form, its gradient too
         kinds.add("gradient")

@@ -116,18 +116,13 @@ def tables(embeds: Any) -> list[Tensor]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **fixed: Any) -> Case:
+def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
     """Tables 1..20 x 1..20 (now and then large enough for taps), grids 1..40 x 1..40, repeats and padding."""
-    side = st.integers(1, 20)
-    long_side = st.integers(32, 48)
+    side, length = st.integers(1, largest // 2), st.integers(1, largest)
+    long_side = st.integers(32, 48) if largest == 40 else side
     table = draw(st.one_of(st.tuples(side, side), st.tuples(side, side), st.tuples(long_side, side | long_side)))
-    grid = st.one_of(
-        st.tuples(st.integers(1, 40), st.integers(1, 40)),
-        st.tuples(st.integers(1, 8), st.integers(1, 8)),
-        st.tuples(st.just(1), st.integers(1, 40)),
-        st.tuples(st.integers(1, 40), st.just(1)),
-        st.just(table),
-    )
+    shapes = [(length, length), (st.integers(1, 8), st.integers(1, 8)), (st.just(1), length), (length, st.just(1))]
+    grid = st.one_of(*(st.tuples(*shape) for shape in shapes), st.just(table))
     distinct = draw(st.lists(grid, min_size=1, max_size=4))
     sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
     longest = max(h * w for h, w in sizes)
