@@ -117,7 +117,7 @@ CASES = {
     "1,100 tokens: two blocks of the plan": dict(sizes=[(30, 36), (40, 20)], length=1100, spec=BILINEAR, channels=16),
     "70 samples": dict(sizes=[(1 + i % 9, 1 + i % 5) for i in range(70)], length=45, channels=16),
 }  # fmt: skip
-QUICK = {"bicubic", "bfloat16, a copy", "tokens dropped"}
+QUICK = {"bicubic", "bfloat16, a copy", "tokens dropped", "radio: 2 x 2 cells of the table itself"}
 
 
 @pytest.mark.parametrize(

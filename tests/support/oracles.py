@@ -10,7 +10,6 @@ from typing import Any
 
 import einx
 import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
@@ -72,19 +71,10 @@ class Case:
 
     def embeds(self) -> Any:
         extra = dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners) if NEW_TIMM else {}
-        embeds = NaFlexEmbeds(
-            patch_size=1,
-            in_chans=1,
-            embed_dim=self.channels,
-            proj_type="linear",
-            class_token=False,
-            pos_embed=self.kind,
-            pos_embed_grid_size=self.table_size,
-            pos_embed_interp_mode=self.mode,
-            pos_embed_ar_preserving=self.ar_preserving,
-            pos_embed_use_grid_sample=self.use_grid_sample,
-            **extra,
-        )
+        extra |= dict(patch_size=1, in_chans=1, embed_dim=self.channels, proj_type="linear", class_token=False)
+        extra |= dict(pos_embed=self.kind, pos_embed_grid_size=self.table_size, pos_embed_interp_mode=self.mode)
+        extra |= dict(pos_embed_ar_preserving=self.ar_preserving, pos_embed_use_grid_sample=self.use_grid_sample)
+        embeds = NaFlexEmbeds(**extra)
         generator = torch.Generator().manual_seed(self.seed)
         for table in tables(embeds):
             table.data.normal_(generator=generator)
@@ -144,20 +134,6 @@ def stock(case: Case, embeds: Any, x: Tensor, coord: Tensor) -> None:
     """timm's own NaFlex position embedding for this case, in place."""
     suffix = "_grid_sample" if case.use_grid_sample else ""
     STOCK[f"_apply_{case.kind}_naflex_pos_embed{suffix}"](embeds, x, patch_coord=coord)
-
-
-def truth(case: Case, embeds: Any) -> Tensor:
-    """The embeddings alone, (B, N, C) float64, zero past each grid: F.interpolate in float64."""
-    out = torch.zeros(len(case.sizes), case.length, case.channels, dtype=torch.float64)
-    for sample, (h, w) in enumerate(case.sizes):
-        size = (max(h, w),) * 2 if case.ar_preserving else (h, w)
-        table = embeds.pos_embed.detach().double().permute(0, 3, 1, 2).contiguous()
-        if (h, w) != case.table_size:
-            keep = dict(mode=case.mode, antialias=case.antialias, align_corners=case.align_corners)
-            table = F.interpolate(table, size=size, **keep)[:, :, :h, :w]
-        cells = table[0].flatten(1).t()[: case.length]
-        out[sample, : len(cells)] = cells
-    return out
 
 
 def reference(table: Tensor, size: tuple[int, int], spec: ResizeSpec) -> Tensor:
