@@ -1,7 +1,5 @@
 """What the tests compare with: timm's own methods, captured before anything is patched, and float64 truth."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,19 +24,19 @@ OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its 
 NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
 
 
-def defined_in(module: Any, function: Any) -> Any:
+def defined_in(module, function):
     """The function as if the module defined it: what a release might do, not what another package puts there."""
     made = FunctionType(function.__code__, vars(module), function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
-def is_pristine() -> bool:
+def is_pristine():
     """Whether timm's classes hold exactly the functions they came with."""
     return all(cls.__dict__.get(k) is v for cls, kept in PRISTINE.items() for k, v in kept.items() if callable(v))
 
 
-def row_major(sizes: list[tuple[int, int]], length: int | None = None, dtype: torch.dtype = torch.int64) -> Tensor:
+def row_major(sizes, length=None, dtype=torch.int64):
     """Coordinates (B, N, 2) as timm's collator makes them: row-major, then (0, 0)."""
     length = max((h * w for h, w in sizes), default=1) if length is None else length
     coord = torch.zeros(len(sizes), length, 2, dtype=dtype)
@@ -65,11 +63,11 @@ class Case:
     kind: str = "learned"
     use_grid_sample: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.length is None:
             self.length = max(h * w for h, w in self.sizes)
 
-    def embeds(self) -> Any:
+    def embeds(self):
         extra = dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners) if NEW_TIMM else {}
         extra |= dict(patch_size=1, in_chans=1, embed_dim=self.channels, proj_type="linear", class_token=False)
         extra |= dict(pos_embed=self.kind, pos_embed_grid_size=self.table_size, pos_embed_interp_mode=self.mode)
@@ -80,19 +78,19 @@ class Case:
             table.data.normal_(generator=generator)
         return embeds
 
-    def x(self) -> Tensor:
+    def x(self):
         generator = torch.Generator().manual_seed(self.seed + 1)
         return torch.randn(len(self.sizes), self.length, self.channels, generator=generator).to(self.dtype)
 
-    def coord(self, dtype: torch.dtype = torch.int64) -> Tensor:
+    def coord(self, dtype=torch.int64):
         return row_major(self.sizes, self.length, dtype)
 
     @property
-    def spec(self) -> ResizeSpec:
+    def spec(self):
         return ResizeSpec(*self.options.values())
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self):
         names = ("mode", "antialias", "align_corners", "ar_preserving")
         return {name: getattr(self, name) for name in names}
 
@@ -100,7 +98,7 @@ class Case:
 BASE = Case(length=21)
 
 
-def tables(embeds: Any) -> list[Tensor]:
+def tables(embeds):
     names = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}.get(embeds.pos_embed_type, [])
     return [getattr(embeds, name) for name in names]
 
@@ -130,19 +128,19 @@ def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
     )
 
 
-def stock(case: Case, embeds: Any, x: Tensor, coord: Tensor) -> None:
+def stock(case, embeds, x, coord):
     """timm's own NaFlex position embedding for this case, in place."""
     suffix = "_grid_sample" if case.use_grid_sample else ""
     STOCK[f"_apply_{case.kind}_naflex_pos_embed{suffix}"](embeds, x, patch_coord=coord)
 
 
-def reference(table: Tensor, size: tuple[int, int], spec: ResizeSpec) -> Tensor:
+def reference(table, size, spec):
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
     matrices = (axis_matrix(axis, *size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
     return einx.dot("h h0, w w0, h0 w0 c -> h w c", *matrices, table)
 
 
-def cell_weights(h: int, w: int, table_size: tuple[int, int], spec: ResizeSpec) -> Tensor:
+def cell_weights(h, w, table_size, spec):
     """(h*w, H0*W0): the weight of every table cell in every grid cell."""
     if (h, w) == tuple(table_size) and spec.copies_own_size:
         return torch.eye(h * w)
@@ -150,26 +148,26 @@ def cell_weights(h: int, w: int, table_size: tuple[int, int], spec: ResizeSpec) 
     return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
-def relative(ours: Tensor, theirs: Tensor) -> float:
+def relative(ours, theirs):
     """Largest difference over the largest value."""
     if theirs.numel() == 0:
         return 0.0
     return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-12)).item()
 
 
-def small_vit(**kwargs: Any) -> NaFlexVit:
+def small_vit(**kwargs):
     """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4, one input channel."""
     settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
+    settings |= dict(pos_embed_grid_size=(8, 8), class_token=False, reg_tokens=0) | kwargs
     torch.manual_seed(0)
-    in_chans = kwargs.pop("in_chans", 1)
-    cfg = NaFlexVitCfg(**(settings | dict(pos_embed_grid_size=(8, 8), class_token=False, reg_tokens=0) | kwargs))
-    model = NaFlexVit(cfg, in_chans=in_chans, num_classes=5)
+    in_chans = settings.pop("in_chans", 1)
+    model = NaFlexVit(NaFlexVitCfg(**settings), in_chans=in_chans, num_classes=5)
     for table in tables(model.embeds):
         torch.nn.init.normal_(table)
     return model
 
 
-def vit_batch(sizes: list[tuple[int, int]], patch: int = 4, chans: int = 1, seed: int = 0) -> dict[str, Tensor]:
+def vit_batch(sizes, patch=4, chans=1, seed=0):
     """A NaFlex input batch of random patches."""
     generator = torch.Generator().manual_seed(seed)
     coord = row_major(sizes)
@@ -187,7 +185,7 @@ def embed(model, batch=BATCH):
     return out[0] if isinstance(out, tuple) else out
 
 
-def uses(model) -> str:
+def uses(model):
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
     before = counts().calls.copy()
     got = embed(model)
@@ -201,15 +199,15 @@ def uses(model) -> str:
     return who
 
 
-def finished_tables() -> int:
+def finished_tables():
     """How many resized tables and kernels are kept."""
     return cache.stats()[0].get("resized tables and kernels", 0)
 
 
-def kept_tensors() -> list[Tensor]:
+def kept_tensors():
     """Every tensor that is kept, contents of parameters too."""
 
-    def tensors(value: Any) -> list[Tensor]:
+    def tensors(value):
         if isinstance(value, Tensor):
             return [value]
         kept = (*value.bits, *value.made.values()) if hasattr(value, "made") else ()
