@@ -39,9 +39,8 @@ def test_a_trial_finds_kernels_right_and_is_made_once(kind, dtype, monkeypatch):
 def err(monkeypatch):
     """Kernels whose results are off by one in 100,000."""
     launch, grad = matmul_triton.launch_forward, matmul_triton.table_grad
-    monkeypatch.setattr(
-        matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
-    )
+    wrong = lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
+    monkeypatch.setattr(matmul_triton, "launch_forward", wrong)
     monkeypatch.setattr(matmul_triton, "table_grad", lambda *args: grad(*args) * (1 + 5e-5))
 
 
@@ -112,18 +111,17 @@ def capturing(monkeypatch, now=True):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkeypatch):
     like = torch.zeros(1, 4, 16, device=DEVICE)
+    agrees = lambda: matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
     capturing(monkeypatch)
     with pytest.raises(RuntimeError, match="run the model once before you capture"):
-        matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+        agrees()
     assert matmul_triton._agreed == {}  # the next call outside a capture finds out
     key = (like.device, like.dtype, SHAPE, ResizeSpec(), kind)
-    for agreed in (True, False):
-        monkeypatch.setattr(matmul_triton, "_agreed", {key: agreed})
-        if agreed:
-            assert matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
-        else:
-            with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
-                matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+    matmul_triton._agreed[key] = True
+    assert agrees()
+    matmul_triton._agreed[key] = False
+    with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
+        agrees()
 
 
 def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
@@ -147,8 +145,7 @@ def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
 def test_what_is_kept_is_allocated_in_a_thread_of_its_own(monkeypatch):
     """A pool of ``mode="reduce-overhead"`` belongs to the thread that asked for it."""
     threads, make = [], matmul_triton.make_bands
-    monkeypatch.setattr(
-        matmul_triton, "make_bands", lambda *args: threads.append(threading.current_thread()) or make(*args)
-    )
+    watched = lambda *args: threads.append(threading.current_thread()) or make(*args)
+    monkeypatch.setattr(matmul_triton, "make_bands", watched)
     matmul_triton._bands((3, 4), ResizeSpec(), torch.device(DEVICE), 9)
     assert threads and threads[0] is not threading.current_thread()

@@ -18,7 +18,6 @@ from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, runs
 from tests.support.oracles import NEW_TIMM, Case, row_major, stock
 from timm_naflex_fast.backends import operator
 from timm_naflex_fast.backends import triton as matmul_triton
-from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -31,12 +30,8 @@ def no_trials(monkeypatch):
     monkeypatch.setattr(matmul_triton, "agrees", lambda *_: True)
 
 
-def add_learned(x, table, coord, spec):
-    matmul_triton.add(x, (table,), coord, spec)
-
-
 def ours(case, embeds, x, coord):
-    add_learned(x, embeds.pos_embed, coord, case.spec)
+    matmul_triton.add(x, (embeds.pos_embed,), coord, case.spec)
 
 
 @pytest.mark.slow
@@ -57,9 +52,9 @@ def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
     monkeypatch.setattr(matmul_triton, "launch_forward", lambda *_: launched.append(1))
     x = torch.zeros(1, 12, 8, requires_grad=True) * 1
     with pytest.raises(RuntimeError, match=r"multiple views|in-?place"):
-        add_learned(x.split(4, -1)[1], table, row_major([(3, 4)]), ResizeSpec())
+        matmul_triton.add(x.split(4, -1)[1], (table,), row_major([(3, 4)]), ResizeSpec())
     assert not launched
-    add_learned(x[..., :4], table, row_major([(3, 4)]), ResizeSpec())
+    matmul_triton.add(x[..., :4], (table,), row_major([(3, 4)]), ResizeSpec())
     assert launched
 
 
@@ -111,28 +106,25 @@ def test_operators_pass_opcheck():
 
 
 @runs
-def test_whoever_saved_x_hears_that_it_changed():
-    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
-    for table in (embeds.pos_embed.detach(), embeds.pos_embed):
-        leaf = torch.ones(4, 13, 5, device=DEVICE, requires_grad=True)
-        x = leaf * 1
-        out = x.sin()  # saves x
-        with torch.no_grad():
-            add_learned(x, table, coord, ResizeSpec())
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
+@pytest.mark.parametrize("trained", [False, True])
+def test_whoever_saved_x_hears_that_it_changed(trained):
+    x = torch.ones(4, 13, 5, device=DEVICE, requires_grad=True) * 1
+    out = x.sin()  # saves x
+    with torch.no_grad():
+        ours(BASE, BASE.embeds().to(DEVICE).requires_grad_(trained), x, BASE.coord().to(DEVICE))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @runs
 @pytest.mark.parametrize("value", [-1, 2000, float("nan"), float("inf"), 1e9, 2.0**40])
 def test_a_coordinate_that_no_grid_can_have_is_nan_and_counted(value):
     """A negative one costs its token, any other its sample: never a wrong number."""
-    before, coord = matmul_triton.lost_tokens(), BASE.coord().to(torch.float32)
-    embeds, want, got = BASE.embeds(), BASE.x(), BASE.x().to(DEVICE)
+    before, coord = matmul_triton.lost_tokens(), BASE.coord(torch.float32)
+    embeds, want, got = BASE.embeds().requires_grad_(False), BASE.x(), BASE.x().to(DEVICE)
     coord[1, 3, 0] = value
-    with torch.no_grad():
-        stock(BASE, embeds, want, BASE.coord())
-        ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
+    stock(BASE, embeds, want, BASE.coord())
+    ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
     want[(1, 3) if value == -1 else 1] = torch.nan
     torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0, equal_nan=True)
     assert matmul_triton.lost_tokens() - before == (1 if value == -1 else 13)
@@ -141,12 +133,12 @@ def test_a_coordinate_that_no_grid_can_have_is_nan_and_counted(value):
 @runs
 @pytest.mark.parametrize("high", [True, False])
 def test_as_long_as_the_tokens_are_many_none_is_lost(high):
-    table, n = torch.randn(3, 4, 2), matmul_triton.LENGTHS[0] + 76
-    coord, want = row_major([(n, 1) if high else (1, n)]), torch.zeros(1, n, 2)
-    add_pos_embed_(want, table, coord)
-    got = torch.zeros(1, n, 2, device=DEVICE)
-    add_learned(got, table.to(DEVICE), coord.to(DEVICE), ResizeSpec())
-    torch.testing.assert_close(got.cpu(), want, atol=2e-6, rtol=0)
+    n = matmul_triton.LENGTHS[0] + 76
+    case = Case(sizes=[(n, 1) if high else (1, n)], table_size=(3, 4), channels=2)
+    embeds, want, got = case.embeds().requires_grad_(False), case.x(), case.x().to(DEVICE)
+    stock(case, embeds, want, case.coord())
+    ours(case, embeds.to(DEVICE), got, case.coord().to(DEVICE))
+    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0)
 
 
 def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
@@ -157,20 +149,16 @@ def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
 
 @runs
 def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
-    embeds, coord, seen = BASE.embeds(), BASE.coord(), []
-    want = run(stock, BASE, embeds, coord)[0]
-    for name in ("launch_forward", "table_grad"):
-        launch = getattr(matmul_triton, name)
+    seen, launch = [], matmul_triton.launch_forward
 
-        def look(*args, launch=launch):
-            seen.extend(t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor))
-            return launch(*args)
+    def look(*args):
+        seen.extend(t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor))
+        launch(*args)
 
-        monkeypatch.setattr(matmul_triton, name, look)
-    room = torch.empty(4 * 13 * 5 + 1, device=DEVICE)[1:].view(4, 13, 5)
-    room.copy_(BASE.x())
-    table = embeds.pos_embed.detach().to(DEVICE)
-    with torch.no_grad():
-        add_learned(room, table, coord.to(DEVICE), BASE.spec)
+    monkeypatch.setattr(matmul_triton, "launch_forward", look)
+    embeds, want = BASE.embeds().requires_grad_(False), BASE.x()
+    stock(BASE, embeds, want, BASE.coord())
+    room = torch.empty(want.numel() + 1, device=DEVICE)[1:].view(want.shape).copy_(BASE.x())
+    ours(BASE, embeds.to(DEVICE), room, BASE.coord().to(DEVICE))
     assert room.data_ptr() % 16 and set(seen) == {0}
     torch.testing.assert_close(room.cpu(), want, atol=5e-6, rtol=0)
