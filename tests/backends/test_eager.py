@@ -2,21 +2,15 @@
 
 import torch
 
-from tests.support.oracles import BASE, Case, tables
-from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from tests.support.checks import by_functions
+from tests.support.oracles import BASE, Case
 from timm_naflex_fast.strategies import STRATEGIES
-
-
-def ours(case, embeds, x, coord):
-    if case.kind == "learned":
-        return add_pos_embed_(x, embeds.pos_embed, coord, **case.options)
-    return add_factorized_pos_embed_(x, *tables(embeds), coord, ar_preserving=case.ar_preserving)
 
 
 def test_saved_nothing_of_the_size_of_x():
     embeds, saved = BASE.embeds(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
-        ours(BASE, embeds, BASE.x().requires_grad_().clone(), BASE.coord())
+        by_functions(BASE, embeds, BASE.x().requires_grad_().clone(), BASE.coord())
     assert saved == []
 
 
@@ -25,5 +19,5 @@ def test_no_strategy_but_the_chosen_one_runs(monkeypatch):
     for name, strategy in STRATEGIES.items():
         resample = lambda *a, name=name, resample=strategy.resample: ran.append(name) or resample(*a)
         monkeypatch.setattr(strategy, "resample", resample, raising=False)
-    ours(case, case.embeds(), case.x() * 1, case.coord())
+    by_functions(case, case.embeds(), case.x() * 1, case.coord())
     assert ran == ["matmul"]

@@ -39,9 +39,8 @@ def test_a_trial_finds_kernels_right_and_is_made_once(kind, dtype, monkeypatch):
 def err(monkeypatch):
     """Kernels whose results are off by one in 100,000."""
     launch, grad = matmul_triton.launch_forward, matmul_triton.table_grad
-    monkeypatch.setattr(
-        matmul_triton, "launch_forward", lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
-    )
+    wrong = lambda x, out, *rest: launch(x, out, *rest) or out.mul_(1 + 1e-5)
+    monkeypatch.setattr(matmul_triton, "launch_forward", wrong)
     monkeypatch.setattr(matmul_triton, "table_grad", lambda *args: grad(*args) * (1 + 5e-5))
 
 
@@ -49,27 +48,23 @@ def err(monkeypatch):
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast. Triton's kernels")
 @pytest.mark.parametrize("form", ["eager", "compiled", "compiled, dynamic"])
 @pytest.mark.parametrize("errs", [False, True], ids=["right", "wrong"])
-def test_after_a_trial_that_fails_the_numbers_are_the_cpus(form, errs, monkeypatch):
-    """The exact form runs in the kernels' place: eager or in a graph, of static or dynamic shapes, and backward."""
-    tried, attempt = [], matmul_triton._try
-    monkeypatch.setattr(matmul_triton, "_try", lambda *key: tried.append(key[-1]) or attempt(*key))
+def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs, monkeypatch):
+    """In the place of wrong kernels the exact form runs, and backward: eager or in a graph, static or dynamic."""
+    add = lambda x, table, coord: add_pos_embed_(x * 1, table, coord)
+    want = [step(add, "cpu", samples) for samples in (5, 3)]
     if DEVICE == "cpu":
         monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
     if errs:
         err(monkeypatch)
-
-    def add(x, table, coord):
-        return add_pos_embed_(x * 1, table, coord)
-
+    tried, launched, attempt, launch = [], [], matmul_triton._try, matmul_triton.launch_forward
+    monkeypatch.setattr(matmul_triton, "_try", lambda *key: tried.append(key[-1]) or attempt(*key))
+    monkeypatch.setattr(matmul_triton, "launch_forward", lambda x, *rest: launched.append(len(x)) or launch(x, *rest))
     if form != "eager":
         add = torch.compile(add, backend="aot_eager", fullgraph=True, dynamic="dynamic" in form)
-    with monkeypatch.context() as patch:
-        patch.setattr(matmul_triton, "serves", lambda *_: False)
-        want = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 5)
-        more = step(lambda x, table, coord: add_pos_embed_(x * 1, table, coord), "cpu", 3)
-    for length, expected in ((5, want), (3, more)):
-        for a, b in zip(step(add, DEVICE, length), expected):
+    for samples, expected in zip((5, 3), want):
+        for a, b in zip(step(add, DEVICE, samples), expected):
             assert torch.equal(a, b) if errs else relative(a, b) <= 1e-5
+    assert (3 in launched) != errs  # a trial has 5 samples
     kinds = {"in place"} if form == "eager" else {"copy"}
     if not (errs and form == "eager"):  # which stays with the exact form, its gradient too
         kinds.add("gradient")
@@ -116,18 +111,17 @@ def capturing(monkeypatch, now=True):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkeypatch):
     like = torch.zeros(1, 4, 16, device=DEVICE)
+    agrees = lambda: matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
     capturing(monkeypatch)
     with pytest.raises(RuntimeError, match="run the model once before you capture"):
-        matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+        agrees()
     assert matmul_triton._agreed == {}  # the next call outside a capture finds out
     key = (like.device, like.dtype, SHAPE, ResizeSpec(), kind)
-    for agreed in (True, False):
-        monkeypatch.setattr(matmul_triton, "_agreed", {key: agreed})
-        if agreed:
-            assert matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
-        else:
-            with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
-                matmul_triton.agrees(like, SHAPE, ResizeSpec(), kind)
+    matmul_triton._agreed[key] = True
+    assert agrees()
+    matmul_triton._agreed[key] = False
+    with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
+        agrees()
 
 
 def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
@@ -151,8 +145,7 @@ def test_bands_that_a_cuda_graph_reads_are_kept_for_good(monkeypatch):
 def test_what_is_kept_is_allocated_in_a_thread_of_its_own(monkeypatch):
     """A pool of ``mode="reduce-overhead"`` belongs to the thread that asked for it."""
     threads, make = [], matmul_triton.make_bands
-    monkeypatch.setattr(
-        matmul_triton, "make_bands", lambda *args: threads.append(threading.current_thread()) or make(*args)
-    )
+    watched = lambda *args: threads.append(threading.current_thread()) or make(*args)
+    monkeypatch.setattr(matmul_triton, "make_bands", watched)
     matmul_triton._bands((3, 4), ResizeSpec(), torch.device(DEVICE), 9)
     assert threads and threads[0] is not threading.current_thread()

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.interpreter import HAS_TRITON, TOO_NEW_NUMPY
+from tests.support.interpreter import HAS_TRITON
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the rehearsal is for a CPU without a GPU"),
-    pytest.mark.skipif(TOO_NEW_NUMPY, reason="the interpreter of this Triton needs numpy < 2.4"),
 ]
 
 

@@ -50,16 +50,17 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", [*WRITES, "in place, in inference mode"])
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_right_after_every_write(add, write, calls):
-    table = torch.randn(6, 5, 4)
-    for _ in range(calls):
-        add(table)
-    WRITES[write](table)
-    want = add(table.detach().clone())
-    for _ in range(3):
-        assert torch.equal(add(table), want)
+    with torch.inference_mode("inference" in write):
+        table = torch.randn(6, 5, 4)
+        for _ in range(calls):
+            add(table)
+        WRITES[write.split(",")[0]](table)
+        want = add(table.detach().clone())
+        for _ in range(3):
+            assert torch.equal(add(table), want)
 
 
 MODULE_WRITES = {
@@ -74,37 +75,28 @@ MODULE_WRITES = {
 @pytest.mark.parametrize("write", MODULE_WRITES)
 def test_right_after_every_write_to_a_model(add, strategy, write):
     case = Case(length=40, use_grid_sample=strategy == "grid_sample")
-    embeds = case.embeds()
-    for after in (False, True):
-        if after:
-            for parameter in embeds.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            MODULE_WRITES[write](embeds)
+    embeds, close = case.embeds(), dict(atol=0 if strategy == "interpolate_cached" else 5e-6, rtol=0)
+    for change in (lambda embeds: None, MODULE_WRITES[write]):
+        for parameter in embeds.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        change(embeds)
         want = CASE.x()
         stock(case, embeds, want, CASE.coord())
-        close = dict(atol=0 if strategy == "interpolate_cached" else 5e-6, rtol=0)
         for _ in range(3):  # meets the table, keeps finished ones, reads them
             torch.testing.assert_close(add(embeds.pos_embed), want, **close)
 
 
-def test_a_change_drops_what_was_kept_at_once(add):
-    table = torch.randn(6, 5, 4)
-    for _ in range(3):
-        add(table)
-    assert finished_tables()
-    table.mul_(1.5)
-    add(table)
-    assert not finished_tables()
-    add(table)
-    assert finished_tables()
-
-
-def test_training_drops_what_was_kept_and_starts_anew(add):
+def test_a_change_or_training_drops_what_was_kept_at_once(add):
     table = torch.randn(6, 5, 4, requires_grad=True)
     with torch.no_grad():
         for _ in range(3):
             add(table)
-    assert finished_tables()
+        assert finished_tables()
+        table.mul_(1.5)
+        add(table)
+        assert not finished_tables()
+        add(table)
+        assert finished_tables()
     out = add(table, CASE.x().requires_grad_() * 1)
     assert not finished_tables()
     out.sum().backward()
@@ -123,16 +115,6 @@ def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):
     assert torch.equal(out.detach(), add(table.clone()))
     out.square().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * out.detach())
-
-
-def test_tables_made_in_inference_mode(add):
-    with torch.inference_mode():
-        table = torch.randn(6, 5, 4)
-        want = add(table.clone())
-        for _ in range(3):
-            assert torch.equal(add(table), want)
-        table.mul_(2)
-        assert torch.equal(add(table), add(table.clone()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,18 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.checks import by_functions, run
+from tests.support.checks import by_functions, by_timms_method, run
 from tests.support.oracles import NEW_TIMM, Case, relative, stock
-from tests.support.running import running
 
-direct = partial(by_functions, strategy="grid_sample")
-
-
-def ours(case, embeds, x, coord):
-    """Through the patch, which picks the installed timm's positions."""
-    with running("grid_sample", model=embeds):
-        getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=coord)
-    return x
+ours, direct = (partial(add, strategy="grid_sample") for add in (by_timms_method, by_functions))
 
 
 def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate():
@@ -38,16 +30,8 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     if align_corners and not NEW_TIMM:
         pytest.skip("older timm has no align_corners")
     sizes = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
-    case = Case(
-        sizes=sizes,
-        table_size=table,
-        channels=64,
-        mode=mode,
-        align_corners=align_corners,
-        length=3072,
-        seed=3,
-        use_grid_sample=True,
-    )
+    options = dict(mode=mode, align_corners=align_corners, seed=3, use_grid_sample=True)
+    case = Case(sizes=sizes, table_size=table, channels=64, length=3072, **options)
     embeds, coord = case.embeds().requires_grad_(False), case.coord()
     theirs, mine = torch.zeros(2, 5, 3072, 64)
     stock(case, embeds, theirs, coord)

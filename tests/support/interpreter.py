@@ -1,40 +1,18 @@
-"""Whether Triton, and its interpreter on the CPU, can run here."""
+"""Whether Triton's kernels can run here: on a GPU, or in its interpreter on the CPU (``test_by_the_interpreter``)."""
 
-import importlib.util
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.metadata import version
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.support.oracles import Case
 from timm_naflex_fast.backends import triton
 
-
-def _release(name: str) -> tuple[int, ...]:
-    return tuple(map(int, version(name).split(".")[:2]))
-
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = triton.HAS_TRITON
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Triton 3.6's interpreter turns arrays of one element into integers, which NumPy 2.4 refuses; 3.7 does not.
-TOO_NEW_NUMPY = HAS_TRITON and _release("triton") < (3, 7) and _release("numpy") >= (2, 4)
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 RUNS = HAS_TRITON and (INTERPRETED or DEVICE == "cuda")
 runs = pytest.mark.skipif(not RUNS, reason="no GPU: test_by_the_interpreter runs it")
-
-
-def run_interpreted(file: str, which: str) -> None:
-    """Run tests of a file in a process of its own: Triton decides at import whether it interprets."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", which, file]
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 if INTERPRETED and HAS_TRITON:
@@ -47,7 +25,7 @@ if INTERPRETED and HAS_TRITON:
     triton.LENGTHS = (96, 2048, 4095)
 
 
-def add(case: Case, embeds: Any, x: Tensor, coord: Tensor) -> Tensor:
+def add(case, embeds, x, coord):
     """The kernels without their trial, on the GPU or by the interpreter; the coordinates lie apart in memory."""
     if x.dtype is torch.float64:
         pytest.skip("the kernels take single and half precision")

@@ -5,298 +5,268 @@ thread
 
 - reads or writes outside the tensors of the launch, or at an address that the width of the access does not divide;
 - touches what another program of the same launch writes, other than by atomics;
-- touches shared memory that another warp wrote or read since the last barrier, or reads there what nobody wrote.
+- touches shared memory that another warp wrote or read since the last barrier.
 
-All threads of a launch are one vector; where they part ways, those with the least address in the code go first. Not
-shown: what ``ptxas`` makes of it, the order of memory accesses on a GPU, time.
+All threads of a launch are one vector; where they part ways, those with the least address in the code go first. It
+knows the instructions that the package's kernels compile to, and no other. Not shown: what ``ptxas`` makes of it, the
+order of memory accesses on a GPU, time.
 """
 
-from __future__ import annotations
-
+import operator
 import re
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from functools import cache
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from tests.support.ptx_memory import Fault, Memory, SharedMemory
+THREADS, WARP, SHARED, NOBODY, MANY = 128, 32, 2**15, -1, -2
+LANE = np.arange(WARP)
+TYPES = {f"{kind}{8 * size}": np.dtype(f"{code}{size}") for kind, code in ("bu", "uu", "si") for size in (2, 4, 8)}
+TYPES |= {"f32": np.dtype("f4"), "pred": np.dtype(bool)}
+HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
+SIMPLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "rem": np.fmod, "min": np.fmin, "max": np.fmax}
+SIMPLE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "mov": lambda a: a}
+SIMPLE |= {"mad": lambda a, b, c: a * b + c, "div": lambda a, b: (a - np.fmod(a, b)) // b}
+SIMPLE |= {"fma": lambda a, b, c: (a.astype("f8") * b + c).astype("f4"), "selp": lambda a, b, c: np.where(c, a, b)}
+SIMPLE |= {"shl": lambda a, by: a << by.astype(a.dtype), "shr": lambda a, by: a >> by.astype(a.dtype)}
+SIMPLE |= {"bfe": lambda a, first, count: a >> first & (np.uint32(1) << count) - np.uint32(1)}
+OWN_TYPE = {("selp", 3): "pred", ("shl", 2): "u32", ("shr", 2): "u32"}  # of an operand, unlike the instruction's
 
-THREADS, WARP = 128, 32
-UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-TYPES = {f"{kind}{bits}": np.dtype(f"{code}{bits // 8}") for kind, code in ("bu", "uu", "si") for bits in UNSIGNED}
-TYPES |= {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "pred": np.dtype(bool)}
-REGISTERS = {"p": np.dtype(bool), "rs": TYPES["u16"], "r": TYPES["u32"], "rd": TYPES["u64"]}
-COMPARE = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal}
-COMPARE |= {"ne": np.not_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
-SIMPLE: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or}
-SIMPLE |= {"xor": np.bitwise_xor, "not": np.invert, "neg": np.negative, "abs": np.abs, "mov": lambda a: a}
-SIMPLE |= {"min": np.fmin, "max": np.fmax, "mul": lambda a, b, *_: a * b}
-SIMPLE |= {"fma": lambda a, b, c: (a.astype("f8") * b + c).astype("f4")}
+
+class Fault(Exception):
+    """The kernel does what it must not."""
 
 
-class Program:
-    """PTX as a list of instructions (guard, opcode in parts, operands, text), and the number that each label names."""
+@cache
+def parse(ptx):
+    """The parameters; the instructions: guard, opcode in parts, operands, text; and which of them each label names."""
+    head, body = ptx[ptx.index(".entry") :].split("{", 1)
+    code, labels = [], {}
+    for text in map(str.strip, re.split("[;\n]", re.sub("//.*", "", body[: body.index("\n}")]))):
+        if label := re.fullmatch(r"(\$\w+):", text):
+            labels[label[1]] = len(code)
+        elif found := re.match(r"(?:@(!?%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", text):
+            operands = re.findall(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+", found[3])
+            code.append((found[1] or "", found[2].split("."), operands, text))
+    return re.findall(r"\.param\s+\.\w+.*\s(\w+)", head), code, labels
 
-    def __init__(self, ptx: str) -> None:
-        head, body = ptx[ptx.index(".entry") :].split("{", 1)
-        self.params = re.findall(r"\.param\s+\.(\w+).*\s(\w+)", head)
-        self.code: list[tuple[str, list[str], list[str], str]] = []
-        self.labels: dict[str, int] = {}
-        for line in re.sub(r"//.*", "", body[: body.index("\n}")]).split("\n"):
-            for text in map(str.strip, line.split(";")):
-                if label := re.fullmatch(r"(\$\w+):", text):
-                    self.labels[label[1]] = len(self.code)
-                elif found := re.match(r"(?:@(!?%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", text):
-                    operands = re.findall(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+", found[3])
-                    self.code.append((found[1] or "", found[2].split("."), operands, text))
-        self.starts = {0, *self.labels.values()}
+
+class Memory:
+    """Bytes, and who, a program or a warp, has written or read each number of ``unit`` bytes."""
+
+    def __init__(self, held, unit):
+        self.bytes, self.unit = held, unit
+        self.writer, self.reader = (np.full(len(held) // unit, NOBODY) for _ in range(2))
+        self.atomic = np.zeros(len(held) // unit, bool)
+
+    def clashes(self, at, nbytes, who, root, may_meet):
+        """Note who touches the bytes from ``at`` on; whether others did, other than by reading alone or by atomics."""
+        clash, atomic = False, root == "red"
+        for first in range(0, nbytes, min(nbytes, self.unit)):
+            spot = (at + first) // self.unit
+            wrote, read = ((owner[spot] != NOBODY) & (owner[spot] != who) for owner in (self.writer, self.reader))
+            if root == "ld":
+                self.reader[spot] = np.where(read, MANY, who)
+                self.reader[spot[self.reader[spot] != who]] = MANY  # two in this very step
+                clash |= wrote.any()
+            else:
+                clash |= (wrote & ~(self.atomic[spot] & atomic) | read).any()
+                self.writer[spot], self.atomic[spot] = who, atomic
+                clash |= not atomic and not may_meet and (self.writer[spot] != who).any()  # two in this very step
+        return clash
 
 
 class Launch:
-    """One launch: the registers of all threads, the shared memory of all programs, the tensors."""
+    """One launch: the registers of all threads, 64 bits each, the shared memory of all programs, the tensors."""
 
-    def __init__(self, program: Program, grid: tuple[int, ...], args: list[Any]) -> None:
+    def __init__(self, ptx, grid, args):
+        params, self.code, self.labels = parse(ptx)
         grid = (*grid, 1, 1)[:3]
-        self.program, self.count = program, int(np.prod(grid))
-        self.size = self.count * THREADS
-        numbers = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args] + [0, 0]
-        self.params = {name: TYPES[t].type(n) for (t, name), n in zip(program.params, numbers)}
-        thread, cta = np.arange(self.size) % THREADS, np.arange(self.size) // THREADS
-        self.cta, self.lane, self.warp = cta, thread % WARP, thread // WARP
-        self.special = {"%tid.x": thread, "%ctaid.x": cta % grid[0], "%ctaid.y": cta // grid[0] % grid[1]}
-        self.special |= {"%ctaid.z": cta // (grid[0] * grid[1]), "%laneid": self.lane}
-        self.special |= {f"%nctaid.{axis}": np.full(self.size, n) for axis, n in zip("xyz", grid)}
-        self.registers: dict[str, np.ndarray] = {}
-        tensors = {a.data_ptr(): a for a in args if isinstance(a, Tensor) and a.numel()}
-        self.memory = [Memory(tensors[start]) for start in sorted(tensors)]
-        self.bases = np.array([memory.start for memory in self.memory])
-        self.shared = SharedMemory(self.count)
+        self.thread = np.arange(np.prod(grid) * THREADS)
+        self.cta, self.warp = self.thread // THREADS, self.thread // WARP
+        self.registers = {"%tid.x": (self.thread % THREADS).astype("u8")}
+        for axis, count, index in zip("xyz", grid, np.unravel_index(self.cta, grid, order="F")):
+            self.registers[f"%ctaid.{axis}"] = index.astype("u8")
+            self.registers[f"%nctaid.{axis}"] = np.full_like(self.thread, count).view("u8")
+        numbers = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args] + [0, 0]
+        self.params = dict(zip(params, np.array(numbers)))
+        # The shared memory of the programs, one after the other, lies at address 0; what nobody wrote is NaN.
+        self.memory = {0: Memory(np.full(len(self.thread) // THREADS * SHARED, 255, "u1"), 4)}
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.numel():
+                held = arg.detach().view(-1).view(torch.uint8).numpy()
+                self.memory[arg.data_ptr()] = Memory(held, arg.element_size())
+        self.starts = np.array(sorted(self.memory))
 
-    def run(self, ran: Counter[str]) -> None:
+    def run(self):
         """Run until every thread has returned."""
-        code, starts = self.program.code, self.program.starts
-        at, waits, ends = np.zeros(self.size, np.int64), np.zeros(self.size, bool), len(code)
+        starts, ends = {*self.labels.values()}, len(self.code)
+        at, waits = np.zeros_like(self.thread), np.zeros(len(self.thread), bool)
         while (at < ends).any():
             if not (runnable := (at < ends) & ~waits).any():
                 raise Fault("some threads wait at a barrier that others never reach")
             here = int(at[runnable].min())
             threads = np.nonzero(runnable & (at == here))[0]
-            where: Any = slice(None) if len(threads) == self.size else threads
+            where = slice(None) if len(threads) == len(at) else threads
             while True:  # as far as these threads go together
-                guard, op, operands, text = code[here]
-                ran[".".join(op)] += 1
+                guard, op, operands, self.text = self.code[here]
                 here += 1
-                if op[0] in ("bra", "ret", "bar"):
-                    go = self.holds(guard, where)
-                    if op[0] == "bar":
-                        waits[where], at[where] = True, here
-                        arrived = (waits | (at >= ends)).reshape(self.count, THREADS).all(1)
-                        waits &= ~np.repeat(arrived, THREADS)
-                        self.shared.pass_barrier(arrived)
-                    else:
-                        at[where] = np.where(go, self.program.labels[operands[-1]] if op[0] == "bra" else ends, here)
+                passes = self.get(guard.lstrip("!"), "pred", where) ^ (guard[0] == "!") if guard else True
+                if op[0] == "bar":
+                    waits[where], at[where] = True, here
+                    arrived = (waits | (at >= ends)).reshape(-1, THREADS).all(1)
+                    waits &= ~np.repeat(arrived, THREADS)
+                    for owner in (self.memory[0].writer, self.memory[0].reader):
+                        owner.reshape(len(arrived), -1)[arrived] = NOBODY
                     break
-                chosen = where if not guard else threads[self.holds(guard, threads)]
+                if op[0] in ("bra", "ret"):
+                    at[where] = np.where(passes, self.labels[operands[-1]] if op[0] == "bra" else ends, here)
+                    break
+                chosen = threads[passes] if guard else where
                 if not guard or len(chosen):
-                    self.step(op, operands, chosen, text)
+                    self.step(op, operands, chosen)
                 if here in starts:
                     at[where] = here
                     break
 
-    def holds(self, guard: str, where: Any) -> Any:
-        """Whether the guard of an instruction lets each thread pass."""
-        return True if not guard else self.registers[guard.lstrip("!")][where] ^ (guard[0] == "!")
-
-    def get(self, name: str, kind: str, where: Any) -> Any:
+    def get(self, name, kind, where):
         """An operand as numbers of a type: of a register for the threads ``where``, otherwise one number."""
-        if kind == "bf16":
-            return from_half(self.get(name, "u16", where), kind)
-        dtype = TYPES[kind]
-        if name in self.special:
-            return self.special[name][where].astype(dtype)
         if name.startswith("%"):
             bits = self.registers[name][where]
-            same = bits if bits.itemsize == dtype.itemsize else bits.astype(UNSIGNED[dtype.itemsize * 8])
-            return same.view(dtype)
-        if name == "global_smem":
-            return dtype.type(0)
-        if name.startswith(("0f", "0d")):
-            return np.array(int(name[2:], 16), UNSIGNED[len(name) * 4 - 8]).view(dtype)[()]
-        return np.array(int(name, 0) & (2 ** (dtype.itemsize * 8) - 1), UNSIGNED[dtype.itemsize * 8]).view(dtype)[()]
+        else:  # a float, where shared memory begins, an integer
+            number = int(name[2:], 16) if name.startswith("0f") else 0 if name == "global_smem" else int(name, 0)
+            bits = np.uint64(number % 2**64)
+        return bits != 0 if kind == "pred" else bits.astype(f"u{TYPES[kind].itemsize}").view(TYPES[kind])
 
-    def put(self, name: str, value: Any, where: Any) -> None:
+    def put(self, name, value, where):
         """Set a register of the threads ``where``."""
-        dtype = REGISTERS[re.match(r"%([a-z]+)", name)[1]]  # type: ignore[index]
-        if name not in self.registers:
-            self.registers[name] = np.zeros(self.size, dtype)
-        value = np.asarray(value)
-        if value.itemsize != dtype.itemsize:
-            raise Fault(f"{name} is set to {value.dtype}")
-        self.registers[name][where] = value.view(dtype)
+        bits = np.asarray(value)
+        self.registers.setdefault(name, np.zeros(len(self.thread), "u8"))[where] = bits.view(f"u{bits.itemsize}")
 
-    def step(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
+    def step(self, op, operands, where):
         """One instruction, for the threads ``where``."""
         root, kind = op[0], op[-1]
         get = lambda i, t=kind: self.get(operands[i], t, where)
-        if root in ("ld", "st", "atom", "red"):
-            return self.access(op, operands, where, text)
-        if root in ("shfl", "redux", "stmatrix"):
-            return self.exchange(op, operands, where, text)
-        if root == "mov" and "{" in text:
-            return self.pack(operands, kind, where)
-        if root == "setp":
-            a, b, test = get(1), get(2), op[1]
-            unordered = kind[0] == "f" and test not in COMPARE and test[-1] == "u"
-            out = COMPARE[test[:-1] if unordered else test](a, b) | (unordered & (np.isnan(a) | np.isnan(b)))
-            if op[2] in ("and", "or"):
-                out = SIMPLE[op[2]](out, get(3, "pred"))
-        elif root == "selp":
-            out = np.where(get(3, "pred"), get(1), get(2))
-        elif root == "cvt":
-            out = self.convert(op, operands, where)
-        elif root in ("mul", "mad") and kind != "f32":
-            wide = kind[0] + str(int(kind[1:]) * (1 + (op[1] in ("wide", "hi"))))
-            out = get(1).astype(TYPES[wide]) * get(2).astype(TYPES[wide])
-            out = (out >> int(kind[1:])).astype(TYPES[kind]) if op[1] == "hi" else out
-            out = out + get(3, kind if op[1] == "hi" else wide) if root == "mad" else out
-        elif root in ("div", "rem"):
-            a, b = get(1).astype(np.int64), get(2).astype(np.int64)
-            quotient = np.where(b == 0, 0, np.abs(a) // np.maximum(np.abs(b), 1) * np.sign(a) * np.sign(b))
-            out = (quotient if root == "div" else a - quotient * b).astype(TYPES[kind])
-        elif root in ("shl", "shr"):
-            bits, a, by = int(kind[1:]), get(1), get(2, "u32")
-            kept = np.minimum(by, bits - 1).astype(a.dtype)
-            out = a << kept if root == "shl" else a >> kept
-            out = out if kind[0] == "s" else np.where(by < bits, out, out.dtype.type(0))
-        elif root == "bfe":
-            a = get(1)
-            out = (a >> get(2, "u32").astype(a.dtype)) & (
-                (a.dtype.type(1) << get(3, "u32").astype(a.dtype)) - a.dtype.type(1)
-            )
-        elif kind in ("bf16x2", "f16x2"):
-            pairs = [get(i, "u32") for i in range(1, len(operands))]
-            low, high = (SIMPLE[root](*(from_half(p >> np.uint32(by), kind) for p in pairs)) for by in (0, 16))
-            out = to_half(high, kind) << np.uint32(16) | to_half(low, kind)
-        else:
-            out = SIMPLE[root](*(get(i) for i in range(1, len(operands))))
-        self.put(operands[0].split("|")[0], out, where)
-
-    def pack(self, operands: list[str], kind: str, where: Any) -> None:
-        """``mov`` between a register and the registers that hold its parts."""
-        names = lanes(operands[0] if operands[0][0] == "{" else operands[1])
-        bits = int(kind[1:]) // len(names)
-        if operands[0][0] == "{":
-            whole = self.get(operands[1], kind, where)
+        if root in ("ld", "st", "red", "stmatrix"):
+            return self.access(op, operands, where)
+        if root == "mov" and operands[0][0] == "{":  # the parts of a register
+            names = lanes(operands[0])
+            size = TYPES[kind].itemsize // len(names)
             for i, name in enumerate(names):
-                self.put(name, (whole >> whole.dtype.type(bits * i)).astype(UNSIGNED[bits]), where)
+                self.put(name, (get(1, "u64") >> np.uint64(8 * size * i)).astype(f"u{size}"), where)
+            return None
+        if root == "mov" and operands[1][0] == "{":  # a register of parts
+            names = lanes(operands[1])
+            bits = TYPES[kind].itemsize * 8 // len(names)
+            parts = [self.get(name, f"u{bits}", where).astype("u8") for name in names]
+            out = sum(part << np.uint64(bits * i) for i, part in enumerate(parts))
+        elif root == "redux":
+            values = self.by_warp(get(1), where)
+            out = np.repeat(SIMPLE[op[2]].reduce(values, 1, dtype=values.dtype), WARP)
+        elif root == "shfl":
+            by = self.by_warp(get(2, "s32"), where) & 31
+            other = {"bfly": LANE ^ by, "up": LANE - by, "idx": by}[op[2]]
+            out = np.take_along_axis(self.by_warp(get(1), where), np.where(other < 0, LANE, other), 1).ravel()
+        elif root == "setp":
+            a, b = get(1), get(2)
+            out = getattr(operator, op[1][:2])(a, b)
+            if len(op[1]) == 3:  # true for NaN
+                out |= np.isnan(a) | np.isnan(b)
+        elif root == "cvt" and kind in HALF:
+            out = floats(get(1, "u32"), kind)[..., 0]
+        elif root == "cvt" and op[-2].removesuffix("x2") in HALF:  # one number, or the high and the low one
+            out = halves(np.stack([get(-1), get(1)], -1), op[-2].removesuffix("x2"))
+        elif root == "cvt":
+            out = get(1).astype(TYPES[op[-2]])
+        elif kind[:-2] in HALF:
+            out = halves(SIMPLE[root](*(floats(get(i, "u32"), kind[:-2]) for i in (1, 2))), kind[:-2])
+        elif "wide" in op or "hi" in op:
+            wide = kind[0] + "64"
+            out = get(1).astype(TYPES[wide]) * get(2).astype(TYPES[wide])
+            out = (out >> 32).astype(TYPES[kind]) if "hi" in op else out + (get(3, wide) if root == "mad" else 0)
         else:
-            parts = [self.get(name, f"u{bits}", where).astype(TYPES[kind]) for name in names]
-            self.put(operands[0], sum(p << p.dtype.type(bits * i) for i, p in enumerate(parts)), where)
+            out = SIMPLE[root](*(get(i, OWN_TYPE.get((root, i), kind)) for i in range(1, len(operands))))
+        return self.put(operands[0], out, where)
 
-    def convert(self, op: list[str], operands: list[str], where: Any) -> Any:
-        to, of = op[-2:]
-        if to in ("bf16x2", "f16x2"):
-            high, low = (to_half(self.get(name, "f32", where), to) for name in operands[1:])
-            return high << np.uint32(16) | low
-        value = self.get(operands[1], of, where)
-        return to_half(value, to).astype(np.uint16) if to == "bf16" else value.astype(TYPES[to])
-
-    def addresses(self, operand: str, where: Any) -> Any:
-        base, offset = re.fullmatch(r"\[\s*([^\s+]+)\s*(?:\+\s*(-?\w+)\s*)?\]", operand).groups()  # type: ignore[union-attr]
-        start = self.get(base, "s64" if base.startswith("%rd") else "s32", where)
-        return np.broadcast_to(start, self.cta[where].shape).astype(np.int64) + int(offset or 0)
-
-    def access(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
+    def access(self, op, operands, where):
         """Loads, stores and atomics."""
+        root, shared = op[0], "shared" in self.text
+        names, address = lanes(operands[root != "ld"]), operands[root == "ld"].strip("[ ]")
         if op[1] == "param":
-            number = self.params[operands[1].strip("[ ]")].view(TYPES[op[-1]])
-            wide = TYPES[op[-1][0] + "64"] if operands[0].startswith("%rd") else number.dtype
-            return self.put(operands[0], np.full(self.cta[where].shape, number, wide), where)
-        root, nbytes = op[0], int(op[-1][1:]) // 8
-        goes_in = root in ("st", "red")
-        names, address = lanes(operands[goes_in]), operands[not goes_in]
-        at = self.addresses(address, where)
-        if (at % (nbytes * len(names))).any():
-            raise Fault(f"misaligned: {text}")
+            return self.put(names[0], self.params[address], where)
+        base, _, offset = map(str.strip, address.partition("+"))
+        base = self.get(base, "s64" if base.startswith("%rd") else "s32", where).astype("i8")
+        address = base + int(offset or 0) + shared * SHARED * self.cta[where]
+        nbytes = 4 if root == "stmatrix" else int(op[-1][1:]) // 8
+        if (address % (nbytes * len(names))).any():
+            raise Fault(f"misaligned: {self.text}")
         for i, name in enumerate(names):
-            if op[1].startswith("shared"):
-                who, held = (self.cta[where], self.warp[where]), self.shared.bytes
-                cells = self.shared.cells(at + i * nbytes, nbytes, *who, root == "st", text)
-            else:
-                cells, held = self.global_cells(at + i * nbytes, nbytes, where, root, text)
+            at = address + i * nbytes
+            if root == "stmatrix":  # lane 8 i + r names row r of matrix i; lane 4 r + q holds its bytes 4 q to 4 q + 3
+                at = (self.by_warp(address, where)[:, 8 * i + LANE // 4] + LANE % 4 * 4).ravel()
+            found = np.searchsorted(self.starts, at, "right") - 1
+            start = self.starts[found[0]]
+            memory, at = self.memory[start], at - start
+            is_outside = (found != found[0]) | (at < 0) | (at + nbytes > len(memory.bytes))
+            if is_outside.any() or (start == 0) != shared:
+                raise Fault(f"outside of the tensors, or in several at once: {self.text}")
+            if memory.clashes(at, nbytes, (self.warp if shared else self.cta)[where], root, may_meet=shared):
+                raise Fault(f"two programs, or two warps without a barrier, touch one number: {self.text}")
+            spots = at[:, None] + np.arange(nbytes)
             if root == "ld":
-                self.put(name, gather(held, cells, nbytes), where)
-            elif root == "st":
-                value = np.broadcast_to(self.get(name, f"u{nbytes * 8}", where), at.shape)
-                for k in range(nbytes):
-                    held[cells + k] = (value >> value.dtype.type(8 * k)).astype(np.uint8)
+                self.put(name, memory.bytes[spots].view(f"u{nbytes}")[:, 0], where)
+            elif root == "red":
+                SIMPLE[op[-2]].at(memory.bytes.view("i4"), at // 4, self.get(name, "s32", where))
             else:
-                old, numbers = gather(held, cells, 4), held.view(np.int32)
-                add = {"add": np.add, "max": np.maximum, "min": np.minimum}[op[-2]]
-                add.at(numbers, cells // 4, self.get(operands[-1], "s32", where))
-                self.put(name, old, where) if root == "atom" else None
+                value = np.broadcast_to(self.get(name, f"u{nbytes * 8}", where), at.shape)
+                memory.bytes[spots] = np.ascontiguousarray(value)[:, None].view("u1")
         return None
 
-    def global_cells(self, at: Any, nbytes: int, where: Any, root: str, text: str) -> Any:
-        """Where in a tensor's bytes the addresses lie, and those bytes."""
-        found = np.searchsorted(self.bases, at, "right") - 1
-        if not len(found) or found.min() != found.max() or found[0] < 0:
-            raise Fault(f"outside of every tensor, or in several at once: {text}")
-        memory = self.memory[found[0]]
-        cells = at - memory.start
-        if (cells + nbytes > len(memory.bytes)).any():
-            raise Fault(f"outside of the tensor {tuple(memory.tensor.shape)}: {text}")
-        memory.check(cells, nbytes, self.cta[where], root, text)
-        return cells, memory.bytes
-
-    def exchange(self, op: list[str], operands: list[str], where: Any, text: str) -> None:
-        """Between the lanes of a warp, all of which must be there."""
-        warps = np.bincount((self.cta * 4 + self.warp)[where], minlength=self.count * 4)
-        if not np.isin(warps, (0, WARP)).all():
-            raise Fault(f"a part of a warp: {text}")
-        thread, lane = np.arange(self.size)[where], self.lane[where]
-        if op[0] == "stmatrix":  # lane 8 m + r names row r of matrix m; lane 4 r + q holds its bytes 4 q to 4 q + 3
-            whole = np.zeros(self.size, np.int64)
-            whole[where] = self.addresses(operands[0], where)
-            for m, name in enumerate(lanes(operands[1])):
-                at = whole[thread - lane + 8 * m + lane // 4] + 4 * (lane % 4)
-                cells = self.shared.cells(at, 4, self.cta[where], self.warp[where], True, text)
-                for k in range(4):
-                    self.shared.bytes[cells + k] = (self.get(name, "u32", where) >> np.uint32(8 * k)).astype(np.uint8)
-            return
-        value = np.broadcast_to(self.get(operands[1], op[-1], where), lane.shape)
-        if op[0] == "redux":
-            rows = {"add": np.add, "max": np.maximum, "min": np.minimum}[op[2]].reduce(value.reshape(-1, WARP), 1)
-            return self.put(operands[0], np.repeat(rows.astype(value.dtype), WARP), where)
-        by, limits = (self.get(operands[i], "s32", where).astype(np.int64) for i in (2, 3))
-        segment, clamp = limits >> 8 & 31, limits & 31
-        least, most = lane & segment, (lane & segment) | (clamp & ~segment)
-        other = {"bfly": lane ^ by, "up": lane - by, "down": lane + by, "idx": least | (by & ~segment)}[op[2]]
-        fits = other >= most if op[2] == "up" else other <= most
-        self.put(operands[0].split("|")[0], value[np.arange(len(lane)) - lane + np.where(fits, other, lane)], where)
+    def by_warp(self, values, where):
+        """The threads' values as (warps, lanes)."""
+        if not np.isin(np.bincount(self.warp[where]), (0, WARP)).all():
+            raise Fault(f"a part of a warp: {self.text}")
+        return np.broadcast_to(values, self.warp[where].shape).reshape(-1, WARP)
 
 
-def lanes(operand: str) -> list[str]:
-    return [name.strip() for name in operand.strip("{ }").split(",")]
+def lanes(operand):
+    return operand.strip("{ }").replace(" ", "").split(",")
 
 
-def gather(held: Any, cells: Any, nbytes: int) -> Any:
-    return held[cells[:, None] + np.arange(nbytes)].view(UNSIGNED[nbytes * 8])[:, 0]
+def floats(bits, kind):
+    """The two float32 numbers (..., 2) of 32 bits."""
+    return torch.from_numpy(bits[..., None].copy().view("i4")).view(HALF[kind]).float().numpy()
 
 
-def from_half(bits: Any, kind: str) -> Any:
-    """The float32 of the lower 16 bits."""
-    low = np.asarray(bits).astype(np.uint16)
-    return low.view(np.float16).astype("f4") if kind[0] == "f" else (low.astype("u4") << np.uint32(16)).view("f4")
+def halves(values, kind):
+    """Two float32 numbers (..., 2) rounded, in 32 bits."""
+    return torch.from_numpy(values.copy()).to(HALF[kind]).view(torch.int32).numpy().view("u4")[..., 0]
 
 
-def to_half(value: Any, kind: str) -> Any:
-    """Rounded to the nearest, ties to even, as the lower bits of uint32."""
-    value = np.asarray(value, "f4")
-    if kind[0] == "f":
-        return value.astype(np.float16).view(np.uint16).astype("u4")
-    bits = value.view("u4")
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(value), np.uint32(0x7FFF), rounded)
+def compiled(kernel, args, options):
+    """The kernel as Triton compiles it for these arguments on compute capability 9.0, and those that remain."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    gpu = dict(get_current_target=lambda: GPUTarget("cuda", 90, WARP), get_current_device=lambda: 0)
+    with patch.object(driver, "_active", SimpleNamespace(**gpu, get_current_stream=lambda _: 0)):
+        binary = kernel.warmup(*args, grid=(1,), num_warps=THREADS // WARP, **options)
+    return binary, [a for p, a in zip(kernel.params, args) if binary.src.signature[p.name] != "constexpr"]
+
+
+class Emulated:
+    """Stands in a kernel's place: its launches, with tensors of the CPU, run what Triton compiles for a GPU."""
+
+    def __init__(self, kernel):
+        self.kernel, self.change, self.launches = kernel, str, 0
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            binary, remain = compiled(self.kernel, args, options)
+            self.launches += 1
+            with np.errstate(all="ignore"):
+                Launch(self.change(binary.asm["ptx"]), grid, remain).run()  # ``change`` alters it, to be noticed
+
+        return launch

@@ -5,31 +5,25 @@ itself, ``children`` of processes that a test starts. With NAFLEX_TESTS_FORCE_ST
 place of ours: every test that asks for ours must then fail.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from timm_naflex_fast import Handle, enable, status
+from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 
-Calls = Counter[tuple[str, str]]
 FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
-_watching: AbstractContextManager[Calls] | None = None
-asked: Counter[str] = Counter()  # what was chosen and overruled, after ``force_stock``
+asked = Counter()  # what was chosen and overruled, after ``force_stock``
 
 
 @contextmanager
-def running(mode: str = "matmul", *, component: str = "pos_embed", **options: Any) -> Iterator[Handle]:
+def running(mode="matmul", *, component="pos_embed", **options):
     """``enable(mode, **options)``; at the end fail unless the code chosen for ``component`` ran inside."""
     with enable(mode, **options) as handle:
         yield handle
@@ -38,13 +32,13 @@ def running(mode: str = "matmul", *, component: str = "pos_embed", **options: An
 
 
 @contextmanager
-def ran(*impls: str, component: str = "pos_embed") -> Iterator[Calls]:
+def ran(*impls, component="pos_embed"):
     """Count what runs inside, whoever enables it; fail unless each of ``impls`` did. Also a decorator."""
-    seen: Calls = Counter()
+    seen = Counter()
     record = library.record_call
 
     @torch.compiler.assume_constant_result  # as the function that it wraps
-    def count_and_record(name: str, component: str, impl: str, reason: str | None = None) -> None:
+    def count_and_record(name, component, impl, reason=None):
         seen[component, impl] += 1
         record(name, component, impl, reason)
 
@@ -58,7 +52,7 @@ def ran(*impls: str, component: str = "pos_embed") -> Iterator[Calls]:
 
 
 @contextmanager
-def children(folder: Path) -> Iterator[Callable[[], list[Calls]]]:
+def children(folder):
     """Processes that start inside write into ``folder`` what ran in them.
 
     What it gives returns that, one Counter for each process that ended by itself and enabled this package.
@@ -68,7 +62,7 @@ def children(folder: Path) -> Iterator[Callable[[], list[Calls]]]:
     path = [str(Path(__file__).with_name("child")), before["PYTHONPATH"]]
     os.environ.update({"PYTHONPATH": os.pathsep.join(filter(None, path)), FOLDER: str(folder)})
 
-    def ran_there() -> list[Calls]:
+    def ran_there():
         return [Counter(dict((tuple(key), n) for key, n in json.loads(f.read_text()))) for f in folder.iterdir()]
 
     try:
@@ -79,7 +73,7 @@ def children(folder: Path) -> Iterator[Callable[[], list[Calls]]]:
             os.environ.update({name: value} if value is not None else {})
 
 
-def watch_a_child() -> None:
+def watch_a_child():
     """Write down at the end of this process what ran in it."""
     global _watching
     _watching = ran()  # kept: it would end with its last reference
@@ -88,7 +82,7 @@ def watch_a_child() -> None:
     atexit.register(lambda: path.write_text(json.dumps([*seen.items()])))
 
 
-def write_outcome(red: list[str], green: list[str]) -> None:
+def write_outcome(red, green):
     """Write what a run with the library's own code in place of ours found."""
     from timm_naflex_fast.measure.output import provenance
 
@@ -98,11 +92,11 @@ def write_outcome(red: list[str], green: list[str]) -> None:
     Path(FORCED).write_text(json.dumps({**provenance("uv run pytest"), **found}, indent=1) + "\n")
 
 
-def force_stock() -> None:
+def force_stock():
     """Let every call go to the library's own code, as a plugin that does nothing would."""
     resolve = library.resolve
 
-    def stock(*arguments: Any) -> tuple[str, None]:
+    def stock(*arguments):
         asked[resolve(*arguments)[0]] += 1
         return "stock", None
 
