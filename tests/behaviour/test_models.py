@@ -4,9 +4,9 @@ import pytest
 import timm
 import torch
 
-from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, relative, small_vit, vit_batch
+from tests.support.oracles import BATCH, NEW_TIMM, relative, small_vit, vit_batch
 from tests.support.running import running
-from timm_naflex_fast import enable, status
+from timm_naflex_fast import enable
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 SIZES = [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)]
@@ -89,34 +89,3 @@ def test_autocast_equals_stock(mode):
     assert relative(got, want) <= (0 if mode == "interpolate_cached" else 1e-2)
     table = "embeds.pos_embed"
     assert relative(got_grads[table], want_grads[table]) <= 2e-2  # stock sums repeats in bfloat16
-
-
-@pytest.mark.skipif(not NEW_TIMM, reason="older timm reads the largest grid back for its grid_sample")
-@pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot ask whether a module has a name")
-def test_learned_grid_sample_compiles_in_one_graph():
-    model = small_vit(depth=1)
-    with running("grid_sample"), torch.no_grad():
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert relative(compiled(BATCH), model(BATCH)) <= 1e-5
-
-
-@pytest.mark.parametrize("way", ["functional_call", "checkpoint", "func.grad"])
-def test_ways_to_call_a_model(way):
-    model = small_vit()
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-
-    def loss(parameters):
-        return torch.func.functional_call(model, parameters, (BATCH,)).square().mean()
-
-    (want,) = torch.autograd.grad(model(BATCH).square().mean(), model.embeds.pos_embed)
-    with enable():
-        if way == "functional_call":
-            (grad,) = torch.autograd.grad(loss(parameters), parameters["embeds.pos_embed"])
-        elif way == "func.grad":
-            grad = torch.func.grad(loss)(parameters)["embeds.pos_embed"]
-        else:
-            torch.utils.checkpoint.checkpoint(model, BATCH, use_reentrant=False).square().mean().backward()
-            grad = model.embeds.pos_embed.grad
-        who = "stock" if way == "func.grad" else "matmul"  # function transforms are left to timm
-        assert {key for key in status().calls if key[0] == "pos_embed"} == {("pos_embed", who)}
-    assert relative(grad, want) <= 1e-5

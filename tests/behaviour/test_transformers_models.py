@@ -3,12 +3,13 @@
 transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.oracles import OLD_TORCH, relative
-from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -16,6 +17,7 @@ if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+slow = partial(pytest.param, marks=pytest.mark.slow)
 TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
 SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 
@@ -85,37 +87,31 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
-@pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
-def test_one_graph_for_every_batch_length_and_grid(kind):
-    model = made(kind)
-    batches = [batch(kind, sizes) for sizes in (SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)])]
-    wants = [trained(kind, model, inputs) for inputs in batches]
-    counter = CompileCounterWithBackend("eager")
-    with enable(library="transformers"):
-        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-        for inputs, want in zip(batches, wants):
-            same(trained(kind, model, inputs, compiled), want)
-        assert set(status().calls) == {("pos_embed", "matmul")} and status().fallbacks == {}
-    assert counter.frame_count <= 2
-
-
 @pytest.mark.parametrize(
-    ("mode", "options"),
+    ("kind", "mode", "backend", "shapes"),
     [
-        pytest.param("matmul", dict(fullgraph=True), marks=pytest.mark.slow),  # by TorchInductor
-        ("interpolate_cached", dict(backend="eager")),  # breaks the graph
+        ("vision", "matmul", "eager", 4),
+        ("vision", "interpolate_cached", "eager", 1),  # breaks the graph
+        slow("labels", "matmul", "eager", 4),
+        slow("vision", "matmul", "inductor", 1),
     ],
 )
-def test_a_compiled_tower_trains_like_transformers(mode, options):
-    model, inputs = made("vision"), batch()
-    want = trained("vision", model, inputs)
-    with running(mode, library="transformers"):
-        same(trained("vision", model, inputs, torch.compile(model, **options)), want)
+def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
+    model, counter = made(kind), CompileCounterWithBackend(backend)
+    sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
+    batches = [batch(kind, each) for each in sizes]
+    wants = [trained(kind, model, inputs) for inputs in batches]
+    with enable(mode, library="transformers"):
+        compiled = torch.compile(model, fullgraph=mode == "matmul", dynamic=True, backend=counter)
+        for inputs, want in zip(batches, wants):
+            same(trained(kind, model, inputs, compiled), want)
+        assert set(status().calls) == {("pos_embed", mode)} and status().fallbacks == {}
+    assert counter.frame_count <= 2 or mode == "interpolate_cached"
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
 @pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strict", [False, slow(True)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict):
     model = made("vision")
     size, length = torch.export.Dim("size"), torch.export.Dim("length")
