@@ -3,13 +3,13 @@
 Never run on a GPU. ``test_triton.py`` runs there too; ``test_second_device.py`` pretends to have one.
 """
 
-import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 
-from tests.support.oracles import BATCH, relative, small_vit, vit_batch
+from tests.support.oracles import BATCH, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import dispatch, triton
 from timm_naflex_fast.resampling import cache
@@ -18,12 +18,13 @@ from timm_naflex_fast.resampling.matrices import ResizeSpec
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
     pytest.mark.usefixtures("clean"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
-KINDS = ["learned", "factorized"]
+kinds = pytest.mark.parametrize("kind", ["learned", "factorized"])
 
 
-def on_gpu(kind):
-    return small_vit(pos_embed=kind).cuda(), {name: value.cuda() for name, value in BATCH.items()}
+def on_gpu(batch=BATCH):
+    return {name: value.cuda() for name, value in batch.items()}
 
 
 def embeds(model, batch):
@@ -31,18 +32,16 @@ def embeds(model, batch):
     return out[0] if isinstance(out, tuple) else out
 
 
-def step(model, batch):
+def step(model, batch, run=embeds):
     model.zero_grad()
-    out = embeds(model, batch)
+    out = run(model, batch)
     (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum().backward()
-    return [out.detach(), *(p.grad.clone() for n, p in model.embeds.named_parameters() if n.startswith("pos_embed"))]
+    return [out.detach().clone(), *(table.grad.clone() for table in tables(model.embeds))]
 
 
 @contextmanager
 def waiting_is_an_error():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the check is a prototype
-        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -50,24 +49,16 @@ def waiting_is_an_error():
 
 
 def test_triton_serves():
-    model, _ = on_gpu("learned")
-    x, table = torch.zeros(1, 1, 32, device="cuda"), model.embeds.pos_embed
+    x, table = torch.zeros(1, 1, 32, device="cuda"), small_vit().cuda().embeds.pos_embed
     assert triton.serves(x, table, ResizeSpec())
     assert all(triton.agrees(x, table.shape, ResizeSpec(), kind) for kind in ("in place", "copy", "gradient"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_timm(kind):
-    model, batch = on_gpu(kind)
-    want = step(model, batch)
-    enable()
-    assert all(relative(a, b) <= 1e-5 for a, b in zip(step(model, batch), want))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_deterministic_bit_for_bit(kind, monkeypatch):
+@kinds
+def test_equals_timm_the_same_bits_each_time_and_never_waits(kind, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    model, batch = on_gpu(kind)
+    model, batch = small_vit(pos_embed=kind).cuda(), on_gpu()
+    want = step(model, batch)
     enable()
     torch.use_deterministic_algorithms(True)
     try:
@@ -75,45 +66,33 @@ def test_deterministic_bit_for_bit(kind, monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(map(torch.equal, first, second))
+    with waiting_is_an_error():
+        third = step(model, batch)
+        with torch.no_grad():
+            model.eval()(batch)
+    assert all(relative(a, b) <= 1e-5 for got in (first, third) for a, b in zip(got, want))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 def test_tf32_flags_change_nothing(kind):
-    model, batch = on_gpu(kind)
+    model, coord = small_vit(pos_embed=kind).cuda(), BATCH["patch_coord"].cuda()
     enable()
-    x, table = (
-        torch.zeros(*batch["patch_coord"].shape[:2], 32, device="cuda"),
-        getattr(model.embeds, "pos_embed" if kind == "learned" else "pos_embed_y"),
-    )
-    add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
     results, before = [], torch.get_float32_matmul_precision()
     for precision in ("highest", "high"):
         try:
             torch.set_float32_matmul_precision(precision)
-            out = x.clone()
-            add(out, patch_coord=batch["patch_coord"])
-            results.append((out.detach(), torch.autograd.grad(out.square().sum(), table)[0]))
+            out = torch.zeros(*coord.shape[:2], 32, device="cuda")
+            getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")(out, patch_coord=coord)
+            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), tables(model.embeds))])
         finally:
             torch.set_float32_matmul_precision(before)
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_never_waits_for_the_gpu(kind):
-    model, batch = on_gpu(kind)
-    enable()
-    step(model, batch)  # compiles
-    with waiting_is_an_error():
-        step(model, batch)
-        with torch.no_grad():
-            model.eval()(batch)
-
-
 @pytest.mark.parametrize("kind", ["axial", "dinov3"])
 def test_rope_never_waits_for_the_gpu(kind):
     """Mixed rotary embeddings, and random coordinates, read the grids once: ``test_second_device.py`` counts it."""
-    model = small_vit(pos_embed="none", rope_type=kind).cuda()
-    batch = {name: value.cuda() for name, value in BATCH.items()}
+    model, batch = small_vit(pos_embed="none", rope_type=kind).cuda(), on_gpu()
     enable()
     model(batch).sum().backward()
     with waiting_is_an_error():
@@ -121,12 +100,12 @@ def test_rope_never_waits_for_the_gpu(kind):
 
 
 @pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 @pytest.mark.parametrize("whole", [False, True], ids=["embeds", "model"])
 def test_cuda_graph_serves_other_grids(kind, whole, evicted):
-    model, batch = on_gpu(kind)
-    run = model.eval() if whole else lambda batch: embeds(model, batch)
-    other = {name: value.cuda() for name, value in vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5).items()}
+    model, batch = small_vit(pos_embed=kind).cuda().eval(), on_gpu()
+    other = on_gpu(vit_batch([(8, 8), (7, 3), (1, 9), (2, 2), (4, 5)], seed=5))
+    run = model if whole else partial(embeds, model)
     with torch.no_grad():
         want = [run(batch), run(other)]
         enable()
@@ -152,21 +131,15 @@ def test_cuda_graph_serves_other_grids(kind, whole, evicted):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_inductor_forward_and_backward(mode):
-    model, batch = on_gpu("learned")
-
-    def train(run):
-        model.zero_grad()
-        out = run(batch)
-        (out * torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
-        return out.detach().clone(), model.embeds.pos_embed.grad.clone()
-
-    want = train(model)
+    model, batch = small_vit().cuda(), on_gpu()
+    want = step(model, batch, lambda model, batch: model(batch))
     cache.clear_all()
     triton._agreed.clear()
     with enable():
         run = torch.compile(model, fullgraph=True, mode=mode)
         for _ in range(3):  # the first makes the trials and the bands; CUDA graphs are recorded in the second
-            assert all(relative(a, b) <= 1e-4 for a, b in zip(train(run), want))
+            got = step(model, batch, lambda _, batch: run(batch))
+            assert all(relative(a, b) <= 1e-4 for a, b in zip(got, want))
 
 
 @pytest.mark.slow

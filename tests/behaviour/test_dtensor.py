@@ -1,20 +1,16 @@
 """Tables that are DTensors: replicated ones count as the table that each rank holds, sharded ones are a named error."""
 
-import os
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.support import two_processes
 from tests.support.oracles import small_vit
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.functional import (
-    add_factorized_pos_embed_,
-    add_pos_embed_,
-    resample_pos_embed,
-    resample_pos_embeds,
-)
+from timm_naflex_fast import functional as fast
 
 tensor = pytest.importorskip("torch.distributed.tensor")
 if not hasattr(tensor, "DTensor"):
@@ -27,16 +23,14 @@ TABLE = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0))
 
 def functions(strategy):
     """Every function that takes a table, by name: a table in, embeddings out."""
-    options = dict(mode="bilinear", strategy=strategy)
+    x, options = lambda: torch.zeros(3, 35, 8), dict(mode="bilinear", strategy=strategy)
     return {
-        "packed": lambda table: resample_pos_embeds(table, SIZES, **options),
-        "padded": lambda table: resample_pos_embeds(table, SIZES, length=40, **options),
-        "one": lambda table: resample_pos_embed(table, (9, 4)),
-        "coordinates": lambda table: add_pos_embed_(torch.zeros(3, 35, 8), table, COORD, **options),
-        "sizes": lambda table: add_pos_embed_(torch.zeros(3, 35, 8), table, grid_sizes=SIZES, **options),
-        "factorized": lambda table: add_factorized_pos_embed_(
-            torch.zeros(3, 35, 8), table[0], table[:, 0], COORD, strategy=strategy
-        ),
+        "packed": lambda t: fast.resample_pos_embeds(t, SIZES, **options),
+        "padded": lambda t: fast.resample_pos_embeds(t, SIZES, length=40, **options),
+        "one": lambda t: fast.resample_pos_embed(t, (9, 4)),
+        "coordinates": lambda t: fast.add_pos_embed_(x(), t, COORD, **options),
+        "sizes": lambda t: fast.add_pos_embed_(x(), t, grid_sizes=SIZES, **options),
+        "factorized": lambda t: fast.add_factorized_pos_embed_(x(), t[0], t[:, 0], COORD, strategy=strategy),
     }
 
 
@@ -47,16 +41,16 @@ def result_and_gradient(function, table):
     return result.detach(), gradient
 
 
-def check_replicated(mesh, names=None, compiled=lambda function: function):
+def check_replicated(mesh, names=(), compiled=lambda function: function):
     whole = tensor.distribute_tensor(TABLE, mesh, [tensor.Replicate()])
     for strategy in ("matmul", "interpolate_cached"):
-        for name, function in functions(strategy).items():
-            if names is None or name in names:
-                want, want_gradient = result_and_gradient(function, TABLE)
-                got, gradient = result_and_gradient(compiled(function), whole)
-                assert isinstance(gradient, tensor.DTensor) and gradient.placements == whole.placements, name
-                torch.testing.assert_close(got, want, atol=2e-6, rtol=0, msg=name)
-                torch.testing.assert_close(gradient.to_local(), want_gradient, atol=1e-5, rtol=1e-5, msg=name)
+        for name in names or functions(strategy):
+            function = functions(strategy)[name]
+            want, want_gradient = result_and_gradient(function, TABLE)
+            got, gradient = result_and_gradient(compiled(function), whole)
+            assert isinstance(gradient, tensor.DTensor) and gradient.placements == whole.placements, name
+            torch.testing.assert_close(got, want, atol=2e-6, rtol=0, msg=name)
+            torch.testing.assert_close(gradient.to_local(), want_gradient, atol=1e-5, rtol=1e-5, msg=name)
 
 
 @pytest.fixture
@@ -71,19 +65,20 @@ def test_a_replicated_table_is_the_table_of_each_rank(mesh):
 
 
 def test_compiled_too(mesh):
-    check_replicated(mesh, {"padded", "coordinates"}, lambda function: torch.compile(function, backend="eager"))
+    check_replicated(mesh, ("padded", "coordinates"), lambda function: torch.compile(function, backend="eager"))
 
 
 def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
     for strategy in ("matmul", "interpolate_cached"):
         for name, function in functions(strategy).items():
-            if name != "factorized":  # a part of a sharded table is a DTensor of its own
-                for placement in (tensor.Shard(0), tensor.Shard(2)):
-                    with pytest.raises(ValueError, match=r"table is a DTensor .*Shard.*full_tensor\(\)"):
-                        function(tensor.distribute_tensor(TABLE, mesh, [placement]))
+            for placement in (tensor.Shard(0), tensor.Shard(2)) * (
+                name != "factorized"
+            ):  # whose parts are DTensors too
+                with pytest.raises(ValueError, match=r"table is a DTensor .*Shard.*full_tensor\(\)"):
+                    function(tensor.distribute_tensor(TABLE, mesh, [placement]))
     tokens = tensor.distribute_tensor(torch.zeros(3, 35, 8), mesh, [tensor.Replicate()])
     with pytest.raises(ValueError, match=r"x is a DTensor.*to_local\(\)"):
-        add_pos_embed_(tokens, TABLE, COORD)
+        fast.add_pos_embed_(tokens, TABLE, COORD)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -109,15 +104,14 @@ def rank(rank, folder):
     for placement in (tensor.Shard(0), tensor.Shard(1)):
         sharded = tensor.distribute_tensor(TABLE, mesh, [placement]).requires_grad_()
         with pytest.raises(ValueError, match=r"full_tensor\(\)"):
-            resample_pos_embeds(sharded, SIZES, mode="bilinear")
-        resample_pos_embeds(sharded.full_tensor(), SIZES, mode="bilinear").sum().backward()  # what the error says
+            fast.resample_pos_embeds(sharded, SIZES, mode="bilinear")
+        fast.resample_pos_embeds(sharded.full_tensor(), SIZES, mode="bilinear").sum().backward()  # what the error says
         assert sharded.grad.placements == (placement,)
-    torch.save(True, f"{folder}/{rank}.pt")
-    dist.barrier()
-    os._exit(0)  # to take gloo's threads down sometimes aborts the process
+    Path(folder, f"{rank} ended").touch()
+    two_processes.end()
 
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     mp.spawn(rank, (str(tmp_path),), nprocs=2)
-    assert (tmp_path / "0.pt").exists() and (tmp_path / "1.pt").exists()
+    assert (tmp_path / "0 ended").exists() and (tmp_path / "1 ended").exists()

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
-KINDS = ["learned", "factorized"]
+FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}
+FREE_SHAPES = (dict.fromkeys(BATCH, FREE),)
 
 
 def step(model, batch, run=None):
@@ -24,40 +27,42 @@ def step(model, batch, run=None):
     out = (model if run is None else run)(batch)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
     (out * weight).mean().backward()
-    return out.detach(), [table.grad.clone() for table in tables(model.embeds)]
+    return [out.detach(), *(table.grad.clone() for table in tables(model.embeds))]
 
 
-ONE_FAST = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
-
-
-@pytest.mark.parametrize("kind", ONE_FAST)
+@pytest.mark.parametrize("kind", ["learned", slow("factorized")])
 def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
-    model, counter = small_vit(pos_embed=kind), CompileCounterWithBackend("aot_eager")
+    model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend("aot_eager")
     run = torch.compile(model, backend=counter, fullgraph=True)
     generator = torch.Generator().manual_seed(0)
     for i in range(20):
         sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
         batch = vit_batch(sizes, seed=i)
-        want, want_grads = step(model, batch)
+        want = step(model, batch)
         with enable() if i else running():  # the calls of a finished graph are not counted
-            got, got_grads = step(model, batch, run)
-        assert relative(got, want) <= 1e-5
-        assert all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
+            got = step(model, batch, run)
+        assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_inductor_forward_and_backward(kind):
-    model = small_vit(pos_embed=kind)
-    want, want_grads = step(model, BATCH)
-    with running():
-        got, got_grads = step(model, BATCH, torch.compile(model, fullgraph=True))
-    assert relative(got, want) <= 1e-5 and all(relative(a, b) <= 1e-5 for a, b in zip(got_grads, want_grads))
+@pytest.mark.parametrize(
+    ("kind", "mode", "backend"),
+    [
+        ("learned", "interpolate_cached", "eager"),
+        *(slow(kind, "matmul", "inductor") for kind in ("learned", "factorized")),
+    ],
+)
+def test_compiled_forward_and_backward(kind, mode, backend):
+    model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend(backend)
+    want = step(model, BATCH)
+    with running(mode):
+        got = step(model, BATCH, torch.compile(model, backend=counter, fullgraph=mode == "matmul"))
+    assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
+    assert (counter.frame_count == 1) == (mode == "matmul")  # the other breaks the graph
 
 
 def test_autocast_in_a_graph_and_arguments_by_name():
-    model, patches, rest = small_vit(), BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
+    model, patches, rest = small_vit(depth=1), BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         want = model(patches, **rest)
         with running():
@@ -67,112 +72,80 @@ def test_autocast_in_a_graph_and_arguments_by_name():
 
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_shapes_are_checked_while_tracing(fullgraph):
-    embeds = small_vit().embeds
-    with running():
-        run = torch.compile(embeds, backend="aot_eager", fullgraph=fullgraph)
-        with pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"):
-            run(torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)]))
+    compiled = partial(torch.compile, backend="aot_eager", fullgraph=fullgraph)
+    with running(), pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"):
+        compiled(small_vit().embeds)(torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)]))
     with pytest.raises(Exception, match=r"x must be tokens of shape \(B, N, 4\)"):
-        torch.compile(add_pos_embed_, backend="aot_eager", fullgraph=fullgraph)(
-            torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)])
-        )
+        compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
 
 
 def exported(kind, strict=False):
-    """A small model's program with dynamic batch and length, and the model."""
-    model, batch = small_vit(pos_embed=kind).eval(), vit_batch([(3, 4), (5, 2), (4, 4)])
-    free = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}
+    """A small model's program with dynamic batch and length; unseen batches and timm's own result."""
+    model = small_vit(pos_embed=kind, depth=1).eval()
     with running():
-        program = torch.export.export(model, (batch,), dynamic_shapes=(dict.fromkeys(batch, free),), strict=strict)
-    return program, model
+        batch = vit_batch([(3, 4), (5, 2), (4, 4)])
+        program = torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES, strict=strict)
+    unseen = [vit_batch(sizes, seed=5) for sizes in UNSEEN]
+    return program, [(batch, model(batch).detach()) for batch in unseen]
 
 
 @EXPORTS
-@pytest.mark.parametrize("kind", ONE_FAST)
-@pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "strict"), [("learned", True), slow("learned", False), slow("factorized", True), slow("factorized", False)]
+)
 def test_exported_program_equals_stock_on_unseen_grids(kind, strict):
-    program, model = exported(kind, strict)
+    program, results = exported(kind, strict)
     assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
     run = program.module()
-    for sizes in UNSEEN:
-        batch = vit_batch(sizes, seed=5)
-        with torch.no_grad():
-            assert relative(run(batch), model(batch)) <= 1e-5
+    assert all(relative(run(batch), want) <= 1e-5 for batch, want in results)
 
 
 ALONE = """
 import sys
 sys.modules["timm_naflex_fast"] = sys.modules["timm"] = None
 import torch
-batch, want = torch.load("data.pt")
-if "{form}" == "export":
+if sys.argv[1] == "export":
     run = torch.export.load("model.pt2").module()
-else:
+elif sys.argv[1] == "aoti":
     run = torch._inductor.aoti_load_package("model.pt2")
-assert (run(batch) - want).abs().max() <= 1e-5 * want.abs().max()
+else:
+    import onnxruntime
+    session = onnxruntime.InferenceSession("model.pt2")
+    names = [node.name for node in session.get_inputs()]
+    run = lambda batch: torch.from_numpy(session.run(None, dict(zip(names, (v.numpy() for v in batch.values()))))[0])
+for batch, want in torch.load("results.pt"):
+    assert (run(batch) - want).abs().max() <= 1e-5 * want.abs().max()
 """
 
 
 @EXPORTS
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["export", "aoti"])
+@pytest.mark.parametrize("form", ["export", "aoti", "onnx"])
 def test_saved_program_runs_in_a_fresh_process_without_this_package(form, tmp_path):
-    program, model = exported("learned")
-    if form == "export":
-        torch.export.save(program, tmp_path / "model.pt2")
-    else:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    batch = vit_batch(UNSEEN[1], seed=5)
-    with torch.no_grad():
-        torch.save((batch, model(batch)), tmp_path / "data.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE.format(form=form)], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@EXPORTS
-@pytest.mark.slow
-def test_onnx_program_equals_stock_on_unseen_grids(tmp_path):
-    missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(n) is None]
+    missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" and not importlib.util.find_spec(n)]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    import onnxruntime
-
-    program, model = exported("learned")
-    torch.onnx.export(program, dynamo=True).save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    names = [node.name for node in session.get_inputs()]
-    for sizes in UNSEEN:
-        batch = vit_batch(sizes, seed=5)
-        (got,) = session.run(None, dict(zip(names, (value.numpy() for value in batch.values()))))
-        with torch.no_grad():
-            assert relative(torch.from_numpy(got), model(batch)) <= 1e-5
-
-
-def test_interpolate_cached_breaks_the_graph_and_stays_right():
-    model, seen = small_vit(), []
-
-    def backend(graph, inputs):
-        seen.append(graph)
-        return graph.forward
-
-    with torch.no_grad():
-        want = model(BATCH)
-        with running("interpolate_cached"):
-            assert relative(torch.compile(model, backend=backend)(BATCH), want) <= 1e-5
-    assert len(seen) >= 2
+    program, results = exported("learned")
+    if form == "export":
+        torch.export.save(program, tmp_path / "model.pt2")
+    elif form == "aoti":
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    else:
+        torch.onnx.export(program, dynamo=True).save(tmp_path / "model.pt2")
+    torch.save(results, tmp_path / "results.pt")
+    command = [sys.executable, "-c", ALONE, form]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(OLD_TORCH, reason="about this torch's compiler")
 def test_what_timm_itself_cannot():
-    model, batch = small_vit(pos_embed_interp_mode="bicubic"), vit_batch([(6, 8), (8, 6)])
+    model, batch = small_vit(), vit_batch([(6, 8), (8, 6)])
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(model, backend="aot_eager", fullgraph=True)(batch)
-    free = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}
     with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(model, (batch,), dynamic_shapes=(dict.fromkeys(batch, free),))
+        torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES)
     # PyTorch issue 197622: the gradient of antialiased bicubic interpolation has no shape rule for free sizes.
     images = torch.compile(model, backend="aot_eager", dynamic=True)
     with pytest.raises(Exception, match="isIntList"):
@@ -183,9 +156,9 @@ def test_what_timm_itself_cannot():
 class Embeds(torch.nn.Module):
     """Padded embeddings from sizes (t, h, w), and without frames: for tokens, and by themselves."""
 
-    def __init__(self, merge=1, length=450):
+    def __init__(self, length):
         super().__init__()
-        self.table, self.options = torch.nn.Parameter(torch.randn(6, 5, 8)), dict(merge=merge, length=length)
+        self.table, self.options = torch.nn.Parameter(torch.randn(6, 5, 8)), dict(merge=2, length=length)
 
     def forward(self, x, sizes):
         made = [
@@ -196,7 +169,7 @@ class Embeds(torch.nn.Module):
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
 
 
-def written(how, module, inputs):
+def written(how, module, *inputs):
     """A module as a graph."""
     if how == "compile":
         return torch.compile(module, backend="aot_eager", fullgraph=True)
@@ -204,22 +177,32 @@ def written(how, module, inputs):
 
 
 OTHER_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
-INTEGERS = [torch.int64, *(pytest.param(t, marks=pytest.mark.slow) for t in OTHER_INTEGERS)]
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, *map(slow, OTHER_INTEGERS)], ids=str)
 @pytest.mark.parametrize("how", ["compile", "export", "trace"])
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
-    model, x = Embeds(merge=2), torch.zeros(3, 450, 8)
+    model, x = Embeds(length=450), torch.zeros(3, 450, 8)
     sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=dtype)
     other = torch.tensor([(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=dtype)  # its cells are more than 8 bits can count
-    graph = written(how, model, (x, sizes))
+    graph = written(how, model, x, sizes)
     for some in (sizes, other):
         want, got = model(x, some), graph(x, some)
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     weight = torch.randn_like(want)
     grads = [torch.autograd.grad((out * weight).sum(), m.table)[0] for out, m in ((got, graph), (want, model))]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["compile", slow("export")])
+def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how):
+    model = Embeds(length=20)
+    x, good = torch.zeros(2, 20, 8), torch.tensor([(1, 2, 4), (1, 4, 4)])
+    graph = written(how, model, x, good)
+    torch.testing.assert_close(graph(x, good), model(x, good), atol=2e-6, rtol=0)
+    for long_empty_or_odd in ((6, 4), (0, 4), (2, 3)):
+        with pytest.raises(RuntimeError, match="grid_sizes must be at least 1, multiples of merge"):
+            graph(x, torch.tensor([(1, 2, 4), (1, *long_empty_or_odd)]))
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
@@ -237,32 +220,20 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["compile", pytest.param("export", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("wrong", [(7, 3), (0, 5), (2, 3)], ids=["long", "empty", "odd"])
-def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how, wrong):
-    model = Embeds(merge=2 if wrong == (2, 3) else 1, length=20)
-    x, good, wrong = torch.zeros(2, 20, 8), torch.tensor([(1, 2, 4), (1, 4, 4)]), torch.tensor([(1, 2, 4), (1, *wrong)])
-    graph = written(how, model, (x, good))
-    torch.testing.assert_close(graph(x, good), model(x, good), atol=2e-6, rtol=0)
-    with pytest.raises(RuntimeError, match="grid_sizes must be at least 1, multiples of merge"):
-        graph(x, wrong)
-
-
-WRONG_SIZES = {
-    "frames": torch.tensor([(1, 3, 4)] * 2),
-    "another batch": torch.tensor([(3, 4)]),
-    "four columns": torch.tensor([(1, 1, 3, 4)] * 2),
-    "floats": torch.tensor([(3.0, 4.0)] * 2),
-    "booleans": torch.ones(2, 2, dtype=torch.bool),
-}
-
-
-@pytest.mark.parametrize("what", WRONG_SIZES)
-@pytest.mark.parametrize("how", ["eager", "transform", "compile"])
-def test_sizes_that_do_not_fit_the_tokens(what, how):
-    def add(x, sizes=WRONG_SIZES[what]):
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(torch.tensor([(1, 3, 4)] * 2), id="frames"),
+        pytest.param(torch.tensor([(3, 4)]), id="another batch"),
+        pytest.param(torch.tensor([(1, 1, 3, 4)] * 2), id="four columns"),
+        pytest.param(torch.tensor([(3.0, 4.0)] * 2), id="floats"),
+        pytest.param(torch.ones(2, 2, dtype=torch.bool), id="booleans"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_tokens(sizes):
+    def add(x):
         return add_pos_embed_(x * 1, torch.ones(6, 5, 4), grid_sizes=sizes)
 
-    run = {"eager": add, "transform": torch.func.functionalize(add), "compile": torch.compile(add, fullgraph=True)}[how]
-    with pytest.raises(Exception, match="grid_sizes must hold"):
-        run(torch.zeros(2, 12, 4))
+    for run in (add, torch.func.functionalize(add), torch.compile(add, fullgraph=True)):
+        with pytest.raises(Exception, match="grid_sizes must hold"):
+            run(torch.zeros(2, 12, 4))

@@ -6,7 +6,6 @@ Whole models trace on fake CUDA tensors, which have a device and no numbers.
 """
 
 from collections import Counter
-from itertools import product
 
 import pytest
 import torch
@@ -26,8 +25,11 @@ from timm_naflex_fast.functional import (
     resample_patch_kernel,
     resample_pos_embeds,
 )
+from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse
 from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.settings import read_rope
 
 pytestmark = pytest.mark.usefixtures("clean")
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
@@ -97,16 +99,12 @@ def inverses(to):
 
 def rope(kind, coord=COORD, train=False, **options):
     def case(to):
-        from timm_naflex_fast.rope.batched import batched_rope
-        from timm_naflex_fast.rope.settings import read_rope
-
         torch.manual_seed(0)
         module = build(kind, **options).train(train)
-        for store in (module._parameters, module._buffers):
-            for name, value in store.items():
-                if value is not None:
-                    is_parameter = isinstance(value, torch.nn.Parameter)
-                    store[name] = torch.nn.Parameter(to(value.detach())) if is_parameter else to(value)
+        for name, value in module._parameters.items():
+            module._parameters[name] = torch.nn.Parameter(to(value.detach()))
+        for name, value in module._buffers.items():
+            module._buffers[name] = value if value is None else to(value)
         torch.manual_seed(1)
         found = batched_rope(read_rope(module), to(coord), torch.float32)
         found = [found] if isinstance(found, torch.Tensor) else list(found)
@@ -117,30 +115,21 @@ def rope(kind, coord=COORD, train=False, **options):
     return case
 
 
-def drawn(**options):
-    return dict(train=True, **options)
-
-
+VARIANTS = {"": {}, ", reordered": dict(coord=REORDERED), ", ar_preserving": dict(ar_preserving=True)}
 CASES = {
-    "learned": learned(),
-    "learned, reordered": learned(REORDERED),
+    f"{make.__name__}, {strategy}{variant}": make(strategy=strategy, **options)
+    for make in (learned, factorized)
+    for strategy in STRATEGY_NAMES
+    for variant, options in VARIANTS.items()
+}
+CASES |= {
     "learned, bfloat16 tokens": learned(x_dtype=torch.bfloat16),
     "learned, float64": learned(dtype=torch.float64, x_dtype=torch.float64),
-    "learned, ar_preserving": learned(ar_preserving=True),
     "learned, second derivatives": learned(twice=True),
     "learned, second derivatives, reordered": learned(REORDERED, twice=True),
     "learned, float coordinates": learned(COORD.float()),
-    "learned, interpolate_cached": learned(strategy="interpolate_cached"),
-    "learned, interpolate_cached, reordered": learned(REORDERED, strategy="interpolate_cached"),
-    "learned, interpolate_cached, ar_preserving": learned(strategy="interpolate_cached", ar_preserving=True),
-    "learned, grid_sample": learned(strategy="grid_sample", mode="bilinear"),
-    "learned, grid_sample, reordered": learned(REORDERED, strategy="grid_sample"),
+    "learned, grid_sample, bilinear": learned(strategy="grid_sample", mode="bilinear"),
     "learned, grid_sample, second derivatives": learned(strategy="grid_sample", twice=True),
-    "factorized": factorized(),
-    "factorized, reordered": factorized(REORDERED),
-    "factorized, ar_preserving": factorized(ar_preserving=True),
-    "factorized, interpolate_cached": factorized(strategy="interpolate_cached"),
-    "factorized, grid_sample": factorized(strategy="grid_sample"),
     "host coordinates": learned(stays=True),
     "host coordinates, reordered": learned(REORDERED, stays=True),
     "host coordinates, interpolate_cached": learned(stays=True, strategy="interpolate_cached"),
@@ -162,16 +151,11 @@ CASES |= {f"rope, {kind}, reference size": rope(kind, ref_feat_shape=(4, 4)) for
 CHANGES = {"shift": dict(shift_coords=0.3), "jitter": dict(jitter_coords=1.4), "rescale": dict(rescale_coords=2.0)}
 CHANGES["all changes"] = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
 CASES |= {
-    f"rope, {kind}, {name}{many * ', many tokens'}": rope(
-        kind, COORD.repeat(20, 1, 1) if many else COORD, train=True, **change
-    )
+    f"rope, {kind}, {name}{', many tokens' * (times > 1)}": rope(kind, COORD.repeat(times, 1, 1), train=True, **change)
     for kind in AUGMENTED
     for name, change in CHANGES.items()
-    for many in (False, True)
+    for times in (1, 20)
 }
-
-
-FACTORIZED = ["factorized", "factorized, reordered", "factorized, ar_preserving", "host coordinates, factorized"]
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = {
@@ -186,7 +170,7 @@ WAITS |= {f"rope, {kind}, {name}": {"rope/grids.py": 1} for kind in AUGMENTED fo
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
+def test_a_second_device_gives_the_cpus_bits_and_can_be_captured(name, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "Tensor", torch.Tensor)
         want = CASES[name](lambda t: t.clone())
@@ -194,31 +178,23 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
         got = CASES[name](lambda t: t.to("cuda"))
         waits.clear()
         again = CASES[name](lambda t: t.to("cuda", non_blocking=True))
+        found = Counter()
+        for line, count in waits.items():
+            found[line.split(":")[0]] += count
+        # What was run before runs in a capture without a copy or a wait; or an error says that it cannot.
+        monkeypatch.setattr(SecondDevice, "captures", True)
+        try:
+            CASES[name](lambda t: OnDevice(t.clone()))
+        except RuntimeError as error:  # rotary embeddings that read the grids leave it to CUDA
+            refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
+            assert refused in str(error)
     for a, b, c in zip(got, want, again, strict=True):
         assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held)
-        if name in FACTORIZED:  # takes another form there
+        if name.startswith(("factorized, matmul", "host coordinates, factorized")):  # takes another form there
             torch.testing.assert_close(a.held, b, atol=2e-6, rtol=1e-5)
         else:
             assert torch.equal(a.held, b)
-    found = Counter()
-    for line, count in waits.items():
-        found[line.split(":")[0]] += count
     assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_cuda_graph_holds_a_copy_from_the_host(name, monkeypatch):
-    """What was run once before runs in a capture without a copy or a wait; or an error says that it cannot."""
-    place = lambda t: OnDevice(t.clone())
-    with SecondDevice(monkeypatch):
-        CASES[name](place)
-        monkeypatch.setattr(SecondDevice, "captures", True)
-        # Rotary embeddings that read the grids leave the error to CUDA.
-        refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
-        try:
-            CASES[name](place)
-        except RuntimeError as error:
-            assert refused in str(error)
 
 
 def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
@@ -239,12 +215,8 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
 
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
     with SecondDevice(monkeypatch):
-        x, index = torch.zeros(3, 4, device="cuda"), torch.tensor([0, 2])
-        for mixed in (
-            lambda: x + torch.ones(4),
-            lambda: x.index_add_(0, index, x[:2]),
-            lambda: torch.stack([x[0], torch.ones(4)]),
-        ):
+        x, row, index = torch.zeros(3, 4, device="cuda"), torch.ones(4), torch.tensor([0, 2])
+        for mixed in (lambda: x + row, lambda: x.index_add_(0, index, x[:2]), lambda: torch.stack([x[0], row])):
             with pytest.raises(RuntimeError, match="takes a tensor of the CPU"):
                 mixed()
         waits.clear()
@@ -271,29 +243,16 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def on_fake_cuda(model):
-    """The model with parameters and buffers that have no numbers; inside a ``FakeTensorMode``."""
-    for module in model.modules():
-        for store, made in ((module._parameters, torch.nn.Parameter), (module._buffers, torch.Tensor)):
-            for name, value in store.items():
-                if value is not None:
-                    store[name] = made(torch.empty(value.shape, dtype=value.dtype, device="cuda"))
-    return model
-
-
 @pytest.mark.parametrize("has_triton", [True, False])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize(
-    ("form", "mode"),
-    [
-        *product(["eager", "compiled"], ["matmul", "grid_sample"]),
-        ("eager", "interpolate_cached"),  # a compiled graph breaks there
-    ],
+    ("compiled", "mode"),  # with interpolate_cached a compiled graph breaks
+    [(False, "matmul"), (False, "grid_sample"), (False, "interpolate_cached"), (True, "matmul"), (True, "grid_sample")],
 )
-def test_whole_models_trace_on_fake_cuda_tensors(form, kind, mode, has_triton, monkeypatch):
+def test_whole_models_trace_on_fake_cuda_tensors(compiled, kind, mode, has_triton, monkeypatch):
     """Forward alone: without a GPU, autograd refuses to go back, whatever the model."""
     monkeypatch.setattr(triton, "HAS_TRITON", has_triton)
-    model, ours = small_vit(pos_embed=kind), []
+    model, ours = small_vit(pos_embed=kind, depth=1), []
 
     def watched(run):
         def inside(*args):
@@ -307,10 +266,12 @@ def test_whole_models_trace_on_fake_cuda_tensors(form, kind, mode, has_triton, m
         return watched(graph.forward)
 
     with FakeTensorMode(), running(mode):
-        on_fake_cuda(model)
-        batch = {name: torch.empty(value.shape, dtype=value.dtype, device="cuda") for name, value in BATCH.items()}
-        run = watched(model) if form == "eager" else torch.compile(model, backend=backend, fullgraph=True)
-        out = run(batch)
+        on_cuda = lambda t: torch.empty(t.shape, dtype=t.dtype, device="cuda")
+        for module in model.modules():
+            for name, value in module._parameters.items():
+                module._parameters[name] = torch.nn.Parameter(on_cuda(value)) if value is not None else None
+        run = torch.compile(model, backend=backend, fullgraph=True) if compiled else watched(model)
+        out = run({name: on_cuda(value) for name, value in BATCH.items()})
     assert out.is_cuda and out.shape == (5, 5) and out.requires_grad
-    if form == "compiled" and kind == "learned":
+    if compiled and kind == "learned":
         assert ours == [f"timm_naflex_fast.add_learned{'_triton' * has_triton}.default"]

@@ -8,12 +8,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.oracles import row_major, small_vit, tables
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 COORD = row_major([(2, 3)])
-MODES = ["matmul", "interpolate_cached", "grid_sample"]
 # timm's grid_sample flag is for NaFlex batches, so plain images are left to timm.
 ON_IMAGES = {"matmul": "matmul", "interpolate_cached": "interpolate_cached", "grid_sample": "stock"}
 
@@ -24,7 +23,6 @@ def first(out):
 
 @pytest.fixture
 def embeds():
-    cache.clear_all()
     return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
 
 
@@ -50,7 +48,7 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
     assert inside != "fake" or ("patch_embed", "matmul") in status().calls
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", STRATEGY_NAMES)
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "per-sample grad"])
 def test_function_transforms(embeds, mode, transform):
     images = torch.randn(3, 1, 1, 24, 28)
@@ -69,31 +67,30 @@ def test_function_transforms(embeds, mode, transform):
     torch.testing.assert_close(run(), want)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", STRATEGY_NAMES)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_another_default_dtype(mode, kind, dtype):
-    model = small_vit(pos_embed=kind, enable_patch_interpolator=True).to(dtype)
-    patches = torch.randn(1, 6, 3, 5, 1, dtype=dtype)
-    enable(mode)
-    with torch.no_grad():
-        want = first(model.embeds(patches, patch_coord=COORD))
+    embeds = small_vit(pos_embed=kind, enable_patch_interpolator=True).embeds.to(dtype)
+    patches, results = torch.randn(1, 6, 3, 5, 1, dtype=dtype), []
+    for default in (torch.float32, dtype):
         disable()
         enable(mode)
         try:
-            torch.set_default_dtype(dtype)
-            got = first(model.embeds(patches, patch_coord=COORD))
+            torch.set_default_dtype(default)
+            with torch.no_grad():
+                results.append(first(embeds(patches, patch_coord=COORD)))
         finally:
             torch.set_default_dtype(torch.float32)
-    assert torch.equal(got, want) and status().calls["pos_embed", mode] == 1
+    assert torch.equal(*results) and status().calls["pos_embed", mode] == 1
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-def test_meta_device(mode):
-    model = small_vit().to("meta").requires_grad_(False)
+def test_meta_device(embeds, mode):
+    embeds.to("meta")
     enable(mode)
     for _ in range(2):
-        assert first(model.embeds(torch.zeros(2, 1, 24, 28, device="meta"))).shape == (2, 42, 32)
+        assert first(embeds(torch.zeros(2, 1, 24, 28, device="meta"))).shape == (2, 42, 32)
     assert status().calls == {("pos_embed", "stock"): 2}  # left to timm
 
 
@@ -101,8 +98,8 @@ def test_meta_device(mode):
 def test_empty_batches_keep_the_graph(mode):
     enable(mode)
     for kind in ("learned", "factorized"):
-        model = small_vit(pos_embed=kind)
-        model.embeds.proj.requires_grad_(False)
-        first(model.embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
-        assert all((table.grad == 0).all() for table in tables(model.embeds))
+        embeds = small_vit(pos_embed=kind).embeds
+        embeds.proj.requires_grad_(False)
+        first(embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
+        assert all((table.grad == 0).all() for table in tables(embeds))
     assert status().calls == {("pos_embed", ON_IMAGES[mode]): 2}

@@ -3,20 +3,21 @@
 transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.oracles import OLD_TORCH, relative
-from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-MODES = ["matmul", "interpolate_cached"]
 BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+slow = partial(pytest.param, marks=pytest.mark.slow)
 TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
 SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 
@@ -24,28 +25,21 @@ SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 def made(kind):
     vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER)
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
-    both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict())
+    both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
     torch.manual_seed(0)
     if kind == "vision":
         model = transformers.Siglip2VisionModel(vision)
-    elif kind == "both":
-        model = transformers.Siglip2Model(both)
     else:
-        both.num_labels = 5
-        model = transformers.Siglip2ForImageClassification(both)
-    torch.nn.init.normal_(table_of(model))
+        model = (transformers.Siglip2Model if kind == "both" else transformers.Siglip2ForImageClassification)(both)
+    (table,) = [p for name, p in model.named_parameters() if "text" not in name and p.shape[0] == 16]
+    torch.nn.init.normal_(table)
     return model.eval()
 
 
-def table_of(model):
-    (table,) = [p for name, p in model.named_parameters() if "vision" in name or "text" not in name if p.shape[0] == 16]
-    return table
-
-
-def batch(kind="vision", sizes=SIZES, dtype=torch.float32):
+def batch(kind="vision", sizes=SIZES):
     length = max(h * w for h, w in sizes) + 2
     mask = torch.stack([torch.arange(length) < h * w for h, w in sizes]).long()
-    pixels = torch.randn(len(sizes), length, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    pixels = torch.randn(len(sizes), length, 48, generator=torch.Generator().manual_seed(1))
     words = dict(input_ids=torch.arange(16).view(2, 8)) if kind == "both" else {}
     return dict(pixel_values=pixels, pixel_attention_mask=mask, spatial_shapes=torch.tensor(sizes), **words)
 
@@ -70,11 +64,11 @@ def same(ours, theirs):
     assert max(worst.values()) <= 2e-5, worst
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("kind", ["vision", "both", "labels"])
-def test_trains_like_transformers(kind, mode):
+def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
     model, inputs = made(kind), batch(kind)
-    want = trained(kind, model, inputs)
+    names, want = list(model.state_dict()), trained(kind, model, inputs)
     with enable(mode, model=model):
         same(trained(kind, model, inputs), want)
         assert status().calls == {("pos_embed", mode): 1} and status().fallbacks == {}
@@ -82,67 +76,53 @@ def test_trains_like_transformers(kind, mode):
         model.gradient_checkpointing_enable()
         same(trained(kind, model, inputs), want)
     assert status().replaced == {}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["vision", "both", "labels"])
-def test_saves_and_loads(kind, mode, tmp_path):
-    model, inputs = made(kind), batch(kind)
-    names = list(model.state_dict())
     with torch.no_grad(), enable(mode, library="transformers"):
-        want = run(kind, model, inputs)
-        model.save_pretrained(tmp_path)
+        model.eval().save_pretrained(tmp_path)
         loaded = type(model).from_pretrained(tmp_path).eval()
         assert list(loaded.state_dict()) == names
-        torch.testing.assert_close(run(kind, loaded, inputs), want, atol=1e-6, rtol=0)
+        torch.testing.assert_close(run(kind, loaded, inputs), run(kind, model, inputs), atol=1e-6, rtol=0)
         assert status().calls == {("pos_embed", mode): 2}
         disable()
-        torch.testing.assert_close(run(kind, loaded, inputs), want, atol=5e-6, rtol=0)
+        torch.testing.assert_close(run(kind, loaded, inputs), want[0], atol=5e-6, rtol=0)
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
-@pytest.mark.parametrize("kind", ["vision", pytest.param("labels", marks=pytest.mark.slow)])
-def test_one_graph_for_every_batch_length_and_grid(kind):
-    model = made(kind)
-    batches = [batch(kind, sizes) for sizes in (SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)])]
-    wants = [trained(kind, model, inputs) for inputs in batches]
-    counter = CompileCounterWithBackend("eager")
-    with enable(library="transformers"):
-        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-        for inputs, want in zip(batches, wants):
-            same(trained(kind, model, inputs, compiled), want)
-        assert set(status().calls) == {("pos_embed", "matmul")} and status().fallbacks == {}
-    assert counter.frame_count <= 2
-
-
 @pytest.mark.parametrize(
-    ("mode", "options"),
+    ("kind", "mode", "backend", "shapes"),
     [
-        pytest.param("matmul", dict(fullgraph=True), marks=pytest.mark.slow),  # by TorchInductor
-        ("interpolate_cached", dict(backend="eager")),  # breaks the graph
+        ("vision", "matmul", "eager", 4),
+        ("vision", "interpolate_cached", "eager", 1),  # breaks the graph
+        slow("labels", "matmul", "eager", 4),
+        slow("vision", "matmul", "inductor", 1),
     ],
 )
-def test_a_compiled_tower_trains_like_transformers(mode, options):
-    model, inputs = made("vision"), batch()
-    want = trained("vision", model, inputs)
-    with running(mode, library="transformers"):
-        same(trained("vision", model, inputs, torch.compile(model, **options)), want)
+def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
+    model, counter = made(kind), CompileCounterWithBackend(backend)
+    sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
+    batches = [batch(kind, each) for each in sizes]
+    wants = [trained(kind, model, inputs) for inputs in batches]
+    with enable(mode, library="transformers"):
+        compiled = torch.compile(model, fullgraph=mode == "matmul", dynamic=True, backend=counter)
+        for inputs, want in zip(batches, wants):
+            same(trained(kind, model, inputs, compiled), want)
+        assert set(status().calls) == {("pos_embed", mode)} and status().fallbacks == {}
+    assert counter.frame_count <= 2 or mode == "interpolate_cached"
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
 @pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strict", [False, slow(True)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict):
     model = made("vision")
     size, length = torch.export.Dim("size"), torch.export.Dim("length")
-    shapes = dict(pixel_values={0: size, 1: length}, pixel_attention_mask={0: size, 1: length})
-    with torch.no_grad(), enable(library="transformers"):
-        shapes["spatial_shapes"] = {0: size}
-        program = torch.export.export(model, (), batch(), dynamic_shapes=shapes, strict=strict)
-        assert set(status().calls) == {("pos_embed", "matmul")}
-        disable()
+    free = {0: size, 1: length}
+    shapes = dict(pixel_values=free, pixel_attention_mask=free, spatial_shapes={0: size})
+    with torch.no_grad():
+        with enable(library="transformers"):
+            program = torch.export.export(model, (), batch(), dynamic_shapes=shapes, strict=strict).module()
+            assert set(status().calls) == {("pos_embed", "matmul")}
         for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):
-            got, want = (run("vision", m, batch(sizes=sizes)) for m in (program.module(), model))
+            got, want = (run("vision", each, batch(sizes=sizes)) for each in (program, model))
             torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
 
 
@@ -152,9 +132,8 @@ def test_lfm2_vl_has_the_same_tower():
     model = transformers.Lfm2VlModel(transformers.Lfm2VlConfig(vision_config=vision, text_config=text)).eval()
     inputs = batch(sizes=[(4, 6), (2, 4)])
     with torch.no_grad():
-        want = model.get_image_features(**inputs)
+        want = model.get_image_features(**inputs).pooler_output
         with enable(model=model):
-            got = model.get_image_features(**inputs)
+            got = model.get_image_features(**inputs).pooler_output
             assert status().calls == {("pos_embed", "matmul"): 1}
-    for ours, theirs in zip(got.pooler_output, want.pooler_output):
-        torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
+    torch.testing.assert_close(got, want, atol=5e-6, rtol=0)

@@ -16,39 +16,28 @@ FIELDS = inspect.signature(NaFlexVitCfg).parameters
 if "rope_type" not in FIELDS:
     pytest.skip("this timm's NaFlexVit has no rotary embeddings", allow_module_level=True)
 
-CLASSES = {
-    name: getattr(timms, cls)
-    for name, cls in (
-        ("axial", "RotaryEmbeddingCat"),
-        ("dinov3", "RotaryEmbeddingDinoV3"),
-        ("mrope", "RotaryEmbeddingMRope"),
-        ("mixed", "RotaryEmbeddingMixed"),
-    )
-    if hasattr(timms, cls)
-}
-AUGMENTED = [
-    kind for kind, cls in CLASSES.items() if "shift_coords" in inspect.signature(cls).parameters or kind == "dinov3"
-]
+NAMES = {"axial": "Cat", "dinov3": "DinoV3", "mrope": "MRope", "mixed": "Mixed"}
+CLASSES = {kind: found for kind, name in NAMES.items() if (found := getattr(timms, f"RotaryEmbedding{name}", None))}
+TAKES = {kind: inspect.signature(cls).parameters for kind, cls in CLASSES.items()}
+AUGMENTED = [kind for kind in CLASSES if "shift_coords" in TAKES[kind] or kind == "dinov3"]
 NEW_TIMM = hasattr(timms, "_build_grid")  # per-grid reference shapes, augmentation and dtypes of every type
 DIM, HEADS, DEPTH = 16, 3, 2
 
 
+SETTINGS = {
+    "axial": dict(in_pixels=False),
+    "mrope": dict(mrope_section=(2, 3, 3)),
+    "mixed": dict(depth=DEPTH, num_heads=HEADS),
+}
+FEWER = {"mixed": {"grid_offset", "rotate_half", "ref_feat_shape"}}  # what a type takes and does not use
+FEWER["mrope"] = FEWER["mixed"] | {"grid_indexing"}
+
+
 def build(kind, **options):
     """timm's module, with those of the options that the installed one takes."""
-    cls = CLASSES[kind]
-    if kind == "axial":
-        options = dict(in_pixels=False) | options
-    elif kind == "mrope":
-        options = dict(mrope_section=(2, 3, 3)) | options
-    elif kind == "mixed":
-        options = dict(depth=DEPTH, num_heads=HEADS) | options
-    takes = inspect.signature(cls).parameters
-    if "takes_all" not in options and kind in ("mrope", "mixed"):  # types that have fewer settings
-        options = {k: v for k, v in options.items() if k not in ("grid_offset", "rotate_half", "ref_feat_shape")}
-    options = {k: v for k, v in options.items() if k in takes}
-    if kind == "mrope":
-        options.pop("grid_indexing", None)
-    return cls(DIM * HEADS if kind == "mixed" else DIM, **options)
+    options = SETTINGS.get(kind, {}) | options
+    taken = TAKES[kind].keys() - FEWER.get(kind, set())
+    return CLASSES[kind](DIM * HEADS if kind == "mixed" else DIM, **{k: v for k, v in options.items() if k in taken})
 
 
 def as_tensor(tables):
