@@ -128,7 +128,7 @@ def test_a_mode_that_is_not_separable_is_left_to_timm(call):
 
 
 def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to_timm():
-    module, weight, patches = PatchEmbedInterpolator((8, 8), 3, 5), torch.randn(5, 192), torch.randn(2, 7, 192)
+    module, weight, patches = PatchEmbedInterpolator((8, 8), 3, 5), torch.randn(5, 192), torch.randn(2, 7, 8, 8, 3)
     want, resampler = module(patches, weight), getattr(module, "resampler", patch_embed.resample_patch_embed)
     enable()
     for function in (patch_embed.resample_patch_embed, resampler):
