@@ -18,13 +18,6 @@ from timm_naflex_fast.functional import (
 from timm_naflex_fast.resampling import cache
 
 
-@pytest.fixture(autouse=True)
-def empty():
-    cache.clear_all()
-    yield
-    cache.clear_all()
-
-
 def nbytes():
     return cache.stats()[1]
 
@@ -128,21 +121,14 @@ def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(str
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(4, 4, 4), (3, 5, 3)], ids=["whole words", "odd"])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "offset"])
-def test_every_dtype_and_layout_is_compared_bit_by_bit(dtype, shape, layout):
+def test_every_dtype_layout_and_shape_is_compared_bit_by_bit(dtype, shape, layout):
     whole = (torch.randn(shape[0] + 1, *shape[1:]) * 9).to(dtype)
-    views = {"contiguous": whole[:-1].clone(), "transposed": whole.transpose(0, 2), "offset": whole[1:]}
-    source = views[layout]
+    source = {"contiguous": whole[:-1], "transposed": whole.transpose(0, 2), "offset": whole[1:]}[layout]
     assert [len(met(source, (1, 1))) for _ in range(3)] == [1, 0, 0]
     source[-1, -1, -1] += 1
     assert met(source, (1, 1)) == [(1, 1)]
-
-
-def test_a_source_that_got_another_shape_is_another_one():
-    source, made = torch.randn(4, 6), []
-    for shape in ((4, 6), (4, 6), (6, 4)):
-        source.data = source.data.view(shape)
-        made += met(source, (1, 1))
-    assert len(made) == 2
+    source.data = source.data.reshape(shape[0] * shape[1], -1)
+    assert met(source, (1, 1)) == [(1, 1)]
 
 
 def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch):
