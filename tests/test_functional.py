@@ -56,6 +56,7 @@ WRONG = {
         (dict(x=torch.zeros(2, 6, 4, dtype=torch.long)), "floating point"),
         (dict(patch_coord=COORD[:, :5]), "patch_coord must hold"),
         (dict(patch_coord=COORD - 1), "negative"),
+        *[(dict(patch_coord=COORD.to(dtype)), "integers|real numbers") for dtype in (torch.bool, torch.complex64)],
         (dict(patch_coord=[[0, 0]]), "got list"),
         (dict(patch_coord=None), "either patch_coord or grid_sizes"),
         (dict(grid_sizes=[(2, 3), (3, 2)]), "either patch_coord or grid_sizes"),

@@ -1,4 +1,4 @@
-"""The products of dense matrices that autograd differentiates again: the definition, and second derivatives."""
+"""The products of dense matrices that autograd differentiates again: second derivatives."""
 
 from functools import partial
 
@@ -8,19 +8,7 @@ import torch
 from tests.support.checks import by_functions
 from tests.support.oracles import BASE, Case, reference, relative, row_major, stock
 from timm_naflex_fast.functional import add_pos_embed_
-from timm_naflex_fast.resampling import dense_resize
-from timm_naflex_fast.resampling.grids import GridGroup
 from timm_naflex_fast.resampling.matrices import ResizeSpec
-
-
-@pytest.mark.parametrize("ar_preserving", [False, True])
-def test_products_of_dense_matrices_are_the_definition(ar_preserving):
-    table, spec = torch.randn(6, 5, 4, dtype=torch.float64), ResizeSpec("bicubic", ar_preserving=ar_preserving)
-    groups = [GridGroup(h, w, [0], h * w) for h, w in ((3, 4), (9, 2), (6, 5))]
-    for group, embedding in dense_resize.resample((table,), groups, spec):
-        size = (group.h, group.w)
-        want = table if size == (6, 5) else reference(table, size, spec)
-        torch.testing.assert_close(embedding, want.flatten(0, 1), atol=1e-6, rtol=0)
 
 
 def second_derivative(add, case, x, coord):

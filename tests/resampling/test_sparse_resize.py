@@ -1,50 +1,19 @@
-"""The sparse sums of the resize steps against the dense matrices that they replace."""
+"""The sparse sums of the resize steps: how much they read, and when both axes are summed at once.
+
+That they give what the matrices and their transposes give is compared in contract/ and strategies/test_matmul.py.
+"""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.oracles import cell_weights, reference
 from timm_naflex_fast.resampling.grids import GridGroup
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample_learned, resize_steps
 
-sizes = st.integers(1, 24)
-
 
 def steps_of(h, w, table_size, spec, transpose=False):
     return resize_steps(h, w, table_size, spec, transpose, torch.float32, torch.device("cpu"))
-
-
-def apply(steps, cells, h, table_size, transpose):
-    """The sums one after the other, on cells (R, C)."""
-    channels, (first, *second) = cells.shape[1], steps
-    if second and transpose:
-        return second[0](first(cells).view(h, -1)).view(-1, channels)
-    if second:
-        return second[0](first(cells.view(table_size[0], -1)).view(-1, channels))
-    if first.rows is None:
-        return first(cells)
-    return cells.new_zeros(table_size[0] * table_size[1], channels).index_add_(0, first.rows, first(cells))
-
-
-modes, flags = st.sampled_from(["bilinear", "bicubic"]), st.booleans()
-
-
-@given(sizes, sizes, sizes, sizes, st.builds(ResizeSpec, modes, flags, flags, flags), flags, flags)
-def test_steps_are_the_matrices_and_their_transposes(h, w, rows, cols, spec, transpose, sampled):
-    if sampled:
-        spec = ResizeSpec(spec.interpolation, False, spec.align_corners, spec.ar_preserving, "grid_sample")
-    steps = steps_of(h, w, (rows, cols), spec, transpose)
-    if (h, w) == (rows, cols) and not sampled:
-        assert steps == ()
-        return
-    dense = cell_weights(h, w, (rows, cols), spec).double()
-    matrix = dense.t() if transpose else dense
-    values = torch.randn(matrix.shape[1], 3, dtype=torch.float64)
-    got = apply(steps, values, h, (rows, cols), transpose)
-    torch.testing.assert_close(got, matrix @ values, atol=1e-6 * values.abs().max(), rtol=0)
 
 
 def test_steps_read_only_what_is_not_zero():
