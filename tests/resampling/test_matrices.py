@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.checks import one_by_one
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import ResizeSpec, affine_positions, axis_matrix, cell_positions, taps
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, taps
 
 sizes, sides = st.integers(1, 48), st.integers(1, 20)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -50,13 +50,6 @@ def test_resample_pos_embed_is_interpolate(h, w, table_size, mode, antialias, al
     how = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
     (want,) = one_by_one(table, [(h, w)], **how)
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want.view(h, w, 3), atol=1e-12, rtol=0)
-
-
-@given(sizes, sizes)
-def test_older_and_newer_timm_sample_at_the_same_positions(n, more):
-    want = ((2 * torch.arange(n) + 1) / n - 1).float()
-    torch.testing.assert_close(cell_positions(n, align_corners=False), want, atol=1e-6, rtol=0)
-    torch.testing.assert_close(affine_positions(n, n + more), want, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
