@@ -92,9 +92,7 @@ def test_a_model_on_another_patch_size(size):
 class Products(TorchDispatchMode):
     """The dtypes in which matrices are multiplied."""
 
-    def __init__(self):
-        super().__init__()
-        self.dtypes = set()
+    dtypes = frozenset()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):

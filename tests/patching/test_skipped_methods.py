@@ -16,34 +16,27 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-def on_an_instance():
-    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
-    own = interpolator.resample_linear_weight
-    interpolator.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
-    return interpolator
-
-
-def by_a_hook():
-    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
-    if not hasattr(interpolator, "resampler"):
-        pytest.skip("this timm has no resampler")
-    interpolator.resampler.register_forward_hook(lambda module, args, out: 3 * out)
-    return interpolator
-
-
-@pytest.mark.parametrize("make", [lambda: Tripled((16, 16), 3, 5), on_an_instance, by_a_hook])
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook"])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_patch_kernels(make, frozen):
-    interpolator, patches = make(), torch.randn(1, 4, 8, 8, 3)
+def test_patch_kernels(how, frozen):
+    plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
+    tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
+    if how == "instance":
+        own = tripled.resample_linear_weight
+        tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
+    elif how == "hook":
+        if not hasattr(tripled, "resampler"):
+            pytest.skip("this timm has no resampler")
+        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
     weight = torch.randn(5, 768, requires_grad=not frozen)
-    want = interpolator(patches, weight, None, (8, 8))
+    want = tripled(patches, weight, None, (8, 8))
+    assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
+    plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         for _ in range(2):
-            assert torch.allclose(interpolator(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
+            assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
         before = status().calls["patch_embed", "matmul"]
         assert before >= 2  # what another's method calls in the end is ours
-        plain = PatchEmbedInterpolator((16, 16), 3, 5)
-        plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1
 
