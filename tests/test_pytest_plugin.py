@@ -98,13 +98,11 @@ def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
     assert is_pristine()
 
 
-@pytest.mark.parametrize(
-    ("option", "wrong", "message"),
-    [("--naflex-mode", "fast", "valid: 'stock'"), ("--naflex-library", "vllm", "'vllm' is not valid for library")],
-)
-def test_an_unknown_name_is_a_usage_error(option, wrong, message, tmp_path, capsys):
-    assert run(tmp_path, option, wrong) == pytest.ExitCode.USAGE_ERROR
-    assert message in capsys.readouterr().err and is_pristine()
+@pytest.mark.parametrize(("option", "valid"), [("--naflex-mode", "'stock', "), ("--naflex-library", "'timm', ")])
+def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
+    assert run(tmp_path, option, "vllm") == pytest.ExitCode.USAGE_ERROR
+    err = capsys.readouterr().err
+    assert "'vllm' is not valid for" in err and f"valid: {valid}" in err and is_pristine()
 
 
 def leaky(capsys, folder, name, suite, *options):
@@ -139,11 +137,8 @@ def test_of_methods_only_those_that_differ_are_named():
 
 
 def test_the_fixture_alone(tmp_path, capsys):
-    (tmp_path / "test_who_asks.py").write_text(
-        "import timm_naflex_fast\n"
-        "def test_asks(naflex_leaks): timm_naflex_fast.disable()\n"
-        "def test_does_not(): timm_naflex_fast.disable()\n"
-    )
+    tests = "def test_asks(naflex_leaks): disable()\ndef test_does_not(): disable()\n"
+    (tmp_path / "test_who_asks.py").write_text(f"from timm_naflex_fast import disable\n{tests}")
     assert run(tmp_path) == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
     assert "1 error" in out and "2 passed" in out and "left the settings for every model" in out

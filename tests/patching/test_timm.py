@@ -145,10 +145,9 @@ def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to
 
 @pytest.mark.parametrize("everywhere, own", [("matmul", "stock"), ("stock", "matmul")])
 def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
-    interpolator, weight = model.embeds.patch_interpolator, model.embeds.proj.weight
     enable(everywhere)
     enable(own, model=model)
-    interpolator.resample_linear_weight(weight, (6, 5))
+    model.embeds.patch_interpolator.resample_linear_weight(model.embeds.proj.weight, (6, 5))
     assert set(status().calls) == {("patch_embed", own)}
 
 
@@ -156,9 +155,11 @@ def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
 @pytest.mark.parametrize(
     ("mode", "flagged", "who", "plain"),
     [
-        *((mode, False, mode, mode) for mode in ("matmul", "interpolate_cached")),
-        *(("grid_sample", flagged, "grid_sample", "stock") for flagged in (False, True)),
+        ("matmul", False, "matmul", "matmul"),
+        ("interpolate_cached", False, "interpolate_cached", "interpolate_cached"),
+        ("grid_sample", False, "grid_sample", "stock"),
         ("matmul", True, "grid_sample", "matmul"),
+        ("grid_sample", True, "grid_sample", "stock"),
         ("interpolate_cached", True, "stock", "interpolate_cached"),
     ],
 )
