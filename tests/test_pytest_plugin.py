@@ -15,11 +15,11 @@ def test_mode():
 """
 # Each test that leaks is followed by one that finds timm as the suite began.
 LEAKS = """
-import pytest, torch, timm_naflex_fast
-from tests.support.oracles import small_vit, vit_batch
+import pytest
+from tests.support.oracles import small_vit
 from timm_naflex_fast import disable, enable, status
 
-began, kept = status().flags, []
+kept = []
 
 @pytest.fixture(scope="module", autouse=True)
 def shared():
@@ -43,45 +43,21 @@ def test_leaves_a_model():
 def test_found_no_model(): assert not status().models and status().flags.pos_embed == "interpolate_cached"
 """
 CACHES = """
-import torch, timm_naflex_fast
-from tests.support.oracles import small_vit, vit_batch
-
-def forward():
-    model = small_vit().eval()
-    with timm_naflex_fast.enable("matmul"), torch.no_grad():
-        for _ in range(3):
-            model(vit_batch([(3, 4), (5, 2)]))
+from tests.support.oracles import embed, small_vit
+from timm_naflex_fast import disable, enable
 
 def test_leaves_tables():
-    forward()
+    model = small_vit()
+    with enable("matmul"):
+        for _ in range(3):
+            embed(model)
 def test_drops_them():
-    forward()
-    timm_naflex_fast.disable()
+    test_leaves_tables()
+    disable()
 """
-
-
-def run(path, *options):
-    # The last rewrites no asserts, which this process has rewritten already.
-    how = ["-c", os.devnull, "--rootdir", str(path), "-p", "no:cacheprovider", "-p", "no:xdist", "--assert", "plain"]
-    return pytest.main([*how, "-p", "timm_naflex_fast.pytest_plugin", *options, str(path)])
-
-
-@pytest.mark.parametrize(("options", "mode"), [(["--naflex-mode", "grid-sample"], "grid_sample"), ([], "matmul")])
-def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-    (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
-    assert run(tmp_path, *options) == 0, capsys.readouterr().out
-    out = capsys.readouterr().out
-    assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
-    assert is_pristine()
-
-
 THEIR_LEAKS = """
-from timm.models.naflexvit import NaFlexEmbeds
-from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
-from tests.support.oracles import small_vit
+import pytest
 from tests.patching.test_transformers import embed, made
-import pytest, timm_naflex_fast
 from timm_naflex_fast import disable, enable, status
 
 def as_it_began():
@@ -106,19 +82,34 @@ def test_after_stock(): as_it_began()
 """
 
 
-@pytest.mark.parametrize(
-    ("option", "wrong", "message"),
-    [("--naflex-mode", "fast", "valid: 'stock'"), ("--naflex-library", "vllm", "'vllm' is not valid for library")],
-)
-def test_an_unknown_name_is_a_usage_error(option, wrong, message, tmp_path, capsys):
-    assert run(tmp_path, option, wrong) == pytest.ExitCode.USAGE_ERROR
-    assert message in capsys.readouterr().err and is_pristine()
+def run(path, *options):
+    # The last rewrites no asserts, which this process has rewritten already.
+    how = ["-c", os.devnull, "--rootdir", str(path), "-p", "no:cacheprovider", "-p", "no:xdist", "--assert", "plain"]
+    return pytest.main([*how, "-p", "timm_naflex_fast.pytest_plugin", *options, str(path)])
 
 
-def leaky(capsys, tmp_path, name, suite, *options):
+@pytest.mark.parametrize(("options", "mode"), [(["--naflex-mode", "grid-sample"], "grid_sample"), ([], "matmul")])
+def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
+    (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
+    assert run(tmp_path, *options) == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
+    assert is_pristine()
+
+
+@pytest.mark.parametrize(("option", "valid"), [("--naflex-mode", "'stock', "), ("--naflex-library", "'timm', ")])
+def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
+    assert run(tmp_path, option, "vllm") == pytest.ExitCode.USAGE_ERROR
+    err = capsys.readouterr().err
+    assert "'vllm' is not valid for" in err and f"valid: {valid}" in err and is_pristine()
+
+
+def leaky(capsys, folder, name, suite, *options):
     """Which tests of a suite leak; the others must pass."""
-    (tmp_path / f"{name}.py").write_text(suite)
-    assert run(tmp_path, *options, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(suite)
+    assert run(folder, *options, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
     assert "FAILED" not in out and "replaced methods" not in out, out  # those follow from the settings
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
@@ -132,16 +123,12 @@ def test_another_librarys_suite_runs_patched_and_its_leaks_are_put_back(tmp_path
     assert found == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "suite", "leaks"),
-    [
-        ("matmul", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
-        ("stock", LEAKS, ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]),
-        ("stock", CACHES, ["test_leaves_tables"]),
-    ],
-)
-def test_the_test_that_leaks_is_the_one_that_fails(mode, suite, leaks, tmp_path, capsys):
-    assert leaky(capsys, tmp_path, f"test_leaks_{mode}_{len(suite)}", suite, "--naflex-mode", mode) == leaks
+def test_the_test_that_leaks_is_the_one_that_fails(tmp_path, capsys):
+    for mode in ("matmul", "stock"):
+        found = leaky(capsys, tmp_path / mode, f"test_leaks_{mode}", LEAKS, "--naflex-mode", mode)
+        assert found == ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]
+    found = leaky(capsys, tmp_path / "caches", "test_leaks_tables", CACHES, "--naflex-mode", "stock")
+    assert found == ["test_leaves_tables"]
 
 
 def test_of_methods_only_those_that_differ_are_named():
@@ -150,11 +137,8 @@ def test_of_methods_only_those_that_differ_are_named():
 
 
 def test_the_fixture_alone(tmp_path, capsys):
-    (tmp_path / "test_who_asks.py").write_text(
-        "import timm_naflex_fast\n"
-        "def test_asks(naflex_leaks): timm_naflex_fast.disable()\n"
-        "def test_does_not(): timm_naflex_fast.disable()\n"
-    )
+    tests = "def test_asks(naflex_leaks): disable()\ndef test_does_not(): disable()\n"
+    (tmp_path / "test_who_asks.py").write_text(f"from timm_naflex_fast import disable\n{tests}")
     assert run(tmp_path) == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
     assert "1 error" in out and "2 passed" in out and "left the settings for every model" in out

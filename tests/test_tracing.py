@@ -9,18 +9,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from timm_naflex_fast.tracing import recorded, tracer, why_unsupported
 
 
-def asked(run):
-    """What a function inside ``run`` is told."""
-    found = []
-
-    def ask(x):
-        found.append((tracer(x), recorded()))
-        return x * 2
-
-    run(ask)
-    return found[0]
-
-
 @pytest.mark.parametrize(
     ("run", "answer"),
     [
@@ -33,15 +21,20 @@ def asked(run):
     ids=["eager", "make_fx", "jit.trace", "vmap", "grad"],
 )
 def test_tracer(run, answer):
-    assert asked(run) == answer
+    found = []
+
+    def ask(x):
+        found.append((tracer(x), recorded()))
+        return x * 2
+
+    run(ask)
+    assert found[0] == answer
 
 
 def test_why_unsupported_names_the_tensor():
-    class Mine(torch.Tensor):
-        pass
-
     assert why_unsupported(torch.ones(2), torch.nn.Parameter(torch.ones(2))) is None
-    assert why_unsupported(torch.ones(2).as_subclass(Mine)) == "a tensor of the class Mine"
+    mine = torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {}))
+    assert why_unsupported(mine) == "a tensor of the class Mine"
     assert why_unsupported(torch.ones(2, device="meta")) == "a meta tensor"
     with forward_ad.dual_level():
         assert why_unsupported(torch.ones(2)) is None  # the level is the process's, the tangent the tensor's

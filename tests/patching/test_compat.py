@@ -13,77 +13,69 @@ from timm_naflex_fast.patching import compat as contract
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching.timm import LIBRARY
 
-KNOWN = contract.version_of(LIBRARY) == LIBRARY.newest
-newest = pytest.mark.skipif(not KNOWN, reason="the contract for unknown releases is that of the newest known timm")
-
 
 @pytest.fixture
 def newer(monkeypatch):
     """timm as installed, under the number of a release that nobody has seen."""
+    if contract.version_of(LIBRARY) != LIBRARY.newest:
+        pytest.skip("the contract for unknown releases is that of the newest known timm")
     monkeypatch.setattr(timm, "__version__", "1.0.99.dev0")
 
 
 @pytest.mark.usefixtures("clean")
-@newest
 def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer, monkeypatch):
     monkeypatch.delattr(pos_embed_sincos, "RotaryEmbeddingMixed")  # a class that is gone stays timm's business
     real, checked = contract.attributes_read, set()
     monkeypatch.setattr(contract, "attributes_read", lambda function: checked.add(function) or real(function))
     enable()
     assert not is_pristine() and status().timm == "1.0.99.dev0"
-    originals = {theirs for theirs in library.originals.values()}
+    originals = {*library.originals.values()}
     assert len(originals) == len(LIBRARY.replacements) - 1 and originals <= checked
     enable("grid_sample")
 
 
-def refused(*changes):
+def refused(*words):
     before = dict(NaFlexEmbeds.__dict__)
     with pytest.raises(RuntimeError) as error:
         enable()
     assert dict(NaFlexEmbeds.__dict__) == before and status().flags.is_stock and status().replaced == {}
-    for change in ("Nothing was changed", *changes):
-        assert change in str(error.value)
+    assert all(word in str(error.value) for word in words), error.value
 
 
-@newest
+def test_a_timm_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(timm, "__version__", "1.0.15")
+    with pytest.raises(RuntimeError, match=r"needs timm >= 1\.0\.16; installed is 1\.0\.15"):
+        enable()
+    assert is_pristine()
+
+
 def test_a_setting_that_is_new(newer, monkeypatch):
     def _apply_learned_pos_embed(self, x, grid_size):
         x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
 
     monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed))
+    monkeypatch.setattr(
+        pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", lambda self, shape, dtype=None: self.inv_freq * self.gain
+    )
     refused(
         "timm 1.0.99.dev0 is not supported",
         "NaFlexEmbeds._apply_learned_pos_embed now reads pos_embed_gain, pos_embed_tilt",
         "no longer reads pos_embed_align_corners, pos_embed_antialias",
+        "RotaryEmbeddingMRope.get_embed now reads gain",
+        "Nothing was changed",
     )
 
 
-@newest
-def test_a_setting_of_the_rotary_modules_that_is_new(newer, monkeypatch):
-    def get_embed(self, shape, dtype=None):
-        return self.inv_freq * self.mrope_gain
-
-    monkeypatch.setattr(pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", get_embed)
-    refused("RotaryEmbeddingMRope.get_embed now reads mrope_gain")
-
-
-@newest
-def test_a_method_that_timm_does_not_call_any_more(newer, monkeypatch):
-    real = contract.attributes_read
-
-    def attributes_read(function):
-        return real(function) - ({"_apply_learned_pos_embed"} if function is NaFlexEmbeds else set())
-
-    monkeypatch.setattr(contract, "attributes_read", attributes_read)
-    refused("NaFlexEmbeds does not call _apply_learned_pos_embed any more")
-
-
-@newest
-def test_a_method_without_source(newer, monkeypatch):
-    scope = {"__name__": "timm.without_source"}
-    exec(compile("def _apply_learned_pos_embed(self, x, grid_size): pass", "no file", "exec"), scope)
+def test_a_method_that_timm_does_not_call_any_more_and_one_without_source(newer, monkeypatch):
+    real, scope = contract.attributes_read, {"__name__": "timm.without_source"}
+    exec("def _apply_learned_pos_embed(self, x, grid_size): pass", scope)
     monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", scope["_apply_learned_pos_embed"])
-    refused("NaFlexEmbeds._apply_learned_pos_embed cannot be checked without its source")
+    gone = {NaFlexEmbeds: {"_apply_factorized_pos_embed"}}
+    monkeypatch.setattr(contract, "attributes_read", lambda function: real(function) - gone.get(function, set()))
+    refused(
+        "NaFlexEmbeds._apply_learned_pos_embed cannot be checked without its source",
+        "NaFlexEmbeds does not call _apply_factorized_pos_embed any more",
+    )
 
 
 def test_another_default_is_refused_whatever_the_version(monkeypatch):

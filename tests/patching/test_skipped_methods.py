@@ -1,5 +1,7 @@
 """A method that the library's own code calls and ours skips: a subclass's, a patch's, a hook's effect stays."""
 
+from unittest import mock
+
 import pytest
 import torch
 from timm.layers.patch_embed import PatchEmbedInterpolator
@@ -14,53 +16,39 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-def on_an_instance():
-    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
-    own = interpolator.resample_linear_weight
-    interpolator.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
-    return interpolator
-
-
-def by_a_hook():
-    interpolator = PatchEmbedInterpolator((16, 16), 3, 5)
-    if not hasattr(interpolator, "resampler"):
-        pytest.skip("this timm has no resampler")
-    interpolator.resampler.register_forward_hook(lambda module, args, out: 3 * out)
-    return interpolator
-
-
-@pytest.mark.parametrize("make", [lambda: Tripled((16, 16), 3, 5), on_an_instance, by_a_hook])
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook"])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_patch_kernels(make, frozen):
-    interpolator, patches = make(), torch.randn(1, 4, 8, 8, 3)
+def test_patch_kernels(how, frozen):
+    plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
+    tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
+    if how == "instance":
+        own = tripled.resample_linear_weight
+        tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
+    elif how == "hook":
+        if not hasattr(tripled, "resampler"):
+            pytest.skip("this timm has no resampler")
+        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
     weight = torch.randn(5, 768, requires_grad=not frozen)
-    want = interpolator(patches, weight, None, (8, 8))
+    want = tripled(patches, weight, None, (8, 8))
+    assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
+    plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         for _ in range(2):
-            assert torch.allclose(interpolator(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
+            assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
         before = status().calls["patch_embed", "matmul"]
         assert before >= 2  # what another's method calls in the end is ours
-        plain = PatchEmbedInterpolator((16, 16), 3, 5)
-        plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1
 
 
 @pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings")
-def test_rotary_embeddings(monkeypatch):
+def test_rotary_embeddings():
     model = small_vit(rope_type="axial")
-    cls = type(model.rope)
+    want, cls = model(BATCH), type(model.rope)
     name = "get_batch_embeds" if hasattr(cls, "get_batch_embeds") else "get_embed"
-    want, own, seen = model(BATCH), getattr(cls, name), []
-
-    def spy(self, *args, **kwargs):
-        seen.append(1)
-        return own(self, *args, **kwargs)
-
-    monkeypatch.setattr(cls, name, spy)
-    with enable():
-        assert torch.allclose(model(BATCH), want, atol=1e-5) and seen
-        assert status().calls["rope", "stock"] == 1
+    with mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy, enable():
+        assert torch.allclose(model(BATCH), want, atol=1e-5)
+        assert spy.called and status().calls["rope", "stock"] == 1
 
 
 def test_transformers():

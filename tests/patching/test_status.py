@@ -8,8 +8,9 @@ from torch import nn
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
 
+pytestmark = pytest.mark.usefixtures("clean")
 
-@pytest.mark.usefixtures("clean")
+
 def test_what_ran_since_enable_is_said():
     model = small_vit()
     enable()
@@ -24,7 +25,6 @@ def test_what_ran_since_enable_is_said():
     assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
 
 
-@pytest.mark.usefixtures("clean")
 def test_the_status_of_one_model():
     model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
     enable("interpolate_cached", patch_embed="stock")
@@ -42,10 +42,9 @@ def test_the_status_of_one_model():
     assert status(model).flags.is_stock and set(status(model).replaced.values()) == {"stock"}
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])
 def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkeypatch):
     enable()
     monkeypatch.setattr(sys.modules["timm"], "__version__", version)
-    assert ("SigLIP-2's position table by bicubic" in str(status())) == named
-    assert ("SigLIP-2's position table by bicubic" in str(status(small_vit()))) == named
+    for text in map(str, (status(), status(small_vit()))):
+        assert ("SigLIP-2's position table by bicubic" in text) == named

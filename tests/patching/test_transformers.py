@@ -1,5 +1,6 @@
 """transformers' towers: enabled by name or found in a model, the same result, and their own code again afterwards."""
 
+import math
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from tests.support.checks import one_by_one
 from tests.support.oracles import relative, small_vit
 from tests.support.running import running
 from timm_naflex_fast import enable, status
@@ -23,30 +25,19 @@ cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")
 hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
-HIDDEN = dict(hidden_size=32, patch_size=4)
-# The classes, what makes a small one, and sizes: larger and smaller than the table, equal to it, repeated, one token.
-TOWERS = {
-    "siglip2": (
-        siglip2.Siglip2VisionEmbeddings,
-        lambda: transformers.Siglip2VisionConfig(num_patches=16, **HIDDEN),
-        [(3, 5), (7, 2), (4, 4), (3, 5), (1, 6)],
-    ),
-    "cosmos3": (
-        cosmos3.Cosmos3EdgeVisionEmbeddings,
-        lambda: transformers.Cosmos3EdgeVisionConfig(num_patches=16, **HIDDEN),
-        [(1, 4, 6), (3, 2, 8), (1, 4, 4), (2, 4, 6)],
-    ),
-    "radio": (
-        radio.RadioPatchEmbeddings,
-        lambda: transformers.RadioConfig(max_img_size=32, **HIDDEN),
-        [(4, 6), (9, 1), (8, 8), (12, 3), (4, 6), (1, 1)],
-    ),
-    "hunyuan": (
-        hunyuan.HunYuanVLVisionPatchEmbed,
-        lambda: transformers.HunYuanVLVisionConfig(max_image_size=20, **HIDDEN),
-        [(1, 4, 6), (3, 2, 8), (1, 5, 5), (2, 9, 1)],
-    ),
+TOWERS = {  # the embeddings' class, its config, and what makes the table small
+    "siglip2": (siglip2.Siglip2VisionEmbeddings, transformers.Siglip2VisionConfig, dict(num_patches=16)),
+    "cosmos3": (cosmos3.Cosmos3EdgeVisionEmbeddings, transformers.Cosmos3EdgeVisionConfig, dict(num_patches=16)),
+    "radio": (radio.RadioPatchEmbeddings, transformers.RadioConfig, dict(max_img_size=32)),
+    "hunyuan": (hunyuan.HunYuanVLVisionPatchEmbed, transformers.HunYuanVLVisionConfig, dict(max_image_size=20)),
 }
+SIZES = {  # larger and smaller than the table, equal to it, repeated, one token
+    "siglip2": [(3, 5), (7, 2), (4, 4), (3, 5), (1, 6)],
+    "cosmos3": [(1, 4, 6), (3, 2, 8), (1, 4, 4), (2, 4, 6)],
+    "radio": [(4, 6), (9, 1), (8, 8), (12, 3), (4, 6), (1, 1)],
+    "hunyuan": [(1, 4, 6), (3, 2, 8), (1, 5, 5), (2, 9, 1)],
+}
+PACKED = ["cosmos3", "radio", "hunyuan"]
 METHODS = {cls: "_embed_packed_patches" if kind == "radio" else "forward" for kind, (cls, *_) in TOWERS.items()}
 PRISTINE = {cls: cls.__dict__[name] for cls, name in METHODS.items()}
 
@@ -57,11 +48,8 @@ def is_pristine():
 
 def made(kind, **settings):
     """A small tower's embeddings with random weights, in a module around them."""
-    cls, config, _ = TOWERS[kind]
-    config = config()
-    for name, value in settings.items():
-        setattr(config, name, value)
-    part = cls(config)
+    cls, config, small = TOWERS[kind]
+    part = cls(config(hidden_size=32, patch_size=4, **small, **settings))
     generator = torch.Generator().manual_seed(0)
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
@@ -70,12 +58,14 @@ def made(kind, **settings):
 
 def embed(kind, model, sizes=None):
     """What the tower embeds of random patches: a padded batch for Siglip2, packed ones for the others."""
-    sizes = torch.tensor(sizes or TOWERS[kind][2])
+    sizes = torch.tensor(sizes or SIZES[kind])
     tokens = sizes.prod(-1)
     shape = (len(sizes), int(tokens.max()) + 4, 48) if kind == "siglip2" else (int(tokens.sum()), 48)
-    dtype = next(model.parameters()).dtype
-    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return model[0](pixels, sizes)
+    return model[0](pixels(shape).to(next(model.parameters()).dtype), sizes)
+
+
+def pixels(shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 def table_of(model):
@@ -110,17 +100,13 @@ def test_equals_transformers(kind, mode, own):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["siglip2", "cosmos3"])
 def test_width_one_is_right_where_transformers_is_wrong(kind, mode):
-    model, size = made(kind), {"siglip2": (6, 1), "cosmos3": (1, 6, 1)}[kind]
-    model[0].config.spatial_merge_size = 1
-    table = table_of(model).detach().double().view(1, 4, 4, 32).permute(0, 3, 1, 2)
-    layout = table.contiguous(memory_format=torch.channels_last)
-    truth = torch.nn.functional.interpolate(layout, (6, 1), mode="bilinear", antialias=True)[0, :, :, 0].t()
-    with torch.no_grad():
-        model[0].patch_embedding.weight.zero_()
-        model[0].patch_embedding.bias.zero_()
-        assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2
-        with running(mode, library="transformers"):
-            assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
+    model, size = made(kind, spatial_merge_size=1), {"siglip2": (6, 1), "cosmos3": (1, 6, 1)}[kind]
+    (truth,) = one_by_one(table_of(model).view(4, 4, 32), [size], mode="bilinear")
+    for parameter in model[0].patch_embedding.parameters():
+        parameter.data.zero_()
+    assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2
+    with running(mode, library="transformers"):
+        assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -135,7 +121,7 @@ def test_half_precision_is_one_cast_from_float32_and_autocast_keeps_the_dtypes(k
         assert torch.equal(got, want) or mode == "matmul" or not autocast
 
 
-@pytest.mark.parametrize("kind", ["cosmos3", "radio", "hunyuan"])
+@pytest.mark.parametrize("kind", PACKED)
 def test_packed_towers_compile_with_graph_breaks(kind):
     model = made(kind)
     want = embed(kind, model)
@@ -150,31 +136,25 @@ def test_packed_towers_compile_with_graph_breaks(kind):
 @pytest.mark.parametrize("kind", ["cosmos3", "hunyuan"])
 def test_a_list_of_sizes_breaks_no_graph(kind):
     model = made(kind)
-    want, sizes = embed(kind, model), TOWERS[kind][2]
-    pixels = torch.randn(sum(t * h * w for t, h, w in sizes), 48, generator=torch.Generator().manual_seed(1))
+    want, sizes = embed(kind, model), [list(size) for size in SIZES[kind]]
     with enable(library="transformers"):
-        got = torch.compile(model[0], backend="eager", fullgraph=True)(pixels, [list(size) for size in sizes])
+        compiled = torch.compile(model[0], backend="eager", fullgraph=True)
+        got = compiled(pixels((sum(map(math.prod, sizes)), 48)), sizes)
         assert status().calls == {("pos_embed", "matmul"): 1}
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
-def test_hunyuans_other_modes():
-    model = made("hunyuan", interpolate_mode="bicubic")
-    want = embed("hunyuan", model)
+def test_hunyuans_other_modes_and_one_patch_for_every_position():
+    model, size = made("hunyuan", interpolate_mode="bicubic"), torch.tensor([(1, 4, 6)])
+    want, one = embed("hunyuan", model), model[0](torch.ones(1, 48), size)
     with enable(library="transformers"):
         assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max()
-        assert status().calls == {("pos_embed", "matmul"): 1}
+        assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6 and one.shape == (1, 24, 32)
+        assert status().calls == {("pos_embed", "matmul"): 2}
         model[0].config.interpolate_mode = "nearest"  # takes no align_corners: transformers' own code raises
         with pytest.raises(ValueError, match="align_corners"):
             embed("hunyuan", model)
         assert status().fallbacks == {"a table resized by nearest": 1}
-
-
-def test_hunyuan_adds_one_patch_to_every_position():
-    model, size = made("hunyuan"), torch.tensor([(1, 4, 6)])
-    want = model[0](torch.ones(1, 48), size)
-    with running(library="transformers"):
-        assert relative(model[0](torch.ones(1, 48), size), want) <= 2e-6 and want.shape == (1, 24, 32)
 
 
 def test_bad_sizes_are_refused():
@@ -236,12 +216,12 @@ def test_the_pixels_and_the_table_are_looked_at(kind, monkeypatch):
     monkeypatch.setattr(library, "why_unsupported", lambda *tensors: seen.extend(tensors) or why(*tensors))
     with running(library="transformers"):
         embed(kind, tower)
-    pixels, table = seen
-    assert pixels.data_ptr() not in {parameter.data_ptr() for parameter in tower.parameters()}
+    patches, table = seen
+    assert patches.data_ptr() not in {parameter.data_ptr() for parameter in tower.parameters()}
     assert table.data_ptr() == table_of(tower).data_ptr()
 
 
-@pytest.mark.parametrize("kind", ["cosmos3", "radio", "hunyuan"])
+@pytest.mark.parametrize("kind", PACKED)
 def test_packed_towers_stay_with_transformers_where_a_program_is_written(kind, monkeypatch):
     tower = made(kind)
     want = embed(kind, tower)

@@ -30,12 +30,6 @@ def test_reordered_samples_stand_alone():
     assert counts == [(4, 0), (4, 0)]
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(2, 4, 2, dtype=torch.bool), torch.zeros(2, 4, 2, dtype=torch.complex64)])
-def test_dtypes_that_are_no_coordinates(bad):
-    with pytest.raises(ValueError, match="patch_coord must hold integers"):
-        group_grids(bad, x_for(bad))
-
-
 def test_whole_batch():
     assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1], 6)], [(6, 0)] * 2)
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [], 6)], [])
