@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
@@ -71,11 +71,18 @@ def test_numbers_of_numpy_beside_the_weights(written, tmp_path):
     assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
-@pytest.mark.parametrize("record", [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []])
-def test_a_file_without_usable_weights_says_what_to_save(record, tmp_path):
-    torch.save(record, tmp_path / "last.pth")
-    with pytest.raises(RuntimeError, match=r"last.pth cannot be loaded .*; save a file of tensors: .safetensors"):
-        load_model(NAME, tmp_path / "last.pth", **SMALL)
+UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
+WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
+
+
+@pytest.mark.parametrize("record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffix, tmp_path):
+    file = tmp_path / f"last.{suffix}"
+    file.write_bytes(record) if isinstance(record, bytes) else torch.save(record, file)
+    with pytest.raises(RuntimeError, match=r"last\S* cannot be loaded .*; save a file of tensors: .safe") as error:
+        load_model(NAME, file, **SMALL)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
 
 
 HUB = "naflexvit_base_patch16_siglip.v2_webli"
