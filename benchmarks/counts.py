@@ -19,13 +19,12 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -63,9 +62,6 @@ class Count:
     operators: int = 0
     host_waits: int = 0
     whole_writes: int = 0
-
-
-SHOWN = tuple(field.name for field in fields(Count))
 
 
 class _Counter(TorchDispatchMode):
@@ -193,9 +189,7 @@ def count_race(
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """The rows of race after race, each printed."""
+    """The rows of race after race."""
     batches, channels = ((2,), 32) if tiny else ((64, 512), 768)
     for workload, batch, phase in product(("siglip", "diverse"), batches, ("infer", "train")):
-        found = count_race(workload, batch, phase, channels=channels)
-        print(tabulate([{name: row[name] for name in ("contender", *SHOWN)} for row in found], "keys", intfmt=","))
-        yield found
+        yield count_race(workload, batch, phase, channels=channels)

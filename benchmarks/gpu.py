@@ -70,11 +70,11 @@ Cases = Iterator[tuple[str, Callable[[], Found]]]
 
 
 class Day:
-    """Where figures go, and on what they are taken: ``device``, B images, C channels, the dtypes."""
+    """Where figures go, and on what they are taken: ``device``, C channels, the dtypes."""
 
     def __init__(self, out: Path, device: str) -> None:
         self.out, self.device, self.gpu = out, device, device != "cpu"
-        self.batch, self.channels = (512, 768) if self.gpu else (2, 16)
+        self.channels = 768 if self.gpu else 16
         self.dtypes = [torch.float32, torch.bfloat16, torch.float16] if self.gpu else [torch.float32]
 
     def tell(self, part: str, **facts: Any) -> None:
@@ -192,7 +192,7 @@ def kernels(day: Day) -> Cases:
 
 def kernel_times(day: Day, name: str, dtype: Any) -> Found:
     """Milliseconds of each kernel of a step; nothing in the rehearsal."""
-    like, spec, coord = day.draw(name, day.batch)
+    like, spec, coord = day.draw(name, 512)
     coord, table = coord.to(day.device), day.random(*like.table, day.channels)
     x = day.random(*coord.shape[:2], day.channels, dtype=dtype)
 

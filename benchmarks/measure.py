@@ -23,6 +23,7 @@ from typing import Any
 import counts
 import graphs
 import races
+from tabulate import tabulate
 
 from timm_naflex_fast.measure.output import provenance, write_json
 
@@ -75,11 +76,12 @@ def bench(options: str, out: Path, tiny: bool, settings: Mapping[str, str] = {})
 
 def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
     """Make one result file."""
-    start = time.monotonic()
-    if name in MADE_HERE:
-        rows = [row for race in MADE_HERE[name](tiny) for row in race]
-    else:
-        rows = bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
+    start, rows = time.monotonic(), []
+    for race in MADE_HERE[name](tiny) if name in MADE_HERE else ():
+        shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
+        print(tabulate(shown, "keys", intfmt=","), flush=True)
+        rows += race
+    rows = rows or bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
     about = provenance(f"uv run benchmarks/measure.py {name}")
     write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
 
