@@ -157,8 +157,8 @@ def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how):
 def test_no_images_and_no_channels():
     def empty(_):
         assert resample_pos_embeds(TABLE, [], **BICUBIC).shape == (0, 4)
-        for sizes in ([], torch.zeros(0, 2, dtype=torch.int64)):
-            assert resample_pos_embeds(TABLE, sizes, length=5, **BICUBIC).shape == (0, 5, 4)
+        for sizes, length in product(([], torch.zeros(0, 2, dtype=torch.int64)), (0, 5)):
+            assert resample_pos_embeds(TABLE, sizes, length=length, **BICUBIC).shape == (0, length, 4)
 
     empty(None)
     vmap(empty, out_dims=None)(torch.zeros(1))
