@@ -47,7 +47,7 @@ def add_batch(x: Tensor, tables: tuple[Tensor, ...], batch: Batch, strategy: Str
         refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not batch.groups or not x.shape[-1]:
         return
-    _raise_malloc_thresholds()
+    _raise_malloc_thresholds()  # pragma: no mutate: it changes times alone
     sources, ndim, trains = tables, 3 if len(tables) == 1 else 2, False
     tables = ()
     for table in sources:
@@ -124,7 +124,7 @@ def _resample_frozen(
 
     def build(copies: tuple[Tensor, ...], size: tuple[int, int]) -> Tensor:
         copies = tuple(copy.view(table.shape) for copy, table in zip(copies, tables))
-        one = batch._replace(groups=[GridGroup(*size, [], size[0] * size[1])])
+        one = batch._replace(groups=[GridGroup(*size, [], 0)])
         ((_, embedding),) = strategy.resample(copies, one)
         return embedding.to(batch.token_dtype)
 

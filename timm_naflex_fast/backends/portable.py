@@ -170,7 +170,7 @@ def slot_layout(grids: DeviceGrids) -> SlotLayout:
     place_in_line = place - start.gather(1, rank)  # 0 1 2 0 1
     block = (place_in_line % BLOCK == 0).to(line.dtype).cumsum(1) - 1  # 0 0 1 2 2
     slot = (block * BLOCK + place_in_line % BLOCK).clamp(max=blocks * BLOCK)  # no room: the last, which nothing reads
-    empty = slot.new_zeros(batch, blocks * BLOCK + 1)
+    empty = slot.new_zeros(batch, blocks * BLOCK + 1)  # pragma: no mutate: more slots would do as well
     # Read out by index: a view that splits a dimension would make tracers check divisibility.
     slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
     token_of_slot = empty.scatter(1, slot, order)[:, slots]

@@ -194,7 +194,7 @@ def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> 
         tuple(interpolator.base_patch_size),
         size,
         interpolator.in_chans,
-        channels_last=getattr(interpolator, "channels_last", True),
+        channels_last=getattr(interpolator, "channels_last", True),  # pragma: no mutate: timm 1.0.31 has the setting
         mode=interpolator.interpolation,
         antialias=interpolator.antialias,
     )

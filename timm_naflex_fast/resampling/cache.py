@@ -239,7 +239,7 @@ def _shrink() -> None:
 
 def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
-        return value.nbytes + 256
+        return value.nbytes + 256  # pragma: no mutate: an estimate
     if isinstance(value, _Frozen):
         return _bytes_of((*value.bits, *value.made.values()))
     if isinstance(value, tuple):

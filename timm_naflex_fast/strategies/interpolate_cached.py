@@ -66,7 +66,7 @@ def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **o
     # other layout gives wrong numbers (PyTorch 2.4 to 2.15). So does a single channel, which has no layout; two have.
     channels = table.shape[-1]
     if channels == 1 and lengths[1:] == (1,):
-        table = table.expand(-1, -1, 2)
+        table = table.expand(-1, -1, 2)  # pragma: no mutate: any number above 1
     images = table.float().contiguous().unsqueeze(0).movedim(-1, 1)
     return F.interpolate(images, size=lengths, **options)[0].movedim(0, -1)[..., :channels]
 
