@@ -63,16 +63,15 @@ def bits(t):
     return t.view({2: torch.int16, 4: torch.int32}[t.element_size()])
 
 
-def parts(case, embeds):
+def parts(case):
     """timm's own float32 embeddings (B, N, C): the table's, or those of each factorized table by itself."""
-    saved, out = [table.data.clone() for table in tables(embeds)], []
-    for own in range(len(saved)):
+    out = []
+    for own in range(len(tables(case.embeds()))):
+        embeds = case.embeds()
         for i, table in enumerate(tables(embeds)):
-            table.data.copy_(saved[i] if i == own else torch.zeros_like(saved[i]))
+            table.data *= i == own
         out.append(torch.zeros(len(case.sizes), case.length, case.channels))
         stock(case, embeds, out[-1], case.coord())
-    for table, values in zip(tables(embeds), saved):
-        table.data.copy_(values)
     return out
 
 
@@ -84,7 +83,7 @@ def equal_but_for_ties(case, embeds, got, x):
     often the least and the greatest are one number; near 0, half precision has several within the tolerance.
     """
     off = 2e-6 * max(1.0, *(table.abs().max().item() for table in tables(embeds)))
-    near = [[(part + d).to(case.dtype) for d in (-off, 0, off)] for part in parts(case, embeds)]
+    near = [[(part + d).to(case.dtype) for d in (-off, 0, off)] for part in parts(case)]
     in_grid = torch.tensor([[n < h * w or case.use_grid_sample for n in range(case.length)] for h, w in case.sizes])
     choices = [torch.where(in_grid[..., None], x + sum(choice), x) for choice in itertools.product(*near)]
     least, greatest = torch.stack(choices).aminmax(dim=0)
