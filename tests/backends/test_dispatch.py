@@ -29,44 +29,32 @@ def test_who_traces_tells_the_backend(monkeypatch):
         assert backend_of() is matmul and backend_of(strategy="interpolate_cached") is cached
 
 
-@pytest.fixture
 def on_device(monkeypatch):
     """Let the CPU take the form that CUDA takes, with the portable one in the place of the kernels; its runs."""
     ran = []
-
-    def add(*args):
-        ran.append(tuple(args[0].shape))
-        portable.add(*args)
-
+    add = lambda *args: ran.append(tuple(args[0].shape)) or portable.add(*args)
     monkeypatch.setattr(dispatch, "_backend", lambda *_: SimpleNamespace(add=add))
     return ran
 
 
 @pytest.mark.parametrize("merge", [1, 2])
-@pytest.mark.parametrize("padding", [None, "zeros", "first"])
+@pytest.mark.parametrize("padding", [{}, dict(length=75, padding="zeros"), dict(length=75, padding="first")], ids=str)
 @pytest.mark.parametrize("frames", [1, 3])
-def test_the_form_for_cuda_equals_interpolate_and_reads_no_tensor(on_device, monkeypatch, merge, padding, frames):
+def test_the_form_for_cuda_equals_eager_and_reads_no_tensor(monkeypatch, merge, padding, frames):
     sizes, table = [(frames, 4, 6), (1, 6, 8), (2, 2, 2)][: 2 + (frames > 1)], torch.randn(6, 5, 8, requires_grad=True)
-    want = one_by_one(table, sizes, mode="bicubic", merge=merge)
-    extra = {} if padding is None else dict(length=75, padding=padding)
-    if padding is None:
-        want = torch.cat(want)
-    else:
-        fill = [image[:1] if padding == "first" else image[:1] * 0 for image in want]
-        want = torch.stack([torch.cat([i, f.expand(75 - len(i), -1)]) for i, f in zip(want, fill)])
+    want = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **padding)
+    ran, weight = on_device(monkeypatch), torch.randn_like(want)
     reading_is_an_error(monkeypatch)
-    got = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **extra)
-    weight = torch.randn_like(got)
+    got = resample_pos_embeds(table, sizes, mode="bicubic", merge=merge, **padding)
     (grad,) = torch.autograd.grad((got * weight).sum(), table)
     monkeypatch.undo()
-    assert len(on_device) == 1 and got.shape == want.shape
-    assert relative(got, want) <= 2e-6
+    assert len(ran) == 1 and got.shape == want.shape and relative(got, want) <= 2e-6
     assert relative(grad, torch.autograd.grad((want * weight).sum(), table)[0]) <= 1e-5
 
 
-def test_the_form_for_cuda_does_not_pad_small_images_to_a_video(on_device):
-    table, sizes = torch.randn(6, 5, 8), [(16, 4, 4)] + [(1, 2, 2)] * 7
+def test_the_form_for_cuda_does_not_pad_small_images_to_a_video(monkeypatch):
+    ran, table, sizes = on_device(monkeypatch), torch.randn(6, 5, 8), [(16, 4, 4)] + [(1, 2, 2)] * 7
     got = resample_pos_embeds(table, sizes, mode="bilinear")
-    assert relative(got, torch.cat(one_by_one(table, sizes, mode="bilinear"))) <= 2e-6 and not on_device
+    assert relative(got, torch.cat(one_by_one(table, sizes, mode="bilinear"))) <= 2e-6 and not ran
     add_pos_embed_(torch.zeros(2, 16, 8), table, grid_sizes=[(4, 4), (2, 2)])
-    assert on_device == [(2, 16, 8)]
+    assert ran == [(2, 16, 8)]

@@ -75,15 +75,11 @@ def scribbled(rng, coord):
     for _ in range(rng.randint(0, 3)):
         sample, token = rng.randrange(batch), rng.randrange(length)
         kind = rng.choice(["value", "swap", "overlap", "negative", "axis"])
-        if kind == "value":
-            coord[sample, token, rng.randrange(2)] = rng.choice(VALUES)
-        elif kind == "swap":
+        if kind in ("value", "negative"):
+            coord[sample, token, rng.randrange(2)] = rng.choice(VALUES if kind == "value" else [-1, -5, -(2**40)])
+        elif kind in ("swap", "overlap"):
             other = rng.randrange(length)
-            coord[sample, [token, other]] = coord[sample, [other, token]]
-        elif kind == "overlap":
-            coord[sample, token] = coord[sample, rng.randrange(length)]
-        elif kind == "negative":
-            coord[sample, token, rng.randrange(2)] = rng.choice([-1, -5, -(2**40)])
+            coord[sample, [token, other]] = coord[sample, [other, token if kind == "swap" else other]]
         else:
             coord[sample] = coord[sample].flip(-1)
     return coord
@@ -95,22 +91,14 @@ def check_coordinates(seed):
     torch.manual_seed(seed)
     sizes = [(rng.randint(1, 12), rng.randint(1, 12)) for _ in range(rng.randint(1, 4))]
     new = dict(antialias=rng.random() < 0.7, align_corners=rng.random() < 0.3) if NEW_TIMM else {}
-    case = Case(
-        **{"antialias": True, "align_corners": False, **new},
-        table_size=(rng.randint(1, 9), rng.randint(1, 9)),
-        channels=rng.randint(2, 4),  # of one channel PyTorch itself makes wrong columns
-        mode=rng.choice(["bilinear", "bicubic"]),
-        ar_preserving=rng.random() < 0.3,
-        sizes=sizes,
-        length=max(1, max(h * w for h, w in sizes) + rng.choice([0, 0, 2, -3])),
-        dtype=torch.float32,
-        seed=seed,
-    )
+    shape = dict(table_size=(rng.randint(1, 9), rng.randint(1, 9)))
+    shape |= dict(channels=rng.randint(2, 4))  # of one channel PyTorch itself makes wrong columns
+    options = dict(mode=rng.choice(["bilinear", "bicubic"]), ar_preserving=rng.random() < 0.3)
+    length = max(1, max(h * w for h, w in sizes) + rng.choice([0, 0, 2, -3]))
+    case = Case(**shape, **options, **new, sizes=sizes, length=length, seed=seed)
     embeds, coord = case.embeds().requires_grad_(False), scribbled(rng, case.coord())
-    dtype = rng.choice([torch.int64, torch.int64, torch.float64])
-    mode = rng.choice(EXACT)
-    x = case.x()
-    got = x.clone()
+    dtype, mode = rng.choice([torch.int64, torch.int64, torch.float64]), rng.choice(EXACT)
+    x, got = case.x(), case.x()
     with running(mode, rope="stock", patch_embed="stock"), Largest() as largest:
         try:
             embeds._apply_learned_naflex_pos_embed(got, patch_coord=coord.to(dtype))

@@ -29,9 +29,8 @@ def add(case, embeds, x, coord):
     """The kernels without their trial, on the GPU or by the interpreter; the coordinates lie apart in memory."""
     if x.dtype is torch.float64:
         pytest.skip("the kernels take single and half precision")
-    there, table, spec = x.to(DEVICE), embeds.pos_embed.to(DEVICE), case.spec
-    if case.use_grid_sample:
-        spec = replace(spec, sampler="grid_sample")
+    there, table = x.to(DEVICE), embeds.pos_embed.to(DEVICE)
+    spec = replace(case.spec, sampler="grid_sample" if case.use_grid_sample else "interpolate")
     for kind in ("in place", "gradient"):
         triton._agreed[there.device, x.dtype, table.shape[-3:], spec, kind] = True
     triton.add(there, (table,), coord.to(DEVICE).repeat(1, 1, 2)[..., :2], spec)

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
 
 import einx
 import torch
@@ -114,8 +113,7 @@ def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
     distinct = draw(st.lists(grid, min_size=1, max_size=4))
     sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
     longest = max(h * w for h, w in sizes)
-    new = dict(antialias=draw(st.booleans()), align_corners=draw(st.booleans())) if NEW_TIMM else {}
-    values: dict[str, Any] = dict(antialias=True, align_corners=False) | new
+    values = dict(antialias=draw(st.booleans()), align_corners=draw(st.booleans())) if NEW_TIMM else {}
     values |= dict(mode=draw(st.sampled_from(["bilinear", "bicubic"])), ar_preserving=draw(st.booleans()))
     return Case(
         table_size=table,

@@ -53,14 +53,6 @@ def work(rank, folder):
             results[wrap, kind] = losses / 2, {n.removeprefix("module."): g for n, g in grads.items()}, calls
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
-    end()
-
-
-def end():
-    """Wait for the other process, then end this one. Its results must be saved.
-
-    To take gloo's threads down sometimes aborts the process ("terminate called without an active exception"), so it
-    ends without that.
-    """
     dist.barrier()
+    # To take gloo's threads down sometimes aborts the process ("terminate called without an active exception").
     os._exit(0)
