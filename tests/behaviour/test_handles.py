@@ -78,8 +78,7 @@ def test_counts_belong_to_each_enable():
     disable(model)
     embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 3, ("pos_embed", "stock"): 1}
-    second.restore()
-    disable()
+    second.restore(), disable()
     assert status().calls == {}
 
 
@@ -140,8 +139,7 @@ def test_a_snapshot_brings_back_models_libraries_and_handles():
 
 
 def test_a_handle_that_was_left_is_not_entered_again():
-    handle = enable()
-    with handle:
+    with enable() as handle:
         pass
     with pytest.raises(RuntimeError, match=r"has ended; call enable\(\) again"), handle:
         pass

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.support.oracles import BATCH, embed, small_vit, vit_batch
 from tests.support.running import ran, running
@@ -60,27 +61,19 @@ def test_threads_train_and_infer_while_others_switch():
     assert not bad
 
 
-class Embedded(Dataset):
-    """Items made by a model in the worker."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return embed(self.model, vit_batch([(3, 4), (5, 2)], seed=index)), status().calls
+def embedded(model, seed):
+    return embed(model, vit_batch([(3, 4), (5, 2)], seed=seed)), status().calls
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_models_in_dataloader_workers(method):
     model = small_vit().requires_grad_(False)
-    want = [Embedded(model)[index][0] for index in range(4)]
+    want = [embedded(model, seed)[0] for seed in range(4)]
     # Exact in this process; in a spawned one timm is as it came.
     with enable("grid_sample"), running("interpolate_cached", model=model):
         embed(model), embed(model)
-        loader = DataLoader(Embedded(model), batch_size=None, num_workers=1, multiprocessing_context=method)
+        options = dict(batch_size=None, num_workers=1, multiprocessing_context=method)
+        loader = DataLoader(range(4), collate_fn=partial(embedded, model), **options)
         for (got, calls), item in zip(loader, want, strict=True):
             torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
             assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")

@@ -69,14 +69,14 @@ def test_gradients_share_no_memory(mode, sizes, kind):
         parameter.grad.mul_(0.5)
 
     found = []
-    for on in (False, True):
+    for who in ("stock", mode):
         case = Case(sizes=sizes, length=30, kind=kind)
         embeds, x = case.embeds(), case.x().requires_grad_()
         for table in tables(embeds):
             table.register_post_accumulate_grad_hook(halve)
         y = x * 1
         y.retain_grad()
-        with running(mode if on else "stock"):
+        with running(who):
             add(embeds, case, y).square().sum().backward()
         found.append([x.grad, y.grad, *(table.grad for table in tables(embeds))])
     for theirs, mine in zip(*found):

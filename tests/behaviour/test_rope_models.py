@@ -1,6 +1,5 @@
 """Rotary tables inside whole models, in graphs, and as a flag."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -93,22 +92,23 @@ def test_captures_in_one_graph(kind, train, backend):
                 assert relative(grads[1], grads[0]) <= 1e-4
 
 
-def exported(model, inputs):
-    return torch.export.export(model, inputs, strict=False).module()
-
-
 OTHER = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
-TRACES = [(partial(torch.jit.trace, check_trace=False), grad) for grad in (False, True)]
 REFUSES = pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("write", "grad"), [pytest.param(exported, False, marks=REFUSES), *TRACES])
-def test_what_is_written_down_holds_for_other_grids(kind, write, grad):
-    model = vit(kind, depth=1)
+@pytest.mark.parametrize(
+    ("how", "grad"), [pytest.param("export", False, marks=REFUSES), ("trace", False), ("trace", True)]
+)
+def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
+    model, inputs = vit(kind, depth=1), tuple(BATCH.values())
     with torch.set_grad_enabled(grad):
         with running(component="rope"):
-            program, want = write(model, tuple(BATCH.values())), model(*OTHER.values())
+            if how == "export":
+                program = torch.export.export(model, inputs, strict=False).module()
+            else:
+                program = torch.jit.trace(model, inputs, check_trace=False)
+            want = model(*OTHER.values())
         assert relative(program(*OTHER.values()), want) <= 1e-5
 
 

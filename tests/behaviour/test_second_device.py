@@ -6,6 +6,7 @@ Whole models trace on fake CUDA tensors, which have a device and no numbers.
 """
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -50,46 +51,34 @@ def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def learned(coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
-    def case(to):
-        table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
-        x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
-        out = add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
-        weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
-        grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
-        more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
-        return [out, *grads, *more]
-
-    return case
+def learned(to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
+    table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
+    x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
+    out = add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
+    weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
+    grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
+    more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
+    return [out, *grads, *more]
 
 
-def factorized(coord=COORD, stays=False, **options):
-    def case(to):
-        tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
-        x = to(random(*coord.shape[:2], 8)).requires_grad_()
-        out = add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
-        return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
-
-    return case
+def factorized(to, coord=COORD, stays=False, **options):
+    tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
+    x = to(random(*coord.shape[:2], 8)).requires_grad_()
+    out = add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
 
 
-def by_sizes(sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
-    def case(to):
-        table = to(random(6, 5, 8)).requires_grad_()
-        out = resample_pos_embeds(table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options)
-        return [out, *torch.autograd.grad(out.square().sum(), table)]
-
-    return case
+def by_sizes(to, sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
+    table = to(random(6, 5, 8)).requires_grad_()
+    out = resample_pos_embeds(table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options)
+    return [out, *torch.autograd.grad(out.square().sum(), table)]
 
 
-def patch_kernel(mode="bicubic", dtype=torch.float32, size=(9, 14)):
-    def case(to):
-        weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
-        out = resample_patch_kernel(weight, size, mode=mode)
-        (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
-        return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
-
-    return case
+def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
+    weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
+    out = resample_patch_kernel(weight, size, mode=mode)
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
 
 def inverses(to):
@@ -97,63 +86,62 @@ def inverses(to):
     return [axis_inverse(n, 16, "bicubic", True, to(torch.ones(1)).device) for n in (9, 25)]
 
 
-def rope(kind, coord=COORD, train=False, **options):
-    def case(to):
-        torch.manual_seed(0)
-        module = build(kind, **options).train(train)
-        for name, value in module._parameters.items():
-            module._parameters[name] = torch.nn.Parameter(to(value.detach()))
-        for name, value in module._buffers.items():
-            module._buffers[name] = value if value is None else to(value)
-        torch.manual_seed(1)
-        found = batched_rope(read_rope(module), to(coord), torch.float32)
-        found = [found] if isinstance(found, torch.Tensor) else list(found)
-        if kind == "mixed":
-            found += torch.autograd.grad(sum(t.square().sum() + t.sum() for t in found), module.freqs)
-        return found
-
-    return case
+def rope(to, kind, times, **options):
+    torch.manual_seed(0)
+    module = build(kind, **options).train()
+    for name, value in module._parameters.items():
+        module._parameters[name] = torch.nn.Parameter(to(value.detach()))
+    for name, value in module._buffers.items():
+        module._buffers[name] = value if value is None else to(value)
+    torch.manual_seed(1)
+    found = batched_rope(read_rope(module), to(COORD.repeat(times, 1, 1)), torch.float32)
+    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    if kind == "mixed":
+        found += torch.autograd.grad(sum(t.square().sum() + t.sum() for t in found), module.freqs)
+    return found
 
 
 VARIANTS = {"": {}, ", reordered": dict(coord=REORDERED), ", ar_preserving": dict(ar_preserving=True)}
 CASES = {
-    f"{make.__name__}, {strategy}{variant}": make(strategy=strategy, **options)
+    f"{make.__name__}, {strategy}{variant}": partial(make, strategy=strategy, **options)
     for make in (learned, factorized)
     for strategy in STRATEGY_NAMES
     for variant, options in VARIANTS.items()
 }
 CASES |= {
-    "learned, bfloat16 tokens": learned(x_dtype=torch.bfloat16),
-    "learned, float64": learned(dtype=torch.float64, x_dtype=torch.float64),
-    "learned, second derivatives": learned(twice=True),
-    "learned, second derivatives, reordered": learned(REORDERED, twice=True),
-    "learned, float coordinates": learned(COORD.float()),
-    "learned, grid_sample, bilinear": learned(strategy="grid_sample", mode="bilinear"),
-    "learned, grid_sample, second derivatives": learned(strategy="grid_sample", twice=True),
-    "host coordinates": learned(stays=True),
-    "host coordinates, reordered": learned(REORDERED, stays=True),
-    "host coordinates, interpolate_cached": learned(stays=True, strategy="interpolate_cached"),
-    "host coordinates, factorized": factorized(stays=True),
-    "packed": by_sizes(),
-    "packed, merge": by_sizes(merge=2),
-    "packed, frames, merge": by_sizes(((2, 4, 6), (1, 2, 2)), merge=2),
-    "padded, merge": by_sizes(merge=2, length=40, padding="first"),
-    "packed, sizes on the device": by_sizes(tensor=True),
-    "packed, interpolate_cached, merge": by_sizes(merge=2, strategy="interpolate_cached"),
-    "patch kernel": patch_kernel(),
-    "patch kernel, bilinear, float64": patch_kernel("bilinear", torch.float64),
-    "patch kernel, bfloat16": patch_kernel(dtype=torch.bfloat16, size=(8, 8)),
+    "learned, bfloat16 tokens": partial(learned, x_dtype=torch.bfloat16),
+    "learned, float64": partial(learned, dtype=torch.float64, x_dtype=torch.float64),
+    "learned, second derivatives": partial(learned, twice=True),
+    "learned, second derivatives, reordered": partial(learned, coord=REORDERED, twice=True),
+    "learned, float coordinates": partial(learned, coord=COORD.float()),
+    "learned, grid_sample, bilinear": partial(learned, strategy="grid_sample", mode="bilinear"),
+    "learned, grid_sample, second derivatives": partial(learned, strategy="grid_sample", twice=True),
+    "host coordinates": partial(learned, stays=True),
+    "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
+    "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
+    "host coordinates, factorized": partial(factorized, stays=True),
+    "packed": by_sizes,
+    "packed, merge": partial(by_sizes, merge=2),
+    "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
+    "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),
+    "packed, sizes on the device": partial(by_sizes, tensor=True),
+    "packed, interpolate_cached, merge": partial(by_sizes, merge=2, strategy="interpolate_cached"),
+    "patch kernel": patch_kernel,
+    "patch kernel, bilinear, float64": partial(patch_kernel, mode="bilinear", dtype=torch.float64),
+    "patch kernel, bfloat16": partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
     "patch kernel, in a graph": inverses,
 }
-CASES |= {f"rope, {kind}": rope(kind) for kind in CLASSES}
-CASES |= {f"rope, {kind}, many tokens": rope(kind, COORD.repeat(20, 1, 1)) for kind in CLASSES}
-CASES |= {f"rope, {kind}, reference size": rope(kind, ref_feat_shape=(4, 4)) for kind in CLASSES}
-CHANGES = {"shift": dict(shift_coords=0.3), "jitter": dict(jitter_coords=1.4), "rescale": dict(rescale_coords=2.0)}
-CHANGES["all changes"] = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
+UNCHANGED = {"": {}, ", reference size": dict(ref_feat_shape=(4, 4))}
+CHANGES = {
+    ", shift": dict(shift_coords=0.3),
+    ", jitter": dict(jitter_coords=1.4),
+    ", rescale": dict(rescale_coords=2.0),
+}
+CHANGES[", all changes"] = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
 CASES |= {
-    f"rope, {kind}, {name}{', many tokens' * (times > 1)}": rope(kind, COORD.repeat(times, 1, 1), train=True, **change)
-    for kind in AUGMENTED
-    for name, change in CHANGES.items()
+    f"rope, {kind}{name}{', many tokens' * (times > 1)}": partial(rope, kind=kind, times=times, **options)
+    for kind in CLASSES
+    for name, options in (UNCHANGED | (CHANGES if kind in AUGMENTED else {})).items()
     for times in (1, 20)
 }
 # Where the host waits for the device, by the first words of a case; everything else never waits.
@@ -166,7 +154,7 @@ WAITS = {
     "packed, sizes on the device": READS_GRIDS,
     "rope, mixed": {"rope/grids.py": 1},
 }
-WAITS |= {f"rope, {kind}, {name}": {"rope/grids.py": 1} for kind in AUGMENTED for name in CHANGES}
+WAITS |= {f"rope, {kind}{name}": {"rope/grids.py": 1} for kind in AUGMENTED for name in CHANGES}
 
 
 @pytest.mark.parametrize("name", CASES)

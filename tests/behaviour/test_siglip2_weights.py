@@ -37,13 +37,11 @@ def test_stand_in(photos, tmp_path):
     """Variances are kept from block to block, so that drift goes through the depth as through a trained model."""
     weights = {}
     for name, value in timm.create_model(NAME.split(".")[0], num_classes=0).state_dict().items():
-        if name.endswith("bias"):
-            weights[name] = torch.zeros(value.shape, dtype=torch.float16)
-        elif "norm" in name:
-            weights[name] = torch.ones(value.shape, dtype=torch.float16)
+        if name.endswith("bias") or "norm" in name:
+            made = torch.full(value.shape, 0.0 if name.endswith("bias") else 1.0)
         else:
-            scale = 0.3 if name == "embeds.pos_embed" else value.shape[-1] ** -0.5
-            weights[name] = (scale * torch.randn(value.shape)).half()
+            made = (0.3 if name == "embeds.pos_embed" else value.shape[-1] ** -0.5) * torch.randn(value.shape)
+        weights[name] = made.half()
     assert weights["embeds.pos_embed"].shape == (1, 16, 16, 768) and "attn_pool.latent" in weights
     assert sum(value.numel() for value in weights.values()) == pytest.approx(92.9e6, rel=1e-3)  # as the hub counts them
     save_file(weights, tmp_path / "model.safetensors")

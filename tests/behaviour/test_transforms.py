@@ -135,9 +135,8 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"), [*product(["learned"], list(WRITES)[:3]), *product(["factorized"], WRITES)]
-)  # the compiled operator of a learned table raises the named error
+# But the compiled operator of a learned table, which raises the named error.
+@pytest.mark.parametrize(("kind", "how"), [*product(["learned"], list(WRITES)[:3]), *product(["factorized"], WRITES)])
 def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how):
     coord, x, module = COORD.float(), torch.zeros(3, 13, 4), Adds(kind)
     graph, want = WRITES[how](module, x, coord), module(x, coord)

@@ -24,11 +24,8 @@ NEW_TIMM = hasattr(timms, "_build_grid")  # per-grid reference shapes, augmentat
 DIM, HEADS, DEPTH = 16, 3, 2
 
 
-SETTINGS = {
-    "axial": dict(in_pixels=False),
-    "mrope": dict(mrope_section=(2, 3, 3)),
-    "mixed": dict(depth=DEPTH, num_heads=HEADS),
-}
+SETTINGS = {"axial": dict(in_pixels=False), "mrope": dict(mrope_section=(2, 3, 3))}
+SETTINGS["mixed"] = dict(depth=DEPTH, num_heads=HEADS)
 FEWER = {"mixed": {"grid_offset", "rotate_half", "ref_feat_shape"}}  # what a type takes and does not use
 FEWER["mrope"] = FEWER["mixed"] | {"grid_indexing"}
 
