@@ -95,15 +95,15 @@ LEARNED = "_apply_learned_naflex_pos_embed"
 
 
 @pytest.mark.filterwarnings("error")
-def test_another_plugin_on_top_is_left_alone():
+def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
     ours, model = NaFlexEmbeds.__dict__[LEARNED], small_vit()
-    NaFlexEmbeds._apply_learned_naflex_pos_embed = theirs = lambda self, x, patch_coord: ours(self, x, patch_coord)
-    for mode in ("stock", "matmul", "stock", "grid_sample", "stock"):
-        enable(mode)
-        assert uses(model) == mode and NaFlexEmbeds.__dict__[LEARNED] is theirs
-    NaFlexEmbeds._apply_learned_naflex_pos_embed = ours  # they leave, and put back what they found
-    disable()
+    theirs = lambda self, x, patch_coord: ours(self, x, patch_coord)
+    with monkeypatch.context() as patched:  # which puts back what it found
+        patched.setattr(NaFlexEmbeds, LEARNED, theirs)
+        for mode in ("stock", "matmul", "stock", "grid_sample", "stock"):
+            enable(mode)
+            assert uses(model) == mode and NaFlexEmbeds.__dict__[LEARNED] is theirs
 
 
 @functools.wraps(STOCK_METHODS[LEARNED])

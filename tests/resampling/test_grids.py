@@ -21,15 +21,6 @@ def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
     assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
 
 
-def test_reordered_samples_stand_alone():
-    coord = row_major([(2, 2), (2, 2)])
-    coord[1] = coord[1].flip(0)
-    (regular, reordered), counts = group_grids(coord, x_for(coord))
-    assert regular == GridGroup(2, 2, [0], 4)
-    assert reordered.samples == [1] and reordered.cell_of_token.tolist() == [3, 2, 1, 0]
-    assert counts == [(4, 0), (4, 0)]
-
-
 def test_whole_batch():
     assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1], 6)], [(6, 0)] * 2)
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [], 6)], [])
