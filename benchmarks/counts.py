@@ -19,19 +19,18 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from timm_naflex_fast.measure.bench.pos_embed import race as make
-from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
+from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 
 CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
@@ -63,9 +62,6 @@ class Count:
     operators: int = 0
     host_waits: int = 0
     whole_writes: int = 0
-
-
-SHOWN = tuple(field.name for field in fields(Count))
 
 
 class _Counter(TorchDispatchMode):
@@ -157,15 +153,6 @@ def counted(whole: int, sample: int) -> Iterator[Count]:
         yield mode.count
 
 
-def count_step(contender: Timed, whole: int, batch: int) -> Count:
-    """What one run costs, after a first run that fills the caches."""
-    contender.run(contender.prepare())
-    argument = contender.prepare()
-    with counted(whole, whole // batch) as count:
-        contender.run(argument)
-    return count
-
-
 def count_race(
     workload: str, batch: int, phase: str, contenders: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> list[dict[str, Any]]:
@@ -176,12 +163,17 @@ def count_race(
     """
     narrow: list[list[dict[str, Any]]] = []
     for width in NARROW:
+        narrow.append([])
         with ExitStack() as on:
             race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
             about = {name: race.about[name] for name in ("tokens", "grids", "x_bytes")}
             about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=width)
-            counts = ((one.name, count_step(one, about["x_bytes"], batch)) for one in race.contenders)
-            narrow.append([{**about, "contender": name, **asdict(count)} for name, count in counts])
+            for one in race.contenders:
+                one.run(one.prepare())  # fills the caches
+                argument = one.prepare()
+                with counted(about["x_bytes"], about["x_bytes"] // batch) as count:
+                    one.run(argument)
+                narrow[-1].append({**about, "contender": one.name, **asdict(count)})
     low, high = NARROW
 
     def extend(a: Any, b: Any) -> Any:
@@ -193,9 +185,7 @@ def count_race(
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """The rows of race after race, each printed."""
+    """The rows of race after race."""
     batches, channels = ((2,), 32) if tiny else ((64, 512), 768)
     for workload, batch, phase in product(("siglip", "diverse"), batches, ("infer", "train")):
-        found = count_race(workload, batch, phase, channels=channels)
-        print(tabulate([{name: row[name] for name in ("contender", *SHOWN)} for row in found], "keys", intfmt=","))
-        yield found
+        yield count_race(workload, batch, phase, channels=channels)

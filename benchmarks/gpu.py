@@ -7,7 +7,7 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 
 | part | what it asks |
 | --- | --- |
-| machine | versions; bytes a second of a copy and of ``x.add_(ready)`` |
+| machine | versions; bytes a second of a copy |
 | correct | are the kernels right: all workloads and dtypes against the CPU, on memory full of NaN, the same each time |
 | waits, graphs, compiled | the tests of tests/behaviour/test_cuda.py whose names hold these words |
 | sanitize | does compute-sanitizer find anything, where it is |
@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -45,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 from graphs import inductor as compiled_steps  # noqa: E402
+from measure import bench  # noqa: E402
 
 from timm_naflex_fast.backends import eager, triton  # noqa: E402
 from timm_naflex_fast.measure.bench.race import stopwatch  # noqa: E402
@@ -70,11 +70,11 @@ Cases = Iterator[tuple[str, Callable[[], Found]]]
 
 
 class Day:
-    """Where figures go, and on what they are taken: ``device``, B images, C channels, the dtypes."""
+    """Where figures go, and on what they are taken: ``device``, C channels, the dtypes."""
 
     def __init__(self, out: Path, device: str) -> None:
         self.out, self.device, self.gpu = out, device, device != "cpu"
-        self.batch, self.channels = (512, 768) if self.gpu else (2, 16)
+        self.channels = 768 if self.gpu else 16
         self.dtypes = [torch.float32, torch.bfloat16, torch.float16] if self.gpu else [torch.float32]
 
     def tell(self, part: str, **facts: Any) -> None:
@@ -101,7 +101,6 @@ def machine(day: Day) -> Cases:
     yield "versions", partial(provenance, "python benchmarks/gpu.py machine --out DIR")
     timed = stopwatch(day.device)
     yield "copy", lambda: {"tb_s": 8e-12 * n / statistics.median(timed(lambda: x.copy_(ready)) for _ in range(10))}
-    yield "add", lambda: {"tb_s": 12e-12 * n / statistics.median(timed(lambda: x.add_(ready)) for _ in range(10))}
 
 
 def correct(day: Day) -> Cases:
@@ -144,7 +143,14 @@ def compare(day: Day, shape: tuple[int, ...], spec: Any, coord: Any, dtype: Any)
     return found
 
 
-def pytest_lines(day: Day, part: str) -> Cases:
+def run(command: list[str], *right: int, **settings: str) -> Found:
+    """Run a command, which must end with one of these exit statuses, or 0; what it prints goes to DIR/day.log."""
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}).returncode
+    assert status in (0, *right), f"exit status {status}: see day.log"
+    return {}
+
+
+def pytest(day: Day, part: str) -> Cases:
     """Tests that need a GPU; in the rehearsal one that does not."""
     words = {"waits": "waits", "graphs": "cuda_graph", "compiled": "inductor"}
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
@@ -152,19 +158,8 @@ def pytest_lines(day: Day, part: str) -> Cases:
     if part == "tests":
         files += ["tests/backends/test_triton.py", "tests/backends/test_trial.py", "tests/contract/test_backends.py"]
         chosen += " and (cuda or triton or trial)"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "-m", "slow or not slow"]
-    command += ["-n", "4" if day.gpu else "0", "-k", chosen, *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print(done.stdout[-30000:], done.stderr[-2000:])
-    for outcome, test in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(.*)", done.stdout, re.M):
-        yield test, partial(expect, outcome == "PASSED", outcome)
-    yield "all", partial(expect, done.returncode in (0, 5), done.stdout[-500:])
-
-
-def expect(right: bool, why: str) -> Found:
-    """Nothing, or an error."""
-    assert right, why
-    return {}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--tb=short", "-m", "slow or not slow"]
+    yield "tests", partial(run, [*command, "-n", "4" if day.gpu else "0", "-k", chosen, *files], 5)  # 5: there is none
 
 
 def small_run(day: Day) -> Cases:
@@ -175,29 +170,16 @@ def small_run(day: Day) -> Cases:
 
 
 def sanitize(day: Day) -> Cases:
-    """Accesses out of bounds, races in shared memory, and reads of what nobody wrote."""
+    """Accesses out of bounds, races in shared memory, and reads of what nobody wrote; none of it in the rehearsal."""
     for tool in ("memcheck", "racecheck", "initcheck")[: 3 if day.gpu else 1]:
-        yield tool, partial(watch, day, ["compute-sanitizer", "--error-exitcode", "9", "--tool", tool])
-
-
-def watch(day: Day, tool: list[str]) -> Found:
-    """Run ``small_run`` under a tool, or alone in the rehearsal."""
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [*(tool if day.gpu else []), *itself(day, "small_run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-800:]
-    return {"lines": done.stdout.splitlines()[-130:]}
+        command = ["compute-sanitizer", "--error-exitcode", "9", "--tool", tool] if day.gpu else []
+        yield tool, partial(run, [*command, *itself(day, "small_run")], PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
 def races(day: Day, part: str) -> Cases:
-    """`naflex-fast bench`, with its own options; small ones in the rehearsal."""
-    options = BENCH[part]
-    if not day.gpu:
-        options += " --batch 2 --dtype float32 --rounds 1 --workload siglip --channels 16"
-        options += " --model-kwargs depth=1 embed_dim=48 num_heads=2" * (part == "model")
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--device", day.device]
-    done = subprocess.run([*command, "--json", str(day.out / f"{part}.json")], cwd=ROOT)
-    yield "races", partial(expect, done.returncode == 0, f"exit status {done.returncode}")
+    """`naflex-fast bench`, with its own options; tiny sizes in the rehearsal."""
+    options = f"{BENCH[part]} --device {day.device}"
+    yield "races", lambda: {"rows": len(bench(options, day.out / f"{part}.json", not day.gpu))}
 
 
 def kernels(day: Day) -> Cases:
@@ -205,12 +187,12 @@ def kernels(day: Day) -> Cases:
     for name, dtype in product(("siglip", "diverse", "radio", "single") if day.gpu else ("siglip",), day.dtypes[:2]):
         yield f"{name}, {dtype}", partial(kernel_times, day, name, dtype)
     if day.gpu:
-        yield "ncu", partial(watch, day, NCU)
+        yield "ncu", partial(run, [*NCU, *itself(day, "small_run")])
 
 
 def kernel_times(day: Day, name: str, dtype: Any) -> Found:
     """Milliseconds of each kernel of a step; nothing in the rehearsal."""
-    like, spec, coord = day.draw(name, day.batch)
+    like, spec, coord = day.draw(name, 512)
     coord, table = coord.to(day.device), day.random(*like.table, day.channels)
     x = day.random(*coord.shape[:2], day.channels, dtype=dtype)
 
@@ -254,7 +236,7 @@ def itself(day: Day, part: str) -> list[str]:
 
 def run_inside(day: Day, part: str) -> int:
     """Put down what each case of a part finds, or why it failed; 1 if one did."""
-    wrong, cases = 0, globals().get(part, partial(races if part in BENCH else pytest_lines, part=part))
+    wrong, cases = 0, globals().get(part, partial(races if part in BENCH else pytest, part=part))
     for case, work in cases(day):
         try:
             day.tell(part, case=case, ok=True, **work())

@@ -114,16 +114,14 @@ def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> di
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """A row for each library, way and contender, printed; the error's first line where it fails."""
+    """A row for each library, way and contender; the error's first line where it fails."""
     for library, way in [("timm", "export")] if tiny else product(CONTENDERS, WAYS):
         for contender in CONTENDERS[library]:
             try:
                 found = count(library, contender, way)
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-            row = {"library": library, "way": way, "contender": contender, **found}
-            print(row, flush=True)
-            yield [row]
+            yield [{"library": library, "way": way, "contender": contender, **found}]
 
 
 def inductor(tiny: bool, device: str = "cpu") -> Iterator[list[dict[str, Any]]]:
@@ -142,9 +140,7 @@ def inductor(tiny: bool, device: str = "cpu") -> Iterator[list[dict[str, Any]]]:
                 for run, start in ((compiled, 0), (compiled, batches), (model, batches))
             )
         row = {"library": "timm", "contender": contender, "first_s": sum(first)}
-        row |= {"later_ms": 1e3 * statistics.median(later), "eager_ms": 1e3 * statistics.median(eager)}
-        print(row, flush=True)
-        yield [row]
+        yield [row | {"later_ms": 1e3 * statistics.median(later), "eager_ms": 1e3 * statistics.median(eager)}]
 
 
 def _step(run: Any, seed: int, device: str) -> Callable[[], None]:

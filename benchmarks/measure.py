@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import counts
 import graphs
 import races
+from tabulate import tabulate
 
 from timm_naflex_fast.measure.output import provenance, write_json
 
@@ -32,6 +33,7 @@ SMALL = "--model vit_small_patch16_224 --workload siglip"
 # Read by glibc as a process starts: nothing is given back to the kernel. By default a freed block above 32 MiB is, and
 # the next one is cleared page by page; timm's backward makes such blocks once per grid.
 KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
+FACTS = ("commit", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
 # Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the same thing.
@@ -62,32 +64,26 @@ MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
 NAMES = (*BENCH, *MADE_HERE)
 
 
-def bench(options: str, tiny: bool, settings: dict[str, str]) -> list[dict[str, Any]]:
-    """The rows of `naflex-fast bench`, run with these settings of malloc."""
+def bench(options: str, out: Path, tiny: bool, settings: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+    """The rows of `naflex-fast bench`, which writes them into ``out``; run with these settings of malloc."""
     if tiny:
         options += " --rounds 1 --budget 0.01 --batch 1 --channels 4 --workload siglip"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "rows.json")
-        command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", str(out)]
-        subprocess.run(command, check=True, cwd=ROOT, env=clean | settings)
-        return json.loads(out.read_text())["rows"]
+    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT, env={**clean, **settings})
+    return json.loads(out.read_text())["rows"]
 
 
-def measure(name: str, out: Path, tiny: bool) -> None:
+def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
     """Make one result file."""
-    start = time.monotonic()
-    if name in MADE_HERE:
-        rows = [row for race in MADE_HERE[name](tiny) for row in race]
-    else:
-        rows = bench(BENCH[name], tiny, KEPT_HEAP if name == "heap/kept" else {})
+    start, rows = time.monotonic(), []
+    for race in MADE_HERE[name](tiny) if name in MADE_HERE else ():
+        shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
+        print(tabulate(shown, "keys", intfmt=","), flush=True)
+        rows += race
+    rows = rows or bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
     about = provenance(f"uv run benchmarks/measure.py {name}")
     write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
-
-
-def is_new(record: dict[str, Any], here: dict[str, Any]) -> bool:
-    """Whether a result file was made on this machine, with this code and these releases."""
-    return all(record.get(fact) == here[fact] for fact in ("commit", "machine", "torch", "timm"))
 
 
 def main() -> None:
@@ -103,15 +99,17 @@ def main() -> None:
     files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
     before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
     here = provenance("")
-    todo = [name for name in files if options.names or options.tiny or not is_new(before[name], here)]
+    # A file is new if it was made on this machine, with this code and these releases.
+    same = [name for name in files if all(before[name].get(fact) == here[fact] for fact in FACTS)]
+    todo = [name for name in files if options.names or options.tiny or name not in same]
     for name in todo:
         print(f"{name}: took {before[name].get('seconds', 'an unknown number of')} seconds last time")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder, "rows.json")
         for name in todo:
             print(f"== {name}", flush=True)
-            out = Path(scratch, f"{name}.json") if options.tiny else files[name]
-            out.parent.mkdir(parents=True, exist_ok=True)
-            measure(name, out, options.tiny)
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            measure(name, scratch if options.tiny else files[name], scratch, options.tiny)
 
 
 if __name__ == "__main__":

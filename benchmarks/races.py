@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from timm_naflex_fast import disable, enable
-from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, print_race, run
+from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 
 ROPE_TYPES: dict[str, dict[str, Any]] = {
@@ -34,10 +34,8 @@ PATIENCE_MS = 10_000.0  # a contender that takes longer does not run at larger b
 
 
 def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
-    """The rows of a race, printed."""
-    rows = run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
-    print_race(race.title, rows)
-    return [asdict(row) for row in rows]
+    """The rows of a race."""
+    return [asdict(row) for row in run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)]
 
 
 def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:

@@ -68,11 +68,9 @@ def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
     return found
 
 
-def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any] = (), command: str = "") -> str:
+def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any], command: str = "") -> str:
     """A table, where its figures come from (each fact once where the files agree), and what measures them again."""
     text = tabulate([[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True)
-    if not abouts:
-        return text
     origin = [" / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)) for fact in ORIGIN]
     again = command or f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
     return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)
@@ -117,6 +115,8 @@ SAVED |= {"`matmul`": percent(lambda _, ours: ours["embeds_share"][OURS])}
 COUNTS = {"GB moved": count("memory", unit=1e9), "host syncs": count("host_waits"), "operators": count("operators")}
 COUNTS |= {"copies as large as `x`": count("whole_writes")}
 ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
+INDUCTOR = {"first 20 steps, s": count("first_s", 1), "a later step, ms": count("later_ms", 1)}
+INDUCTOR |= {"not compiled, ms": count("eager_ms", 1)}
 SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
@@ -129,6 +129,7 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
     "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
+    "inductor": ("inductor", ("contender",), INDUCTOR, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
     "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
     "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
@@ -202,14 +203,6 @@ def graphs(short: bool = False) -> str:
     return table(["model", "mode", *ways][short:], lines, [record])
 
 
-def inductor() -> str:
-    """What TorchInductor needs for timm's own code and for ours."""
-    (record,) = read("inductor")
-    columns = {"first_s": "first 20 steps, s", "later_ms": "a later step, ms", "eager_ms": "not compiled, ms"}
-    lines = [[f"`{row['contender']}`", *(number(row[name]) for name in columns)] for row in record["rows"]]
-    return table(["mode", *columns.values()], lines, [record])
-
-
 def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
@@ -262,7 +255,7 @@ def api() -> str:
 
 
 SENTENCES = (counts_sentence, drift_sentence, model_sentence, never_slower)
-FUNCTIONS = (graphs, inductor, *SENTENCES, drift_peers, versions, timm_tests, api)
+FUNCTIONS = (graphs, *SENTENCES, drift_peers, versions, timm_tests, api)
 SECTIONS: dict[str, Callable[[], str]] = {function.__name__: function for function in FUNCTIONS}
 SECTIONS |= {name: partial(race_table, name) for name in RACES} | {"graphs_short": partial(graphs, short=True)}
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))

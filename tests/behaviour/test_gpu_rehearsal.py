@@ -31,10 +31,10 @@ def test_what_a_gpu_is_asked_is_rehearsed(tmp_path):
     code, lines = rehearse(tmp_path, "first", "second")
     assert [line for line in lines if not line.get("ok", True)] == [] and code == 0
     ended = {line["part"]: line["ended"] for line in lines if "ended" in line}
-    names = "machine correct waits graphs compiled sanitize times kernels model stock tests"
+    names = "machine correct waits graphs compiled sanitize times kernels model inductor stock tests"
     assert ended == dict.fromkeys(names.split(), 0)
-    cases = {part: [line for line in lines if line["part"] == part and "case" in line] for part in ended}
-    assert cases["correct"][0]["gradient"] <= 1e-5 and len(cases["tests"]) >= 2
+    assert next(line for line in lines if line["part"] == "correct")["gradient"] <= 1e-5
+    assert " 1 passed" in (tmp_path / "day.log").read_text()  # of tests
     rows = json.loads((tmp_path / "step.json").read_text())["rows"]
     assert {row["contender"] for row in rows} >= {"stock", "matmul", "plain-add"}
 

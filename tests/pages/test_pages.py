@@ -12,11 +12,11 @@ from tests.support.measured import row
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Writes rows into a file of an empty folder of results."""
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
 
     def write(name, *rows, **about):
-        path = tmp_path / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
+        path = tmp_path / "results" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", date="2026-11-22", commit="abc")
         path.write_text(json.dumps({**facts, **about, "rows": rows}))
 
@@ -32,27 +32,32 @@ def cells(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_ratios_are_those_of_one_race(results):
+def test_ratios_are_those_of_one_race_and_rows_of_two_commits_say_so(results):
     results("speed/siglip", *race(), *race(batch=1)[2:])
     (headings, _, full, part) = cells(pages.race_table("position"))
-    assert headings[:4] == [
-        "workload, phase, batch, dtype",
-        "times faster than timm",
-        "than timm's grid_sample",
-        "times one plain add",
-    ]
+    ratios = ["times faster than timm", "than timm's grid_sample", "times one plain add"]
+    assert headings[:4] == ["workload, phase, batch, dtype", *ratios] and "measured at" not in headings
     assert full[:4] == ["siglip, train, 64, float32", "50.0", "5.00", "2.00"]
     assert part[:4] == ["siglip, train, 1, float32", "-", "-", "2.00"]  # no ratio to a contender of another race
+    results("speed/others", *race(workload="single"), commit="def")
+    (headings, _, *lines) = cells(pages.race_table("position"))
+    assert headings[-1] == "measured at"
+    assert {line[-1] for line in lines} == {"abc, 2 CPU cores", "def, 2 CPU cores"}
 
 
-def test_an_old_page_is_noticed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+def check(monkeypatch, capsys, option, *shown):
+    """The exit status of tools/pages.py, and what it prints."""
+    monkeypatch.setattr(pages, "PAGES", shown)
+    monkeypatch.setattr("sys.argv", ["pages.py", option])
+    return pages.main(), capsys.readouterr().out.strip()
+
+
+def test_an_old_page_is_noticed(results, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
-    monkeypatch.setattr(pages, "PAGES", (page,))
-    monkeypatch.setattr("sys.argv", ["pages.py", "--check"])
-    assert pages.main() == 1 and "page.md is old" in capsys.readouterr().out and "1.5 times" in page.read_text()
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert check(monkeypatch, capsys, "--check", page) == (1, "page.md is old: uv run tools/pages.py")
+    assert "1.5 times" in page.read_text()
 
 
 def test_result_files_whose_code_has_changed_are_listed_and_stop_a_release(results, monkeypatch, capsys):
@@ -61,33 +66,20 @@ def test_result_files_whose_code_has_changed_are_listed_and_stop_a_release(resul
         pytest.skip("no checkout")
     results("counts", commit=head.stdout.strip())
     results("rope", commit="0" * 40)
-    monkeypatch.setattr(pages, "PAGES", ())
-    for option, code in (("--check", 0), ("--release", 1)):
-        monkeypatch.setattr("sys.argv", ["pages.py", option])
-        assert pages.main() == code
-        assert capsys.readouterr().out.strip() == f"results/rope.json: its code has changed since {'0' * 40}"
+    line = f"results/rope.json: its code has changed since {'0' * 40}"
+    assert check(monkeypatch, capsys, "--check") == (0, line) and check(monkeypatch, capsys, "--release") == (1, line)
 
 
-def test_rows_of_two_commits_say_so(results):
-    results("speed/siglip", *race())
-    assert "measured at" not in pages.race_table("position")
-    results("speed/others", *race(workload="single"), commit="def")
-    (headings, _, *lines) = cells(pages.race_table("position"))
-    assert headings[-1] == "measured at"
-    assert {line[-1] for line in lines} == {"abc, 2 CPU cores", "def, 2 CPU cores"}
-
-
-def test_what_this_code_has_measured_here_is_not_measured_again(tmp_path, monkeypatch, capsys):
+def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch, capsys):
     facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
+    done, load = [], [0.1]
     monkeypatch.setattr(measure, "provenance", lambda command: facts)
     monkeypatch.setattr(measure, "ROOT", tmp_path)
     monkeypatch.setattr(measure, "NAMES", ("rope", "counts", "graphs"))
-    (tmp_path / "results").mkdir()
-    for name, changes in {"rope": {}, "counts": {"commit": "old"}}.items():
-        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts | changes))
-    done, load = [], [0.1]
-    monkeypatch.setattr(measure, "measure", lambda name, out, tiny: done.append(name))
+    monkeypatch.setattr(measure, "measure", lambda name, *_: done.append(name))
     monkeypatch.setattr(measure.os, "getloadavg", lambda: load)
+    results("rope")
+    results("counts", commit="old")
     for words in ([], ["rope"]):
         monkeypatch.setattr("sys.argv", ["measure.py", *words])
         measure.main()
@@ -98,7 +90,7 @@ def test_what_this_code_has_measured_here_is_not_measured_again(tmp_path, monkey
     assert "something else is running" in capsys.readouterr().err
 
 
-def test_each_result_file_of_a_section_has_a_command(monkeypatch):
+def test_each_result_file_of_a_section_has_a_command():
     shown = {pattern for pattern, *_ in pages.RACES.values()} - {"gpu/step"}
     for pattern in shown:
         assert any(name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES), pattern

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -50,8 +51,12 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the command line) and run the command that it names; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    about = "Fast and exact resampling for timm's NaFlexVit."
+    parser = argparse.ArgumentParser("naflex-fast", description=about, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
+    add = partial(parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False)
+    own = {name: add(name, help=what, description=f"{what}.".capitalize()) for name, what in COMMANDS.items()}
     if not arguments or arguments[0] not in COMMANDS:
-        parser = _parser()
         parser.parse_args(arguments)  # ends here with the help, the version, or an error
         parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
     name, *rest = arguments
@@ -61,23 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
-    about = f"{COMMANDS[name]}.".capitalize()
-    parser = argparse.ArgumentParser(f"naflex-fast {name}", description=about, allow_abbrev=False)
-    made = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
 
     def start(options: argparse.Namespace) -> Any:
         module = import_module(f".{name}", __package__)
-        module.add_arguments(parser)
-        return getattr(module, name)(parser.parse_args(rest, options))
+        module.add_arguments(own[name])
+        return getattr(module, name)(own[name].parse_args(rest, options))
 
-    return call(parser.prog, start, made)
-
-
-def _parser() -> argparse.ArgumentParser:
-    about = "Fast and exact resampling for timm's NaFlexVit."
-    parser = argparse.ArgumentParser("naflex-fast", description=about, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, about in COMMANDS.items():
-        commands.add_parser(name, help=about)
-    return parser
+    made = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
+    return call(f"naflex-fast {name}", start, made)
