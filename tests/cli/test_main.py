@@ -6,17 +6,19 @@ import subprocess
 import sys
 from importlib.metadata import requires
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import timm_naflex_fast
-from timm_naflex_fast.cli.main import COMMANDS, call, main
+from timm_naflex_fast.cli.main import COMMANDS, main
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
 WITHOUT_TORCH = """
-import sys
+import sys, timm_naflex_fast
 from timm_naflex_fast.cli.main import main
+print("[]", 0, *[name for name in ("torch", "timm", "numpy") if name in sys.modules])
 for words in {words}:
     try:
         code = main(words)
@@ -26,18 +28,16 @@ for words in {words}:
 """
 
 
-def without_torch(*words):
-    code = WITHOUT_TORCH.format(words=words)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    return [line for line in out.splitlines() if line.startswith("[")]
-
-
-def test_help_and_wrong_options_import_no_torch():
+def test_the_package_help_and_wrong_options_import_no_torch():
     right = [["--version"], *([*words, "--help"] for words in ([], ["run"], ["identify"], ["bench"], ["drift"]))]
     wrong = [["--nonsense"], ["nonsense"], [], ["--", "info"], ["run"], ["run", "--mode", "fast", "x.py"]]
     wrong += [["run", "--mode"], ["identify"], ["info", "--fast"]]
     wrong += [[command, *words] for command in ("bench", "drift") for words in (["--fast"], ["--max-seq-len", "many"])]
-    assert without_torch(*right, *wrong) == [f"{words} 0" for words in right] + [f"{words} 2" for words in wrong]
+    code = WITHOUT_TORCH.format(words=right + wrong)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    want = ["[] 0", *(f"{words} 0" for words in right), *(f"{words} 2" for words in wrong)]
+    assert [line for line in out.splitlines() if line.startswith("[")] == want
+    assert all(re.search(rf"^    {name} ", out, re.M) for name in COMMANDS)  # as the help says
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,11 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_measured(arguments, 
     assert out == ""
 
 
-def test_importing_the_package_imports_no_torch():
-    code = "import sys, timm_naflex_fast; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+def test_the_packages_names_are_found_when_asked_for():
     assert timm_naflex_fast.__getattr__("functional").__name__ == "timm_naflex_fast.functional"
     assert timm_naflex_fast.__getattr__("enable") is timm_naflex_fast.enable and "status" in dir(timm_naflex_fast)
     with pytest.raises(AttributeError, match="has no attribute 'enabled'"):
         timm_naflex_fast.enabled  # noqa: B018
-
-
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    out = capsys.readouterr().out
-    assert all(re.search(rf"^    {name} ", out, re.M) for name in COMMANDS)
 
 
 # Installed only by those who use it, or brought by torch (triton), torchvision (Pillow, NumPy) and timm (tqdm).
@@ -110,42 +100,34 @@ def test_dependencies_are_what_is_imported():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             imported.update(name.split(".")[0] for name in names)
-    declared = requires("timm-naflex-fast")
-    runtime = {re.match(r"[\w-]+", line)[0] for line in declared if "extra ==" not in line}
-    extra = {re.match(r"[\w-]+", line)[0] for line in declared if "extra ==" in line}
-    ours = {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"}
+    runtime, extra = (
+        {re.match(r"[\w-]+", line)[0] for line in requires("timm-naflex-fast") if ("extra ==" in line) == more}
+        for more in (False, True)
+    )
     assert runtime <= imported
-    assert imported - ours - OPTIONAL <= runtime | extra
+    assert imported - {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"} - OPTIONAL <= runtime | extra
 
 
-def naflex(*words, prelude="", **options):
-    """Start the command with a prelude in shell: redirections."""
-    line = f'exec "$0" -m timm_naflex_fast {" ".join(words)} {prelude}'
-    return subprocess.run(["sh", "-c", line, sys.executable], text=True, timeout=120, **options)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("bench 2>&1 >&-", "naflex-fast bench: stdout or stderr is closed\n"),
+        ("drift 2>&-", "naflex-fast drift: stdout or stderr is closed\n"),
+        ("info 2>&1 >/dev/full", "No space"),
+    ],
+)
+def test_a_closed_stdout_or_stderr_is_one_line(line, says):
+    command = ["sh", "-c", f'exec "$0" -m timm_naflex_fast {line}', sys.executable]
+    done = subprocess.run(command, text=True, timeout=120, stdout=subprocess.PIPE)
+    assert done.returncode == 2 and says in done.stdout and done.stdout.count("\n") == 1
 
 
-def test_a_closed_stdout_or_stderr_is_one_line():
-    pipe = subprocess.PIPE
-    done = naflex("bench", prelude=">&-", stderr=pipe)
-    assert (done.returncode, done.stderr) == (2, "naflex-fast bench: stdout or stderr is closed\n")
-    done = naflex("drift", prelude="2>&-", stdout=pipe)
-    assert (done.returncode, done.stdout) == (2, "naflex-fast drift: stdout or stderr is closed\n")
-    done = naflex("info", prelude=">/dev/full", stderr=pipe)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space" in done.stderr
-
-
-def test_ctrl_c_during_a_commands_imports_is_one_line(monkeypatch, capsys):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("timm_naflex_fast.cli.main.import_module", stopped)
-    assert main(["info"]) == 130
-    assert capsys.readouterr().err == "naflex-fast info: interrupted\n"
-
-
-def test_errors_are_one_line_of_text(capsys):
-    def fails(options):
-        raise ValueError("a\nb\x1b[31m")
-
-    assert call("x", fails, None) == 2
-    assert capsys.readouterr().err == "x: a\\nb\\x1b[31m\n"
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (ValueError("a\nb\x1b[31m"), 2, "a\\nb\\x1b[31m")],
+)
+def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monkeypatch, capsys):
+    """During its imports too."""
+    monkeypatch.setattr("timm_naflex_fast.cli.main.import_module", Mock(side_effect=error))
+    assert main(["info"]) == status
+    assert capsys.readouterr().err == f"naflex-fast info: {line}\n"

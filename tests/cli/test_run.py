@@ -22,18 +22,14 @@ NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it
 
 def start(*arguments, launch=RUN, env=(), **options):
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
-    return subprocess.Popen(
-        [sys.executable, *launch, *map(str, arguments)],
-        env=environment | {"OMP_NUM_THREADS": "1", **dict(env)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *launch, *arguments], env=environment, text=True, **pipes, **options)
 
 
 def run(*arguments, given=None, **options):
-    process = start(*arguments, stdin=subprocess.PIPE, **options)
+    """Exit status, stdout and stderr."""
+    process = start(*arguments, **options)
     out, err = process.communicate(given, timeout=300)
     return process.returncode, out, err
 
@@ -50,36 +46,38 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "zip", "stdin", "module"])
-def test_a_script_runs_as_python_runs_it(kind, tmp_path):
+FLAGS = "import sys; print(sys.stdout.write_through, sys.flags.interactive)"
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "given", "status"),
+    [
+        *((["-O", "-Werror::FutureWarning"], script, None, 7) for script in ("script.py", ".", "app.zip")),
+        (["-O"], "-", SCRIPT, 7),
+        (["-O"], "-m package.tool", None, 7),
+        ([], "fails.py", None, 1),
+        (["-u", "-i"], "flags.py", "import sys\nsys.exit(3)\n", 3),
+        ([], "no_such_script.py", None, 2),
+    ],
+)
+def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_path):
+    texts = dict.fromkeys(["script.py", "__main__.py", "package/tool.py"], SCRIPT)
+    texts |= {"package/__init__.py": "", "fails.py": "def f(): raise ValueError('mine')\nf()", "flags.py": FLAGS}
     (tmp_path / "package").mkdir()
-    for name in ("script.py", "__main__.py", "package/__init__.py", "package/tool.py"):
-        (tmp_path / name).write_text(SCRIPT if name != "package/__init__.py" else "")
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.writestr("__main__.py", SCRIPT)
-    what = {"file": "script.py", "folder": ".", "zip": "app.zip", "stdin": "-", "module": "-m package.tool"}
-    command = [*what[kind].split(), "--", "-h", "--mode", "mine", "--"]
-    python = ["-O", "-W", "error::FutureWarning"]
-    given = SCRIPT if kind == "stdin" else None
-    theirs = run(*command, launch=python, cwd=tmp_path, given=given)
-    ours = run("--rope", "stock", *command, launch=[*python, *RUN], cwd=tmp_path, given=given)
-    assert theirs[0] == 7 and theirs[1].count("\n") == 4
-    assert ours == (7, theirs[1], NOT_IMPORTED)
-
-
-def test_an_error_ends_as_in_python(tmp_path):
-    (tmp_path / "fails.py").write_text("def f(): raise ValueError('mine')\nf()")
-    theirs, ours = (run("fails.py", launch=launch, cwd=tmp_path) for launch in ([], RUN))
-    assert ours == (1, "", theirs[2] + NOT_IMPORTED)
-    status_, _, err = run("no_such_script.py", cwd=tmp_path)
-    assert status_ == 2 and "can't open file" in err and "no_such_script.py" in err
+    command = [*script.split(), "--", "-h", "--mode", "mine", "--"]
+    code, out, err = run(*command, launch=options, cwd=tmp_path, given=given)
+    assert code == status and out.count("\n") == {7: 4, 3: 1}.get(status, 0)
+    ours = run("--rope", "stock", *command, launch=[*options, *RUN], cwd=tmp_path, given=given)
+    assert ours == (code, out, err + NOT_IMPORTED)
 
 
 CHILDREN = """
 import json, os, subprocess, sys
 from multiprocessing import get_context
-
-LOOK = "import json, os, sys; print(type(sys.meta_path[0]).__name__, json.loads(os.environ['TIMM_NAFLEX_FAST_RUN']))"
 
 def look(_=None):
     flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
@@ -111,15 +109,14 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     assert lines == ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"], err
     assert code == 0 and err == NOT_IMPORTED
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
-    assert "missing_module" in run("children.py", cwd=tmp_path, env=env)[2]
+    assert "missing_module" in run("user_setup.py", cwd=tmp_path, env=env)[2]
 
 
 SIGLIP2 = """
 import torch, transformers
-sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
-model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **sizes))
-mask = torch.ones(1, 8, dtype=torch.long)
-model(pixel_values=torch.randn(1, 8, 48), pixel_attention_mask=mask, spatial_shapes=torch.tensor([[2, 4]]))
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+config = transformers.Siglip2VisionConfig(hidden_size=32, patch_size=4, num_patches=16)
+Siglip2VisionEmbeddings(config)(torch.randn(1, 8, 48), torch.tensor([[2, 4]]))
 """
 
 
@@ -165,41 +162,34 @@ def test_modes_and_flags(executed, monkeypatch, capfd):
     assert prepare({launcher.VARIABLE: os.environ[launcher.VARIABLE]}, monkeypatch) == []  # a child says nothing
     report(process + 1)  # nor does a fork
     report(process)
-    assert re.fullmatch(
-        r"naflex-fast: pos_embed=interpolate_cached, .*rope=stock; timm .* replaced.*\n", capfd.readouterr().err
-    )
+    line = r"naflex-fast: pos_embed=interpolate_cached, .*rope=stock; timm .* replaced.*\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
 
 
-def test_what_is_wrong_is_one_line_and_starts_nothing(executed, monkeypatch, capfd):
-    assert main(["run", "--mode", "fast", "script.py"]) == 2
-    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "fast")
-    assert main(["run", "script.py"]) == 2
-    lines = capfd.readouterr().err.splitlines()
-    assert "'fast' is not valid for mode" in lines[0] and "'stock'" in lines[0] and len(lines) == 2
-    assert main(["run", "--library", "transformers", "--mode", "grid-sample", "script.py"]) == 2
-    assert "'grid_sample' is not valid with transformers; valid: 'stock'" in capfd.readouterr().err
-    assert "'fast' is not valid for TIMM_NAFLEX_FAST_MODE" in lines[1]
-    assert not executed and status().flags.is_stock
+@pytest.mark.parametrize(
+    ("words", "mode", "startup", "message"),
+    [
+        ("--mode fast", "", "", "'fast' is not valid for mode; valid: 'stock'"),
+        ("", "fast", "", "'fast' is not valid for TIMM_NAFLEX_FAST_MODE"),
+        ("--library transformers --mode grid-sample", "", "", "'grid_sample' is not valid with transformers; valid: "),
+        ("", "", f"/home/a{os.pathsep}b/startup", "PYTHONPATH cannot hold /home/a"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, startup, message, executed, monkeypatch, capfd):
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", mode)
+    monkeypatch.setattr(launcher, "STARTUP", startup or launcher.STARTUP)
+    assert main(["run", *words.split(), "script.py"]) == 2 and not executed and status().flags.is_stock
+    err = capfd.readouterr().err
+    assert message in err and err.count("\n") == 1
 
 
-def test_options_of_python_reach_the_script(tmp_path):
-    (tmp_path / "script.py").write_text("import sys; print(sys.stdout.write_through, sys.flags.interactive)")
-    given = "import sys\nsys.exit(3)\n"
-    theirs, ours = (run("script.py", launch=["-u", "-i", *launch], cwd=tmp_path, given=given) for launch in ([], RUN))
-    assert theirs[:2] == ours[:2] == (3, "True 1\n")
-
-
-def test_a_timm_without_naflex_is_named(monkeypatch):
+def test_a_variable_that_is_gone_prepares_nothing_and_a_timm_without_naflex_is_named(monkeypatch):
+    monkeypatch.delenv(launcher.VARIABLE, raising=False)
+    launcher.prepare_process()
+    assert status().flags.is_stock
     monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
     monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
     assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
-
-
-def test_a_package_that_pythonpath_cannot_hold(executed, monkeypatch, capfd):
-    monkeypatch.setattr(launcher, "STARTUP", f"/home/a{os.pathsep}b/startup")
-    assert main(["run", "script.py"]) == 2 and not executed
-    err = capfd.readouterr().err
-    assert "PYTHONPATH cannot hold /home/a" in err and err.count("\n") == 1
 
 
 def test_a_python_that_ignores_the_environment_is_refused():
@@ -222,12 +212,6 @@ def test_ctrl_c_ends_the_script_by_its_signal(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT and err.endswith(f"KeyboardInterrupt\n{NOT_IMPORTED}")
-
-
-def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
-    monkeypatch.delenv(launcher.VARIABLE, raising=False)
-    launcher.prepare_process()
-    assert status().flags.is_stock
 
 
 @pytest.mark.slow

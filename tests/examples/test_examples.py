@@ -11,32 +11,31 @@ import pytest
 from safetensors.torch import load_file
 
 EXAMPLES = Path(digits.__file__).parent
+RECORD = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
 
 
 def run(script, *arguments):
-    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_committed_checkpoint_holds_its_promise():
-    record = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
     assert digits.CHECKPOINT.stat().st_size <= 1_000_000
-    assert record["held_out_accuracy"] >= 0.97 and record["seed"] == 0
-    assert sum(t.numel() for t in load_file(digits.CHECKPOINT).values()) == record["parameters"]
+    assert RECORD["held_out_accuracy"] >= 0.97 and RECORD["seed"] == 0
+    assert sum(t.numel() for t in load_file(digits.CHECKPOINT).values()) == RECORD["parameters"]
 
 
 @pytest.mark.slow
 def test_drift_report_on_the_digits(tmp_path, children):
-    out = tmp_path / "drift.json"
-    done = run("drift_report.py", "--json", out)
-    assert done.returncode == 0, done.stderr
+    out = run("drift_report.py", "--json", str(tmp_path / "drift.json"))
     (calls,) = children()
     assert {("pos_embed", mode) for mode in ("matmul", "interpolate_cached", "grid_sample")} <= set(calls)
-    report = json.loads(out.read_text())
-    assert "digits_naflexvit.safetensors" in done.stdout and "digits_naflexvit.safetensors" in report["weights"]
+    report = json.loads((tmp_path / "drift.json").read_text())
+    assert "digits_naflexvit.safetensors" in out and "digits_naflexvit.safetensors" in report["weights"]
     results = report["survey"]["drift"]
-    record = json.loads(digits.CHECKPOINT.with_suffix(".json").read_text())
-    assert results["stock"]["accuracy"] == pytest.approx(record["held_out_accuracy"], abs=0.002)
+    assert results["stock"]["accuracy"] == pytest.approx(RECORD["held_out_accuracy"], abs=0.002)
     for exact in ("interpolate_cached", "matmul"):
         assert results[exact]["accuracy"] == results["stock"]["accuracy"] and results[exact]["agreement"] == 1
         assert results[exact]["embed_max_abs"] <= 2e-6
@@ -60,8 +59,6 @@ def test_drift_report_errors(arguments, message, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_four_forms_agree_and_are_timed():
-    done = run("four_forms.py", "--rounds", 1)
-    assert done.returncode == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines()[2:]]
+    table = [line.split() for line in run("four_forms.py", "--rounds", "1").splitlines()[2:]]
     assert [row[0] for row in table] == ["loop", "grouped_conv1d", "frozen_1x1", "matmul"]
     assert all(float(row[3]) <= 2e-6 for row in table)

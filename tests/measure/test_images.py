@@ -4,7 +4,6 @@ import io
 import os
 import struct
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,24 +17,26 @@ def bad_tiff():
     file = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(file, "TIFF")
     data = bytearray(file.getvalue())
-    at = struct.unpack_from("<I", data, 4)[0]
-    for i in range(struct.unpack_from("<H", data, at)[0]):
-        if struct.unpack_from("<H", data, at + 2 + 12 * i)[0] == 273:
-            struct.pack_into("<H", data, at + 4 + 12 * i, 5)
+    entry = data.index(struct.pack("<HH", 273, 4))  # the tag of that place, whose numbers are whole
+    struct.pack_into("<H", data, entry + 2, 5)
     return bytes(data)
 
 
 def test_what_cannot_be_read_is_named_and_skipped(tmp_path, monkeypatch):
-    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "good.png")
+    for message in ("is not a folder", r"holds no image; looked for \.jpg"):
+        with pytest.raises(ValueError, match=message):
+            image_sources(tmp_path / "images")
+        (tmp_path / "images" / "closed").mkdir(parents=True, exist_ok=True)
+    tmp_path = tmp_path / "images"
+    Image.new("RGB", (40, 30)).save(tmp_path / "good.png")
     (tmp_path / "bad.tif").write_bytes(bad_tiff())
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "gone.png").symlink_to("nowhere")
-    (tmp_path / "closed").mkdir()
-    scan = os.scandir
+    scan, closed = os.scandir, PermissionError(13, "Permission denied", str(tmp_path / "closed"))
 
     def scandir(path):
-        if str(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", str(path))
+        if str(path) == closed.filename:
+            raise closed
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
@@ -46,13 +47,6 @@ def test_what_cannot_be_read_is_named_and_skipped(tmp_path, monkeypatch):
     assert "cannot be listed" in skipped[1] and skipped[3].endswith("not a regular file")
     grids, unreadable = read_sizes(tmp_path)
     assert len(grids) + len(unreadable) == 5 and any(line.startswith("closed") for line in unreadable)
-
-
-def test_a_folder_without_images(tmp_path):
-    with pytest.raises(ValueError, match="is not a folder"):
-        image_sources(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"holds no image; looked for \.jpg"):
-        image_sources(tmp_path)
 
 
 @pytest.mark.parametrize("name", [b"a\nb.png", b"a\x1b[2J.png", b"a\xff.png"])

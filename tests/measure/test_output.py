@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,39 +21,25 @@ def test_provenance():
     assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
 
 
-def test_tables(capsys):
-    output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
-    assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
-
-
-def test_writable_files(tmp_path):
-    output.check_writable(tmp_path / "new.json")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "old.json").write_text("kept")
-    output.check_writable(tmp_path / "old.json")
-    assert (tmp_path / "old.json").read_text() == "kept"
-    output.write_json(tmp_path / "old.json", {"a": [1]})
-    assert json.loads((tmp_path / "old.json").read_text()) == {"a": [1]}
-    with pytest.raises(OSError, match="missing"):
-        output.check_writable(tmp_path / "missing" / "a.json")
-    (tmp_path / "old.json").chmod(0o444)
-    for path in (tmp_path, tmp_path / "old.json"):
-        with pytest.raises(OSError, match="cannot be written"):
-            output.check_writable(path)
+def test_files_that_cannot_be_written(tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text("kept")
+    for file in (old, tmp_path / "new.json"):
+        output.check_writable(file)
+    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
+    old.chmod(0o444)
+    for file in (tmp_path, old, tmp_path / "missing" / "a.json"):
+        with pytest.raises(OSError, match=f"{file} cannot be written"):
+            output.check_writable(file)
 
 
 def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     old, new = tmp_path / "old.md", tmp_path / "new.md"
     old.write_text("the old report")
-
-    def full(*_, **__):
-        raise OSError("no space left")
-
     for step in ("replace", "write_text"):
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, step, full)
-            with pytest.raises(OSError, match="no space"):
-                output.write_files({old: "x", new: "y"})
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(Path, step, Mock(side_effect=OSError("no space left")))
+            output.write_files({old: "x", new: "y"})
         assert [path.name for path in tmp_path.iterdir()] == ["old.md"] and old.read_text() == "the old report"
     old.chmod(0o600)
     output.write_files({old: "a byte: \udcff", new: "y"})
@@ -67,8 +54,10 @@ def test_json_has_no_nan(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
 
 
-def test_what_is_printed_is_one_line_of_text():
+def test_what_is_printed(capsys):
     assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+    output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
+    assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
 
 
 def test_each_contender_has_a_colour_of_its_own():

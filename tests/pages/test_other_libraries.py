@@ -3,8 +3,10 @@
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ for block in re.findall(r"```python\n(.*?)```", PAGE.split("## Recipes")[1].spli
     exec(block, RECIPES)  # with no names but those that the page imports
 
 TABLE = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
+TIME = torch.randn(4, 1, 6, generator=torch.Generator().manual_seed(1))
 FLAT = [(4, 6), (10, 2), (8, 8), (4, 6), (6, 1), (12, 14)]
 FRAMES = [(1, 4, 6), (3, 10, 2), (2, 8, 8), (1, 4, 6)]
 
@@ -31,60 +34,61 @@ def loop(table, sizes, mode, antialias=False, merge=1, time=None):
     return torch.cat(found)
 
 
-def compare(recipe, sizes, mode, **how):
-    """Values and gradients of a recipe, a function of the table."""
+def siglip2_packed(table, sizes):
+    """vLLM and SGLang. Entries without tokens add none."""
+    sizes = torch.tensor([*sizes, (0, 0)])
+    return RECIPES["siglip2_packed"](table, sizes, sizes.prod(1).tolist())
+
+
+def isaac(table, sizes):
+    weight = SimpleNamespace(weight=table.flatten(0, 1))
+    return RECIPES["isaac"](SimpleNamespace(position_embedding=weight, position_embedding_size=8), (0, 0, sizes))
+
+
+def moonvit(table, sizes):
+    """Kimi-VL."""
+    return RECIPES["moonvit"](SimpleNamespace(weight=table, interpolation_mode="bicubic"), sizes)
+
+
+def kimi_k25(table, sizes):
+    return RECIPES["kimi_k25"](SimpleNamespace(weight=table, time_weight=TIME, interpolation_mode="bicubic"), sizes)
+
+
+def ovis(table, sizes, stride=1):
+    """Ovis2.5: the cells of each frame block after block."""
+    return RECIPES["ovis"](table, torch.tensor(sizes), stride)
+
+
+SMOOTH, CUBIC = dict(mode="bilinear", antialias=True), dict(mode="bicubic")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "how"),
+    [
+        (siglip2_packed, FLAT, SMOOTH),
+        (isaac, FLAT, SMOOTH),
+        (isaac, torch.tensor(FLAT), SMOOTH),
+        (moonvit, FLAT, CUBIC),
+        (kimi_k25, FRAMES, CUBIC | {"time": TIME}),
+        (kimi_k25, torch.tensor(FRAMES), CUBIC | {"time": TIME}),
+        (ovis, FRAMES, CUBIC),
+        (partial(ovis, stride=2), FRAMES, CUBIC | {"merge": 2}),
+    ],
+)
+def test_a_recipe_is_the_loop_that_it_replaces(recipe, sizes, how):
+    """Values and gradients."""
     table = TABLE.clone().requires_grad_()
-    got, want = recipe(table), loop(table, sizes, mode, **how)
+    got, want = recipe(table, sizes), loop(table, torch.as_tensor(sizes).tolist(), **how)
     assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * TABLE.abs().max()
     weight = torch.randn(want.shape)
     assert relative(*(torch.autograd.grad((out * weight).sum(), table)[0] for out in (got, want))) <= 1e-5
 
 
-def test_siglip2_packed():
-    """vLLM and SGLang. Entries without tokens add none."""
-    sizes = torch.tensor([*FLAT, (0, 0)])
-    recipe = lambda table: RECIPES["siglip2_packed"](table, sizes, sizes.prod(1).tolist())
-    compare(recipe, FLAT, "bilinear", antialias=True)
-
-
-@pytest.mark.parametrize("sizes", [FLAT, torch.tensor(FLAT)], ids=["list", "tensor"])
-def test_isaac(sizes):
-    def recipe(table):
-        weight = SimpleNamespace(weight=table.flatten(0, 1))
-        return RECIPES["isaac"](SimpleNamespace(position_embedding=weight, position_embedding_size=8), (0, 0, sizes))
-
-    compare(recipe, FLAT, "bilinear", antialias=True)
-
-
-def test_moonvit():
-    """Kimi-VL."""
-
-    def recipe(table, sizes=FLAT):
-        return RECIPES["moonvit"](SimpleNamespace(weight=table, interpolation_mode="bicubic"), sizes)
-
-    compare(recipe, FLAT, "bicubic")
-    assert recipe(TABLE, []).shape == (0, 6)
-
-
-@pytest.mark.parametrize("sizes", [FRAMES, torch.tensor(FRAMES)], ids=["list", "tensor"])
-def test_kimi_k25(sizes):
+def test_no_images_and_images_without_frames():
     """An image adds no time, which does not widen it to the time's dtype either."""
-    time = torch.randn(4, 1, 6)
-
-    def recipe(table, sizes=sizes):
-        embeddings = SimpleNamespace(weight=table, time_weight=time, interpolation_mode="bicubic")
-        return RECIPES["kimi_k25"](embeddings, sizes)
-
-    compare(recipe, FRAMES, "bicubic", time=time)
-    got, images = recipe(TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)]), loop(TABLE, FLAT[:2], "bicubic")
+    assert moonvit(TABLE, []).shape == (0, 6)
+    got, images = kimi_k25(TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)]), loop(TABLE, FLAT[:2], "bicubic")
     assert got.dtype == torch.bfloat16 and torch.allclose(got.double(), images, atol=0.03)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_ovis(stride):
-    """Ovis2.5: the cells of each frame block after block."""
-    recipe = lambda table: RECIPES["ovis"](table, torch.tensor(FRAMES), stride)
-    compare(recipe, FRAMES, "bicubic", merge=stride)
 
 
 def test_every_recipe_is_tested():
@@ -96,26 +100,17 @@ def test_every_recipe_is_tested():
 def test_a_servers_own_entry_point_puts_a_recipe_on(server, monkeypatch, capsys):
     """With stand-ins for the modules that the page names."""
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", PAGE, re.S) if f"def {server}()" in b)
-    names = dict(RECIPES)
+    names, put, embeddings = dict(RECIPES), Mock(), type("Embeddings", (), {})
     exec(block, names)
-    registered = []
-    stand_ins = {
-        "vllm.model_executor.models.lfm2_siglip2": {"Siglip2VisionEmbeddings": type("Embeddings", (), {})},
-        "sglang.srt.plugins.hook_registry": {
-            "HookRegistry": SimpleNamespace(register=lambda *args: registered.append(args)),
-            "HookType": SimpleNamespace(REPLACE="replace"),
-        },
-    }
-    for path, contents in stand_ins.items():
-        parts = path.split(".")
-        for name in (".".join(parts[: n + 1]) for n in range(len(parts))):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules[path]).update(contents)
+    vllm, sglang = "vllm.model_executor.models.lfm2_siglip2", "sglang.srt.plugins.hook_registry"
+    paths = [path.rsplit(".", n)[0] for path in (vllm, sglang) for n in range(4)]
+    for path in paths:
+        monkeypatch.setitem(sys.modules, path, Mock(Siglip2VisionEmbeddings=embeddings, HookRegistry=put))
     names[server]()
     if server == "vllm":
-        embeddings = stand_ins["vllm.model_executor.models.lfm2_siglip2"]["Siglip2VisionEmbeddings"]()
-        assert embeddings.resize_positional_embeddings_packed(TABLE, torch.tensor([(2, 3)]), [6]).shape == (6, 6)
+        assert embeddings().resize_positional_embeddings_packed(TABLE, torch.tensor([(2, 3)]), [6]).shape == (6, 6)
         assert f"process {os.getpid()}" in capsys.readouterr().out
     else:
-        ((target, function, kind),) = registered
-        assert function is RECIPES["siglip2_packed"] and kind == "replace" and target.startswith("sglang.srt.models.")
+        ((target, function, kind), _) = put.register.call_args
+        assert function is RECIPES["siglip2_packed"] and kind is sys.modules[sglang].HookType.REPLACE
+        assert target.startswith("sglang.srt.models.")

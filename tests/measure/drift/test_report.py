@@ -17,25 +17,27 @@ from timm_naflex_fast.measure.drift.plots import scale
 from timm_naflex_fast.measure.drift.report import FILES, Report, headline, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 
-EXACT, MOVED = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9), Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
+SAME, EXACT, MOVED = (
+    Drift(0, 0, 0, 0, 1, 1, 0.9),
+    Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9),
+    Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85),
+)
 
 
 def one_survey(**drifts):
-    drift = {"stock": Drift(0, 0, 0, 0, 1, 1, 0.9), **drifts}
-    return Survey(40, drift, [], {}, [])
+    return Survey(40, {"stock": SAME, **drifts}, [], {}, [])
 
 
 def test_verdict_is_one_sentence_from_the_figures():
-    text = verdict(one_survey(matmul=EXACT, grid_sample=MOVED, **{"hf-siglip2": Drift(0.5, 9, 0.04, 0.01, 1, 1, 0.9)}))
+    text = verdict(one_survey(matmul=EXACT, grid_sample=MOVED, **{"hf-siglip2": MOVED}))
     assert text == (
         "On 40 images, grid_sample moves the embeddings by 12.00 % (RMS), gives 25.00 % of the images another nearest "
         "neighbour and takes accuracy from 90.00 % to 85.00 %; matmul gives timm's own result but for rounding "
         "(embeddings within 5.0e-07)."
     )
-    assert verdict(one_survey(matmul=EXACT), untrained=True).endswith(
-        "these weights are random, a trained model may differ."
-    )
-    assert "bit for bit" in verdict(one_survey(interpolate_cached=Drift(0, 0, 0, 0, 1, 1, 0.9)))
+    untrained = verdict(one_survey(matmul=EXACT), untrained=True)
+    assert untrained.endswith("these weights are random, a trained model may differ.")
+    assert "bit for bit" in verdict(one_survey(interpolate_cached=SAME))
     assert "nothing was compared" in verdict(one_survey())
 
 
@@ -46,24 +48,13 @@ def test_headline_answers_first():
     assert headline(one_survey()) == "No strategy of this package was measured"
 
 
-@pytest.fixture(scope="module")
-def report():
+def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     pytest.importorskip("matplotlib")
     found = survey(table_model(), list(batches(labels=True)), WITHOUT_HF, pictures=True)
     made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
-    return Report("tiny <vit>", "random & drawn", {"Images": "8 (noise)"}, ["a *note*"], made, ["a.png: <no>"], found)
-
-
-@pytest.fixture(scope="module")
-def written(report, tmp_path_factory):
-    """The text of each file of the report."""
-    folder = tmp_path_factory.mktemp("report")
-    assert write(report, folder) == [folder / name for name in FILES]
-    return {name: (folder / name).read_text() for name in FILES}
-
-
-def test_page_is_whole_and_needs_nothing_from_outside(report, written):
-    text = written["report.html"]
+    report = Report("tiny <vit>", "random & drawn", {"Images": "8 (noise)"}, ["a *note*"], made, ["a.png: <no>"], found)
+    assert write(report, tmp_path) == [tmp_path / name for name in FILES]
+    text = (tmp_path / "report.html").read_text()
     assert text.count("<table>") == 1 and text.count("<img ") == 1 + len(report.survey.pictures) == 4
     assert "http" not in re.sub(r"data:[^\"]*", "", text) and "url(" not in text
     assert "prefers-color-scheme: dark" in text
@@ -72,14 +63,11 @@ def test_page_is_whole_and_needs_nothing_from_outside(report, written):
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
     for name in report.survey.drift:
         assert f"<code>{name}</code>" in text
-    drift = json.loads(written["report.json"])["survey"]["drift"]
+    drift = json.loads((tmp_path / "report.json").read_text())["survey"]["drift"]
     assert set(drift) == set(WITHOUT_HF) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
     assert "the proposal in timm issue 2514" in text and "<dd>8 (noise)</dd>" in text
-
-
-def test_plots_are_pictures_that_open(report, written):
-    """Each address holds a file of the kind that it names, drawn without a background."""
-    found = re.findall(r'src(?:set)?="data:image/([\w+]+);base64,([^"]+)"', written["report.html"])
+    # Each address holds a file of the kind that it names, drawn without a background.
+    found = re.findall(r'src(?:set)?="data:image/([\w+]+);base64,([^"]+)"', text)
     assert [kind for kind, _ in found] == ["svg+xml"] * 2 + ["webp"] * 3
     svg = base64.b64decode(found[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])

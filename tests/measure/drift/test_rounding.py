@@ -75,14 +75,11 @@ def test_what_is_not_finite_is_named(value, part, named):
         survey(model, batches())
 
 
-def test_a_sum_beyond_float16_is_named():
+def test_a_sum_beyond_float16_and_a_model_without_a_table_are_named():
     model = table_model().half()
     for part in (model.embeds.pos_embed, model.embeds.proj.bias):
         part.data.fill_(6e4)
     with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in float16"):
         survey(model, batches())
-
-
-def test_a_model_without_a_table_is_told_so():
     with pytest.raises(ValueError, match="no position table, learned or factorized: nothing is resampled"):
         survey(small_vit(pos_embed="none"), batches())
