@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from timm_naflex_fast.measure.bench.pos_embed import race as make
-from timm_naflex_fast.measure.bench.race import PLAIN_ADD, Timed
+from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
 
 CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
@@ -153,15 +153,6 @@ def counted(whole: int, sample: int) -> Iterator[Count]:
         yield mode.count
 
 
-def count_step(contender: Timed, whole: int, batch: int) -> Count:
-    """What one run costs, after a first run that fills the caches."""
-    contender.run(contender.prepare())
-    argument = contender.prepare()
-    with counted(whole, whole // batch) as count:
-        contender.run(argument)
-    return count
-
-
 def count_race(
     workload: str, batch: int, phase: str, contenders: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> list[dict[str, Any]]:
@@ -172,12 +163,17 @@ def count_race(
     """
     narrow: list[list[dict[str, Any]]] = []
     for width in NARROW:
+        narrow.append([])
         with ExitStack() as on:
             race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
             about = {name: race.about[name] for name in ("tokens", "grids", "x_bytes")}
             about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=width)
-            counts = ((one.name, count_step(one, about["x_bytes"], batch)) for one in race.contenders)
-            narrow.append([{**about, "contender": name, **asdict(count)} for name, count in counts])
+            for one in race.contenders:
+                one.run(one.prepare())  # fills the caches
+                argument = one.prepare()
+                with counted(about["x_bytes"], about["x_bytes"] // batch) as count:
+                    one.run(argument)
+                narrow[-1].append({**about, "contender": one.name, **asdict(count)})
     low, high = NARROW
 
     def extend(a: Any, b: Any) -> Any:
