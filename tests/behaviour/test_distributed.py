@@ -14,6 +14,7 @@ import timm
 import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import two_processes
@@ -58,8 +59,8 @@ def test_torchrun_trains_the_digits_like_one_process(tmp_path, children):
     for launch in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
         out = tmp_path / f"{len(launch)}.safetensors"
         command = [sys.executable, *launch, str(script), "--mode", "matmul", "--steps", "3", "--out", str(out)]
-        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=300)
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert json.loads(out.with_suffix(".json").read_text())["processes"] == (2 if launch else 1)
         weights.append(load_file(out))
@@ -84,9 +85,16 @@ def deterministic():
 
 UNDER = {
     "a checkpoint": nullcontext,
+    "functional_call": nullcontext,
     "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(as_numpy, torch.as_tensor),
     "save_on_cpu": torch.autograd.graph.save_on_cpu,
     "deterministic algorithms": deterministic,
+}
+
+
+CALLS = {
+    "a checkpoint": lambda model: partial(checkpoint, model, use_reentrant=False),
+    "functional_call": lambda model: partial(functional_call, model, {n: p * 1 for n, p in model.named_parameters()}),
 }
 
 
@@ -95,16 +103,15 @@ UNDER = {
 def test_gradients_equal_timms_under(under, kind):
     model = small_vit(pos_embed=kind)
 
-    def gradients(call=lambda model, batch: model(batch)):
+    def gradients(call):
         model.zero_grad()
-        out = call(model, BATCH)
+        out = call(BATCH)
         (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    want = gradients()
+    want = gradients(model)
     with running(), UNDER[under]():
-        options = [partial(checkpoint, use_reentrant=False)] if under == "a checkpoint" else []
-        first, second = gradients(*options), gradients(*options)
+        first, second = (gradients(CALLS.get(under, lambda model: model)(model)) for _ in range(2))
     assert worst(first, want) <= 1e-5
     assert all(torch.equal(first[name], second[name]) for name in first)
 

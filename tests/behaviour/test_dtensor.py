@@ -58,7 +58,7 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_replicated_table_is_the_table_of_each_rank_compiled_too(mesh):
+def test_a_replicated_table_is_the_table_of_each_rank(mesh):
     check_replicated(mesh)
     check_replicated(mesh, ("padded", "coordinates"), lambda function: torch.compile(function, backend="eager"))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support.oracles import BATCH, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
+from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -44,20 +44,27 @@ def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
 
 
+GRID_SAMPLE = pytest.mark.skipif(
+    OLD_TORCH or not NEW_TIMM, reason="asks a module for a name, or reads the largest grid"
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "mode", "backend"),
     [
         ("learned", "interpolate_cached", "eager"),
+        pytest.param("learned", "grid_sample", "aot_eager", marks=GRID_SAMPLE),
         *(slow(kind, "matmul", "inductor") for kind in ("learned", "factorized")),
     ],
 )
 def test_compiled_forward_and_backward(kind, mode, backend):
     model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend(backend)
-    want = step(model, BATCH)
+    with running("grid_sample" if mode == "grid_sample" else "stock"):
+        want = step(model, BATCH)
     with running(mode):
-        got = step(model, BATCH, torch.compile(model, backend=counter, fullgraph=mode == "matmul"))
+        got = step(model, BATCH, torch.compile(model, backend=counter, fullgraph=mode != "interpolate_cached"))
     assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
-    assert (counter.frame_count == 1) == (mode == "matmul")  # the other breaks the graph
+    assert (counter.frame_count == 1) == (mode != "interpolate_cached")  # which breaks the graph
 
 
 def test_autocast_in_a_graph_and_arguments_by_name():

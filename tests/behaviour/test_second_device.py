@@ -158,7 +158,7 @@ WAITS |= {f"rope, {kind}{name}": {"rope/grids.py": 1} for kind in AUGMENTED for 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_second_device_gives_the_cpus_bits_and_can_be_captured(name, monkeypatch):
+def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "Tensor", torch.Tensor)
         want = CASES[name](lambda t: t.clone())
