@@ -257,7 +257,10 @@ def compiled(kernel, args, options):
 
 
 class Emulated:
-    """Stands in a kernel's place: its launches, with tensors of the CPU, run what Triton compiles for a GPU."""
+    """Stands in a kernel's place: launches what Triton compiles for a GPU, with tensors of the CPU.
+
+    ``change`` may alter the PTX before it runs.
+    """
 
     def __init__(self, kernel):
         self.kernel, self.change, self.launches = kernel, str, 0
@@ -267,6 +270,6 @@ class Emulated:
             binary, remain = compiled(self.kernel, args, options)
             self.launches += 1
             with np.errstate(all="ignore"):
-                Launch(self.change(binary.asm["ptx"]), grid, remain).run()  # ``change`` alters it, to be noticed
+                Launch(self.change(binary.asm["ptx"]), grid, remain).run()
 
         return launch
