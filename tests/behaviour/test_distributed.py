@@ -18,16 +18,10 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import two_processes
-from tests.support.oracles import BATCH, relative, small_vit, vit_batch
+from tests.support.oracles import BATCH, relative, small_vit, vit_batch, worst
 from tests.support.running import children, running
 
 KINDS = list(two_processes.TABLES)
-
-
-def worst(got, want):
-    """The largest relative error of a parameter's gradient."""
-    assert got.keys() == want.keys()
-    return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
 
 
 @pytest.fixture(scope="module")

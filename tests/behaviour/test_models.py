@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from tests.support.oracles import BATCH, NEW_TIMM, relative, small_vit, vit_batch
+from tests.support.oracles import BATCH, NEW_TIMM, relative, small_vit, vit_batch, worst
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.names import STRATEGY_NAMES
@@ -39,12 +39,6 @@ def step(model, batch, mode):
         # Not a square: that of a normalised output is a constant, and its gradient nothing but rounding.
         (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def worst(got, want):
-    """The largest relative error of a parameter's gradient."""
-    assert got.keys() == want.keys()
-    return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])

@@ -21,6 +21,7 @@ from timm_naflex_fast.functional import (
 )
 from timm_naflex_fast.names import STRATEGY_NAMES
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 SIZES = [(3, 4), (5, 2), (3, 4)]
 COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
 TABLE, LINE, ON_DEVICE, BICUBIC = torch.randn(6, 5, 4), torch.randn(6, 4), torch.tensor(SIZES), dict(mode="bicubic")
@@ -69,7 +70,7 @@ def test_a_tangent_in_one_thread_is_none_of_anothers():
         assert status().calls == {("pos_embed", "interpolate_cached"): 1}
 
 
-@pytest.mark.parametrize("mode", STRATEGY_NAMES)
+@pytest.mark.parametrize("mode", [name if name == "matmul" else slow(name) for name in STRATEGY_NAMES])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_compiled_models_have_tangents(mode, kind):
     embeds = Case(sizes=SIZES, length=13, kind=kind).embeds().requires_grad_(False)
@@ -102,7 +103,7 @@ def test_second_derivatives_of_a_compiled_model():
 
 
 @pytest.mark.parametrize("how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)])
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+@pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
 def test_what_is_written_down_holds_for_other_tables(how, strategy):
     def f(table, x, coord):
         return add_pos_embed_(x * 1, table, coord, strategy=strategy)

@@ -190,7 +190,7 @@ def test_one_huge_coordinate_makes_no_huge_table(kind):
 @pytest.mark.skipif(not NEW_TIMM, reason="older timm draws no random coordinates for every type")
 @pytest.mark.parametrize("kind", CLASSES)
 def test_random_coordinates_by_token_are_those_by_cell(kind, monkeypatch):
-    rope = build(kind, shift_coords=0.3, jitter_coords=1.2, rescale_coords=1.3, takes_all=True).train()
+    rope = build(kind, shift_coords=0.3, jitter_coords=1.2, rescale_coords=1.3).train()
     coord, tables = row_major([(9, 7), (3, 5), (9, 7)]), []
     for by_token in (False, True):
         monkeypatch.setattr("timm_naflex_fast.rope.batched.too_many", lambda *_, answer=by_token: answer)

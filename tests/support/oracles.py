@@ -153,6 +153,12 @@ def relative(ours, theirs):
     return ((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-12)).item()
 
 
+def worst(got, want):
+    """The largest relative error of a parameter's gradient."""
+    assert got.keys() == want.keys()
+    return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
+
+
 def small_vit(**kwargs):
     """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4, one input channel."""
     settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
