@@ -76,12 +76,15 @@ def bench(options: str, out: Path, tiny: bool, settings: Mapping[str, str] = {})
 
 def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
     """Make one result file."""
-    start, rows = time.monotonic(), []
-    for race in MADE_HERE[name](tiny) if name in MADE_HERE else ():
-        shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
-        print(tabulate(shown, "keys", intfmt=","), flush=True)
-        rows += race
-    rows = rows or bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
+    start = time.monotonic()
+    if name in BENCH:
+        rows = bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
+    else:
+        rows = []
+        for race in MADE_HERE[name](tiny):
+            shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
+            print(tabulate(shown, "keys", intfmt=","), flush=True)
+            rows += race
     about = provenance(f"uv run benchmarks/measure.py {name}")
     write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
 
