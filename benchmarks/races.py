@@ -9,7 +9,6 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import Any
@@ -35,7 +34,7 @@ PATIENCE_MS = 10_000.0  # a contender that takes longer does not run at larger b
 
 def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     """The rows of a race."""
-    return [asdict(row) for row in run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)]
+    return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
 
 
 def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:

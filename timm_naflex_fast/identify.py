@@ -176,9 +176,14 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     >>> convention["mode"], convention["antialias"], error < 1e-5
     ('bilinear', True, True)
     """
-    table = _check_table(table)
-    given = torch.as_tensor(size)
-    sizes = sizes_on_host(given[None] if given.ndim == 1 else given)
+    if table.ndim == 4 and len(table) == 1:
+        table = table[0]
+    if table.ndim != 3 or not table.is_floating_point() or not table.numel():
+        given = f"{tuple(table.shape)} {table.dtype}"
+        raise ValueError(f"table must be (H0, W0, C) or (1, H0, W0, C), floating point; got {given}")
+    table = table.detach().cpu().double()
+    wanted = torch.as_tensor(size)
+    sizes = sizes_on_host(wanted[None] if wanted.ndim == 1 else wanted)
     if not sizes:
         raise ValueError("sizes must name at least one grid; there is none")
     tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
@@ -230,13 +235,3 @@ def words(convention: Convention) -> str:
         "taps outside the table dropped": c.drops_border,
     }
     return f"{c.mode} {', '.join(part for part, holds in parts.items() if holds)}"
-
-
-def _check_table(table: Tensor) -> Tensor:
-    if table.ndim == 4 and len(table) == 1:
-        table = table[0]
-    if table.ndim != 3 or not table.is_floating_point() or not table.numel():
-        raise ValueError(
-            f"table must be (H0, W0, C) or (1, H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}"
-        )
-    return table.detach().cpu().double()

@@ -1,7 +1,6 @@
 """``naflex-fast bench`` from end to end."""
 
 import json
-from dataclasses import asdict
 from unittest.mock import Mock
 
 from tests.support.measured import row
@@ -21,10 +20,11 @@ def test_command_line_end_to_end(tmp_path, capsys):
     command = ["--workload", "siglip", "--batch", "2", "1", "--contenders", "stock", "matmul", "plain-add"]
     assert bench(*command, "--phase", "infer", "train", "--json", str(out)) == 0
     text = capsys.readouterr().out
+    assert "bench --model NAME times a whole one" in text
     assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
     record = json.loads(out.read_text())
     assert record["command"].endswith(f"--json {out}") and len(record["rows"]) == 12
-    assert set(record["rows"][0]) == set(asdict(row()))
+    assert set(record["rows"][0]) == set(row())
     assert {one["contender"] for one in record["rows"]} == {"stock", "matmul", "plain-add"}
 
 

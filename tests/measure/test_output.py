@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from timm_naflex_fast.measure import output
-from timm_naflex_fast.measure.contenders import NAMES, PLAIN_ADD
+from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift import plots
 from timm_naflex_fast.measure.output import provenance
 
@@ -56,9 +56,9 @@ def test_json_has_no_nan(tmp_path):
 
 def test_what_is_printed(capsys):
     assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
-    output.print_table(["who", "ms"], [["stock", "1"], ["us", "234"]])
-    assert capsys.readouterr().out == "who     ms\nstock    1\nus     234\n"
+    output.print_table([{"who": "stock", "ms": "1"}, {"who": "us", "ms": "234", "more": "x"}])
+    assert capsys.readouterr().out == "who     ms  more\nstock    1     -\nus     234     x\n"
 
 
 def test_each_contender_has_a_colour_of_its_own():
-    assert {*NAMES, PLAIN_ADD} == {*plots.COLOURS} and len(plots.COLOURS) == len({*plots.COLOURS.values()})
+    assert {*NAMES} == {*plots.COLOURS} and len(plots.COLOURS) == len({*plots.COLOURS.values()})

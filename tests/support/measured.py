@@ -3,15 +3,14 @@
 import torch
 
 from tests.support.oracles import small_vit, vit_batch
-from timm_naflex_fast.measure.bench.race import Row
 
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
 
 
 def row(contender="matmul", **changes):
-    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", rounds=5)
-    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, about={})
-    return Row(contender=contender, **(values | changes))
+    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", about={}, rounds=5)
+    values |= dict(median_ms=10.0, times_faster=None, times_plain_add=None, peak_bytes=None, spread=None)
+    return {"contender": contender, **values, **changes}
 
 
 def batches(labels=False):

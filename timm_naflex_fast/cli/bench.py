@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ..measure.output import check_writable, path, positive, printable, progress
 from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
-    from ..measure.bench.race import Race, Row
+    from ..measure.bench.race import Race
 
 SLOW = 2.0  # a frozen table that takes so many times the time of a changing one was disturbed
 
@@ -53,25 +53,25 @@ def bench(options: argparse.Namespace) -> int:
         ValueError: options that do not go together, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
-    from ..measure.bench.conclude import conclude
     from ..measure.bench.race import print_race
 
     check_writable(options.json)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for race, found in _races(options):
         rows += found
         if options.json:  # whatever stops the next race, these are kept
-            write_json(options.json, {**provenance(options.command), "rows": [asdict(row) for row in rows]})
+            write_json(options.json, {**provenance(options.command), "rows": rows})
         print_race(race.title, found)
         for name, why in race.about.get("left_out", {}).items():
             print(f"not run: {name}, {why}")
     if options.json and rows:
         print(f"written: {printable(options.json)}")
-    print("\n".join(conclude(rows)))
+    if not options.model:
+        print("In a model the position embedding is a small part of a step: bench --model NAME times a whole one.")
     return 0 if rows else 2
 
 
-def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
+def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, Any]]]]:
     """Make and run one race after the other; yield each with its rows."""
     import torch
 
@@ -110,7 +110,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[Row]]]:
                 race = make(workload, batch, dtype, phase, chosen["contenders"], on)
                 time = partial(run, race, options.rounds, device=options.device, budget=options.budget)
                 rows = time(advance=bar.update)
-                works = {(workload.name, dtype, batch, row.contender): row.median_ms for row in rows}
+                works = {(workload.name, dtype, batch, row["contender"]): row["median_ms"] for row in rows}
                 if phase == "frozen" and any(ms > SLOW * changing.get(work, ms) for work, ms in works.items()):
                     rows = time()
             changing |= works if phase == "infer" else {}

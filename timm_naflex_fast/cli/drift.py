@@ -69,7 +69,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
 
     ``weights`` and ``source`` say in words which weights the model holds and where the images come from.
     """
-    from ..measure.drift.report import Report, columns, headline, record, row_text, verdict, write
+    from ..measure.drift.report import columns, record, row_text, write
     from ..measure.drift.survey import survey
 
     names = options.contenders or (NAMES if options.out else STRATEGY_NAMES)
@@ -88,21 +88,22 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
     skipped = getattr(batches, "skipped", [])
-    notes = siglip2_notes(options.model, model.embeds)
-    report = Report(options.model, weights, facts, notes, provenance(options.command), skipped, found)
+    notes, made = siglip2_notes(options.model, model.embeds), provenance(options.command)
+    about = dict(model=options.model, weights=weights, facts=facts, notes=notes, made=made, skipped=skipped)
+    report = record(found, **about)
     for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)
-    print(f"Drift from timm's own result: {report.model}; weights: {weights}; {found.images:,} images")
+    print(f"Drift from timm's own result: {options.model}; weights: {weights}; {found.images:,} images")
     headings = columns(found.drift[BASELINE])
-    lines = [[name, *row_text(drift, headings)] for name, drift in found.drift.items()]
-    print_table(["contender", *headings.values()], lines)
+    texts = {name: zip(headings.values(), row_text(drift, headings)) for name, drift in found.drift.items()}
+    print_table([{"contender": name, **dict(text)} for name, text in texts.items()])
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")
-    print("\n".join([*notes, headline(found), verdict(found, report.untrained)]))
+    print("\n".join([*notes, report["headline"], report["verdict"]]))
     if options.json:
-        write_json(options.json, record(report))
+        write_json(options.json, report)
     if options.out:
-        print(f"written: {', '.join(map(printable, write(report, options.out)))}")
+        print(f"written: {', '.join(map(printable, write(report, found, options.out)))}")
     return 0
 
 

@@ -97,14 +97,7 @@ def _reference(options: argparse.Namespace) -> Convention:
 
     own = FAMILIES[options.family].convention
     mode, antialias = options.mode or own.mode, own.antialias and not options.no_antialias
-    corners = own.align_corners or options.align_corners
-    return replace(
-        own,
-        mode=mode,
-        antialias=antialias,
-        align_corners=corners,
-        half_pixel=not corners,
-        ar_preserving=own.ar_preserving or options.ar_preserving,
-        cubic_coefficient=None if mode == "bilinear" else -0.5 if antialias else -0.75,
-        merge=options.merge or own.merge,
-    )
+    corners, squares = own.align_corners or options.align_corners, own.ar_preserving or options.ar_preserving
+    coefficient = None if mode == "bilinear" else -0.5 if antialias else -0.75
+    own = replace(own, mode=mode, antialias=antialias, cubic_coefficient=coefficient, ar_preserving=squares)
+    return replace(own, align_corners=corners, half_pixel=not corners, merge=options.merge or own.merge)

@@ -14,21 +14,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the caches."""
-    print(about())
-    return 0
+    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the caches.
 
-
-def about() -> str:
-    """What ``info`` prints. The versions come from the packages' metadata; timm is not imported for them."""
+    The versions come from the packages' metadata; timm is not imported for them.
+    """
     from ..patching.install import status
     from ..resampling import cache
 
-    rows = [(name, _version(name)) for name in PACKAGES]
-    rows += [("python", f"{platform.python_version()}, {platform.platform()}"), ("CUDA", _cuda())]
-    rows += [("caches", cache.report())]
-    elsewhere = "This is about this process. In another one, print(timm_naflex_fast.status()) there."
-    return "\n".join([str(status()), elsewhere, "", *(f"{name:<17} {value}" for name, value in rows)])
+    rows = {name: _version(name) for name in PACKAGES}
+    rows |= {"python": f"{platform.python_version()}, {platform.platform()}", "CUDA": _cuda(), "caches": cache.report()}
+    print(status(), "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n", sep="\n")
+    for name, value in rows.items():
+        print(f"{name:<17} {value}")
+    return 0
 
 
 def _version(name: str) -> str:

@@ -51,23 +51,15 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
         name: one of ``NAMES`` that is not :func:`missing`.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
-    from ..patching.install import enable
-
-    embeds: Any = getattr(model, "embeds", model)
-    # Attributes of the one instance hide those of timm's class.
-    own = {} if name in STRATEGY_NAMES else _attributes(name, embeds)
-    with enable(mode="stock", pos_embed=name if name in STRATEGY_NAMES else "stock", model=model):
-        with patch.dict(embeds.__dict__, own):
-            yield
-
-
-def _attributes(name: str, embeds: Any) -> dict[str, Any]:
-    """What replaces each of timm's two methods (x, patch_coord), and its setting."""
     from timm.models.naflexvit import NaFlexEmbeds
 
-    from ..patching.install import original
+    from ..patching.install import enable, original
 
-    timms = {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
-    if name == BASELINE:
-        return timms
-    return {LEARNED: timms[SAMPLED], SAMPLED: timms[SAMPLED], "pos_embed_interp_mode": name.split("-")[2]}
+    embeds: Any = getattr(model, "embeds", model)
+    own: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
+    if name not in STRATEGY_NAMES:
+        own = {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
+        if name != BASELINE:
+            own = dict.fromkeys(own, own[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
+    with enable(mode="stock", pos_embed="stock" if own else name, model=model), patch.dict(embeds.__dict__, own):
+        yield

@@ -47,12 +47,14 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print ``lines`` of cells under ``headings``, the first column to the left, the others to the right."""
-    widths = [max(len(line[i]) for line in [headings, *lines]) for i in range(len(headings))]
-    for line in [headings, *lines]:
-        cells = (c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths)))
-        print("  ".join(cells).rstrip())
+def print_table(lines: Sequence[Mapping[str, str]]) -> None:
+    """Print cells under their headings, "-" for one that is not there; the first column to the left, others right."""
+    headings = list(dict.fromkeys(heading for line in lines for heading in line))
+    rows = [headings, *([line.get(heading, "-") for heading in headings] for line in lines)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+        print("  ".join([first.ljust(widths[0]), *cells]).rstrip())
 
 
 def number(value: float) -> str:

@@ -1,6 +1,7 @@
 """The bench: arithmetic on a fake clock, tables."""
 
 from itertools import chain, repeat
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,8 @@ def raced(rounds, times, **options):
         work()
         return now[0] - start
 
-    return run(race(*(contender(*pair) for pair in times.items())), rounds, timed=timed, **options), calls
+    rows = run(race(*(contender(*pair) for pair in times.items())), rounds, timed=timed, **options)
+    return [SimpleNamespace(**row) for row in rows], calls
 
 
 def test_medians_ratios_and_spread_of_interleaved_rounds():
@@ -77,5 +79,27 @@ def test_tables(capsys):
     assert race(**about).title == "pos_embed siglip train, B=64, float32, 16x16 bilinear, 7 grids, 12,345 tokens, cpu"
     print_race("the title", [row(times_faster=40.0, times_plain_add=1.4, peak_bytes=1_000_000, about=about)])
     title, headings, cells, _ = capsys.readouterr().out.split("\n", 3)
-    assert title == "the title" and "extra peak MB" in headings and "spread" not in headings
+    assert title == "the title" and "extra peak MB" in headings
+    assert "spread" not in headings and "time saved" not in headings
     assert cells.split() == ["matmul", "10.0", "40.0", "1.40", "1.0", "5"]
+
+
+@pytest.mark.parametrize(
+    ("timms", "ours", "spread", "shares", "rounds", "says"),
+    [
+        (50.0, 5.0, 0.03, None, 5, "90.0 %"),
+        (5.0, 50.0, 0.03, None, 5, "-900.0 %"),
+        (100.0, 98.0, 0.03, None, 5, "within noise"),
+        (2.0, 1.0, None, None, 1, "too few rounds"),
+        (1000.0, 958.0, 0.034, (0.051, 0.011), 5, "4.2 %"),
+        (100.0, 110.6, 0.01, (0.051, 0.011), 5, "within noise"),  # its embeddings are faster: something else was slow
+        (100.0, 56.4, 0.1, (0.296, 0.419), 5, "disturbed: run again"),  # more than timm's embeddings take
+    ],
+)
+def test_the_time_saved_is_no_more_than_the_noise_allows(timms, ours, spread, shares, rounds, says, capsys):
+    about = {"embeds_share": dict(zip(("stock", "matmul"), shares))} if shares else {}
+    more = dict(about=about, rounds=rounds)
+    stock = row("stock", median_ms=timms, spread=spread and 0.01, **more)
+    print_race("", [stock, row(median_ms=ours, spread=spread, **more)])
+    _, headings, first, second, _ = capsys.readouterr().out.split("\n", 4)
+    assert headings.endswith("  time saved") and first.endswith("  -") and second.endswith(f"  {says}")

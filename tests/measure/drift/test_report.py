@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.measured import batches, table_model
 from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift.plots import scale
-from timm_naflex_fast.measure.drift.report import FILES, Report, headline, verdict, write
+from timm_naflex_fast.measure.drift.report import FILES, headline, record, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 
 SAME, EXACT, MOVED = (
@@ -53,33 +53,34 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     pytest.importorskip("matplotlib")
     found = survey(table_model(), list(batches(labels=True)), NAMES, pictures=True)
     made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
-    report = Report("tiny <vit>", "random & drawn", {"Images": "8 (noise)"}, ["a *note*"], made, ["a.png: <no>"], found)
-    assert write(report, tmp_path) == [tmp_path / name for name in FILES]
+    about = dict(model="tiny <vit>", weights="random & drawn", facts={"Images": "8 (noise)"}, notes=["a *note*"])
+    report = record(found, **about, made=made, skipped=["a.png: <no>"])
+    assert write(report, found, tmp_path) == [tmp_path / name for name in FILES]
     text = (tmp_path / "report.html").read_text()
-    assert text.count("<table>") == 1 and text.count("<img ") == 1 + len(report.survey.pictures) == 4
+    assert text.count("<table>") == 1 and text.count("<img ") == 1 + len(found.pictures) == 4
     assert "http" not in re.sub(r"data:[^\"]*", "", text) and "url(" not in text
     assert "prefers-color-scheme: dark" in text
     assert "tiny &lt;vit&gt;" in text and "<vit>" not in text and "a.png: &lt;no&gt;" in text
     assert text.count("Random weights") == 1 and "random" in re.search(r"<title>(.*?)</title>", text)[1]
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
-    for name in report.survey.drift:
+    for name in found.drift:
         assert f"<code>{name}</code>" in text
     drift = json.loads((tmp_path / "report.json").read_text())["survey"]["drift"]
     assert set(drift) == set(NAMES) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
     assert "own grid_sample setting, bicubic" in text and "<dd>8 (noise)</dd>" in text
     # Each address holds a file of the kind that it names, drawn without a background.
-    found = re.findall(r'src(?:set)?="data:image/([\w+]+);base64,([^"]+)"', text)
-    assert [kind for kind, _ in found] == ["svg+xml"] * 2 + ["webp"] * 3
-    svg = base64.b64decode(found[0][1]).decode()
+    images = re.findall(r'src(?:set)?="data:image/([\w+]+);base64,([^"]+)"', text)
+    assert [kind for kind, _ in images] == ["svg+xml"] * 2 + ["webp"] * 3
+    svg = base64.b64decode(images[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
     words = " ".join(" ".join(root.itertext()).split())
     assert "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
     assert "interpolate_cached, matmul" in words and "grid_sample, timm-flag-bilinear" in words  # on each other
-    for _, data in found[2:]:
+    for _, data in images[2:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             assert image.width > 300 and image.getpixel((0, 0))[3] == 0
-    grid_sample = max(one.maps["grid_sample"].max().item() for one in report.survey.pictures)
-    assert scale(report.survey.pictures) == grid_sample > 0
+    grid_sample = max(one.maps["grid_sample"].max().item() for one in found.pictures)
+    assert scale(found.pictures) == grid_sample > 0
 
 
 @pytest.mark.parametrize("name", ["digits", "photos"])

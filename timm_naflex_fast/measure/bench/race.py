@@ -35,8 +35,8 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A piece of work to be timed.
+class Race:
+    """Contenders that do the same work. Ratios refer to those named ``BASELINE`` and ``PLAIN_ADD``.
 
     Attributes:
         suite: "pos_embed", "model", "patch_embed" or "rope".
@@ -44,6 +44,9 @@ class Work:
         phase: what is timed, e.g. "infer", "train", "frozen".
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
+        contenders: in the order of the table's rows.
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
+            ``"left_out"``: {contender: why it does not run}.
     """
 
     suite: str
@@ -51,18 +54,6 @@ class Work:
     phase: str
     batch: int
     dtype: str
-
-
-@dataclass(frozen=True)
-class Race(Work):
-    """Work and its contenders. Ratios refer to the contenders named ``BASELINE`` and ``PLAIN_ADD``.
-
-    Attributes:
-        contenders: in the order of the table's rows.
-        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
-            ``"left_out"``: {contender: why it does not run}.
-    """
-
     contenders: tuple[Timed, ...]
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -75,28 +66,6 @@ class Race(Work):
         return ", ".join(filter(None, [*words, self.about.get("device")]))
 
 
-@dataclass(frozen=True)
-class Row(Work):
-    """One contender's result; the work and about are its race's.
-
-    Attributes:
-        median_ms: over the rounds.
-        times_faster: the baseline's median over this one's, in the same run; None without a baseline.
-        times_plain_add: this median over that of one plain add; None where that did not run.
-        spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
-        peak_bytes: the most memory held at once beyond what there was before; None where not measured.
-    """
-
-    contender: str
-    rounds: int
-    median_ms: float
-    times_faster: float | None
-    times_plain_add: float | None
-    peak_bytes: int | None
-    about: dict[str, Any]
-    spread: float | None = None
-
-
 def run(
     race: Race,
     rounds: int,
@@ -105,7 +74,7 @@ def run(
     budget: float = math.inf,
     timed: Callable[[Callable[[], Any]], float] | None = None,
     advance: Callable[[float], Any] = lambda share: None,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count.
 
     Where some contender's rounds differ too much, all run as many rounds again, once.
@@ -120,7 +89,13 @@ def run(
         advance: called with the share of the race that was done since its last call, 1 in all.
 
     Returns:
-        A row per contender.
+        A row per contender, as result files hold it: the fields of the race, and
+
+        - median_ms: over the rounds.
+        - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
+        - times_plain_add: this median over that of one plain add; None where that did not run.
+        - peak_bytes: the most memory held at once beyond what there was before; None where not measured.
+        - spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
     """
     timed = timed or stopwatch(device)
     times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
@@ -144,19 +119,19 @@ def run(
     medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
     peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
+    work = {key: value for key, value in vars(race).items() if key != "contenders"}
     return [
-        Row(
-            *(race.suite, race.workload, race.phase, race.batch, race.dtype),
-            contender=one.name,
-            rounds=len(times[one.name]),
-            median_ms=1e3 * medians[one.name],
-            times_faster=None if baseline is None else baseline / medians[one.name],
-            times_plain_add=None if plain is None else medians[one.name] / plain,
-            peak_bytes=peaks.get(one.name),
-            about=race.about,
-            spread=_spread(times[one.name]),
+        work
+        | dict(
+            contender=name,
+            rounds=len(times[name]),
+            median_ms=1e3 * median,
+            times_faster=baseline and baseline / median,
+            times_plain_add=plain and median / plain,
+            peak_bytes=peaks.get(name),
+            spread=_spread(times[name]),
         )
-        for one in race.contenders
+        for name, median in medians.items()
     ]
 
 
@@ -216,25 +191,41 @@ def _spread(values: Sequence[float]) -> float | None:
     return (high - low) / median if median else None
 
 
-def _cells(row: Row) -> dict[str, Any]:
-    """A row of the table: text by heading, something false where there is no figure."""
-    share = row.about.get("embeds_share", {}).get(row.contender)
-    return {
-        "contender": row.contender,
-        "median ms": number(row.median_ms),
-        f"times faster than {BASELINE}": row.times_faster and number(row.times_faster),
-        "times one plain add": row.times_plain_add and number(row.times_plain_add),
-        "share of embeddings": share and f"{100 * share:.1f} %",
-        "extra peak MB": row.peak_bytes is not None and f"{row.peak_bytes / 1e6:,.1f}",
-        "rounds": str(row.rounds),
-        "spread": row.spread is not None and f"{100 * row.spread:.0f} %",
-    }
+def _saved(stock: dict[str, Any], own: dict[str, Any]) -> str:
+    """The share of timm's time that a contender saves, or why it cannot be told from the noise.
+
+    A model's step may differ by more than its embeddings do: that too is noise, since nothing else has changed.
+    """
+    saved = 1 - own["median_ms"] / stock["median_ms"]
+    noise = spread = max(stock["spread"] or 0, own["spread"] or 0)
+    if shares := own["about"].get("embeds_share"):
+        before, after = shares[BASELINE], shares[own["contender"]]
+        if saved > before + spread:
+            return "disturbed: run again"  # more than timm's embeddings take
+        noise = max(noise, abs(saved - (before - after * (1 - saved))))
+    if min(stock["rounds"], own["rounds"]) < 3:
+        return "too few rounds"
+    return f"{100 * saved:.1f} %" if abs(saved) > noise else "within noise"
 
 
-def print_race(title: str, rows: list[Row]) -> None:
+def print_race(title: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows of one race, without columns that have no figure."""
-    lines = [_cells(row) for row in rows]
-    headings = list(dict.fromkeys(heading for line in lines for heading, text in line.items() if text))
+    stock = next((row for row in rows if row["contender"] == BASELINE), None)
+    lines = []
+    for row in rows:
+        share = row["about"].get("embeds_share", {}).get(row["contender"])
+        line = {
+            "contender": row["contender"],
+            "median ms": number(row["median_ms"]),
+            f"times faster than {BASELINE}": row["times_faster"] and number(row["times_faster"]),
+            "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
+            "share of embeddings": share and f"{100 * share:.1f} %",
+            "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
+            "rounds": str(row["rounds"]),
+            "spread": row["spread"] is not None and f"{100 * row['spread']:.0f} %",
+            "time saved": stock and row is not stock and _saved(stock, row),
+        }
+        lines.append({heading: text for heading, text in line.items() if text})
     print(title)
-    print_table(headings, [[line[heading] or "-" for heading in headings] for line in lines])
+    print_table(lines)
     print(flush=True)

@@ -33,13 +33,11 @@ def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
         shrinks: table cells per patch, of each image.
     """
     order = sorted(range(len(shares)), key=shares.__getitem__)
-    picks = [(order[-1], f"the worst of {len(order)} images"), (order[(len(order) - 1) // 2], "the median")]
-    if smaller := [place for place in order if shrinks[place] > 1]:
-        most = max(smaller, key=shrinks.__getitem__)
-        picks.append((most, f"the table shrinks most ({shrinks[most]:.1f} cells per patch)"))
-    reasons: dict[int, str] = {}
-    for place, why in picks:
-        reasons[place] = f"{reasons[place]}, {why}" if place in reasons else why
+    reasons = {order[-1]: f"the worst of {len(order)} images"}
+    reasons.setdefault(order[(len(order) - 1) // 2], "the median")
+    most = max(order, key=shrinks.__getitem__)
+    if shrinks[most] > 1:
+        reasons.setdefault(most, f"the table shrinks most ({shrinks[most]:.1f} cells per patch)")
     return reasons
 
 

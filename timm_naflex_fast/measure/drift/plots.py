@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
-from ..contenders import BASELINE, CONTENDERS, PLAIN_ADD
+from ..contenders import BASELINE, CONTENDERS
 from .pictures import Picture
 from .survey import GridDrift
 
@@ -16,14 +16,11 @@ MARKERS = "osD^vPX*"
 # One colour per contender: middle tones, readable on light and dark pages.
 INK, FAINT = "#7d8590", "#7d859055"
 TONES = "#e5534b #2da44e #c9880a #2f81f7 #d4679c #a371f7 #b0704f #1b9aaa #8a9a1b #5a8f7b".split()
-COLOURS = {**dict(zip(CONTENDERS, cycle(TONES))), PLAIN_ADD: INK}
+COLOURS = dict(zip(CONTENDERS, cycle(TONES)))
 INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 BARE = ("axes.spines.top", "axes.spines.right")
-LOOK = {
-    **dict.fromkeys(INKED, INK),
-    **dict.fromkeys(BARE, False),
-    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.5},
-}
+LOOK: dict[str, Any] = {**dict.fromkeys(INKED, INK), **dict.fromkeys(BARE, False)}
+LOOK |= {"axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.5}
 
 
 def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:

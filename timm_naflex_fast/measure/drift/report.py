@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +13,6 @@ from ..contenders import BASELINE, CONTENDERS
 from ..output import json_text, write_files
 from . import FILES
 from .survey import Drift, Survey
-
-
-@dataclass(frozen=True)
-class Report:
-    """A survey, and what it was made of and with.
-
-    Attributes:
-        model: its name.
-        weights: which weights it held, in words; those that begin with "random" are not trained ones.
-        facts: what was measured: {label: text}.
-        notes: what a reader must know besides, in sentences.
-        made: command, date, machine and versions.
-        skipped: the images that could not be read, each with the reason.
-    """
-
-    model: str
-    weights: str
-    facts: dict[str, str]
-    notes: list[str]
-    made: dict[str, Any]
-    skipped: list[str]
-    survey: Survey
-
-    @property
-    def untrained(self) -> bool:
-        """The weights are not trained ones, so the figures say nothing about a trained model."""
-        return self.weights.startswith("random")
 
 
 def headline(survey: Survey) -> str:
@@ -98,32 +71,44 @@ def markdown(text: object) -> str:
     return re.sub(r"([\\`*_\[\]<>&|#~])", r"\\\1", str(text))
 
 
-def record(report: Report) -> dict[str, Any]:
-    """The figures, and what follows from them in words; without the pictures."""
-    found = asdict(report)
-    del found["survey"]["pictures"]
-    return {**found, "headline": headline(report.survey), "verdict": verdict(report.survey, report.untrained)}
+def record(survey: Survey, **about: Any) -> dict[str, Any]:
+    """What report.json holds: the figures without the pictures, and what follows from them in words.
+
+    Args:
+        survey: what was measured.
+        about: what it was made of and with:
+
+            - model: its name.
+            - weights: which weights it held, in words; those that begin with "random" are not trained ones.
+            - facts: what was measured: {label: text}.
+            - notes: what a reader must know besides, in sentences.
+            - made: command, date, machine and versions.
+            - skipped: the images that could not be read, each with the reason.
+    """
+    figures = asdict(survey)
+    del figures["pictures"]
+    words = {"headline": headline(survey), "verdict": verdict(survey, about["weights"].startswith("random"))}
+    return {**about, "survey": figures, **words}
 
 
-def write(report: Report, folder: str | Path) -> list[Path]:
+def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:
     """Write report.json into ``folder``, and report.md and report.html from the templates beside this file."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     from . import plots
 
     environment: Any = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=lambda name: str(name).endswith(".html.j2"),
+        autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["markdown"] = markdown
-    words = record(report)
-    headings = columns(report.survey.drift[BASELINE])
-    known = dict(report=report, survey=report.survey, headings=headings, row_text=row_text, names=CONTENDERS)
-    texts = [json_text(words)]
-    texts += [environment.get_template(f"{name}.j2").render(**words | known, plots=plots) for name in FILES[1:]]
+    headings = columns(survey.drift[BASELINE])
+    known = dict(survey=survey, headings=headings, row_text=row_text, names=CONTENDERS, plots=plots)
+    texts = [json_text(report)]
+    texts += [environment.get_template(f"{name}.j2").render(**report | known) for name in FILES[1:]]
     files = [Path(folder) / name for name in FILES]
     write_files(dict(zip(files, texts)))
     return files
