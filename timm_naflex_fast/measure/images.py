@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice, product
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,7 +135,6 @@ def photos() -> list[Source]:
         scale = min(image.width / wide, image.height / high)
         return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
 
-    # Neighbours in the list differ in photo and in aspect ratio.
-    turns = product(range(len(ASPECTS)), enumerate(PHOTOS))
-    wanted = [(name, *ASPECTS[(place + turn) % len(ASPECTS)]) for turn, (place, name) in turns]
-    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, w, h in wanted]
+    # Neighbours in the list differ in photo and in aspect ratio: the numbers of photos and of ratios share no factor.
+    pairs = islice(zip(cycle(PHOTOS), cycle(ASPECTS)), len(PHOTOS) * len(ASPECTS))
+    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, (w, h) in pairs]

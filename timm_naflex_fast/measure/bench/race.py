@@ -45,7 +45,7 @@ class Race:
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
         contenders: in the order of the table's rows.
-        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the size that peak memory is compared with;
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the tokens' memory;
             ``"left_out"``: {contender: why it does not run}.
     """
 
@@ -94,7 +94,6 @@ def run(
         - median_ms: over the rounds.
         - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
         - times_plain_add: this median over that of one plain add; None where that did not run.
-        - peak_bytes: the most memory held at once beyond what there was before; None where not measured.
         - spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
     """
     timed = timed or stopwatch(device)
@@ -118,7 +117,6 @@ def run(
                     advance(1 / len(order) / (rounds - first))
     medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
-    peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
     work = {key: value for key, value in vars(race).items() if key != "contenders"}
     return [
         work
@@ -128,8 +126,7 @@ def run(
             median_ms=1e3 * median,
             times_faster=baseline and baseline / median,
             times_plain_add=plain and median / plain,
-            peak_bytes=peaks.get(name),
-            spread=_spread(times[name]),
+            spread=_spread(times[name]) / median if len(times[name]) > 2 else None,
         )
         for name, median in medians.items()
     ]
@@ -173,22 +170,10 @@ def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
     return timed
 
 
-def peak_memory(work: Callable[[], Any]) -> int:
-    """Run some work and return the most bytes that it held at once on the GPU, beyond what was held before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    """The distance between the quartiles over the median; None for fewer than three values."""
-    if len(values) < 3:
-        return None
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / median if median else None
+def _spread(values: Sequence[float]) -> float:
+    """The distance between the quartiles."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
 
 
 def _saved(stock: dict[str, Any], own: dict[str, Any]) -> str:
@@ -220,7 +205,6 @@ def print_race(title: str, rows: list[dict[str, Any]]) -> None:
             f"times faster than {BASELINE}": row["times_faster"] and number(row["times_faster"]),
             "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
             "share of embeddings": share and f"{100 * share:.1f} %",
-            "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
             "rounds": str(row["rounds"]),
             "spread": row["spread"] is not None and f"{100 * row['spread']:.0f} %",
             "time saved": stock and row is not stock and _saved(stock, row),

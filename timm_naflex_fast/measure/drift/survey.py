@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -171,22 +172,17 @@ def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Ten
 def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int, str]) -> list[Picture]:
     """The images with these numbers, why each was chosen, and the contenders' maps: the second look at them."""
     found: dict[int, Picture] = {}
-    first = 0
-    for inputs, _ in batches:
-        batch = _on_device(inputs, next(model.parameters()))
-        count = len(batch["patches"])
-        for place in why.keys() & range(first, first + count):
-            i = place - first
+    places = ((inputs, i) for inputs, _ in batches for i in range(len(inputs["patches"])))
+    for place, (inputs, i) in enumerate(islice(places, max(why) + 1)):
+        if place in why:
+            batch = _on_device(inputs, next(model.parameters()))
             one = {key: value[i : i + 1] for key, value in batch.items()}
             timms = _forward(model, one, BASELINE)[0]
             length = timms[one["patch_valid"]].square().sum(-1).mean()
             maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
             name = inputs["names"][i] if "names" in inputs else f"image {place + 1}"
             found[place] = picture(f"{name}: {why[place]}", one, maps, model.embeds)
-        first += count
-        if len(found) == len(why):
-            break
-    return [found[place] for place in why if place in found]
+    return [found[place] for place in why]
 
 
 def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
