@@ -2,11 +2,7 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from unittest.mock import DEFAULT, Mock
 
 import pytest
 import siglip2_embed
@@ -20,7 +16,6 @@ from tests.support.running import ran
 from timm_naflex_fast.measure.images import NaFlexImages, image_files, image_sources
 from timm_naflex_fast.measure.models import load_model
 
-EXAMPLES = Path(siglip2_embed.__file__).parent
 PHOTOS = ["a.jpg", "b.png", "d.webp", "more/c.jpg"]
 
 
@@ -74,31 +69,24 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @ran("matmul")
-def test_killed_in_the_middle_and_continued(embed, command, photos, out, capsys, monkeypatch):
-    path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent), *sys.path])
-    child = [sys.executable, tiny_siglip.__file__, *command, "--save-every", "0"]
-    environment = {**os.environ, "DIE_AT": "1", "PYTHONPATH": path}
-    killed = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL and not out.exists(), killed.stderr
-    assert len(list(Path(f"{out}.parts").glob("*.safetensors"))) == 1
-    (Path(f"{out}.parts") / "00000001.safetensors.unfinished").write_bytes(b"half")  # killed while writing
-    seen = Mock(wraps=siglip2_embed.embed)
-    monkeypatch.setattr(siglip2_embed, "embed", seen)
-    assert embed() == 0 and "2 images to embed, 2 done before" in capsys.readouterr().out
-    assert [len(call.args[1]["patches"]) for call in seen.call_args_list] == [2]
+@pytest.mark.parametrize("save_every", [0, 1000])
+def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeypatch, save_every):
+    parts, there, own = Path(f"{out}.parts"), [], siglip2_embed.embed
+
+    def stopped(*arguments):
+        there.append(len([*parts.glob("*")]))
+        if len(there) == 2:
+            raise KeyboardInterrupt
+        return own(*arguments)
+
+    monkeypatch.setattr(siglip2_embed, "embed", stopped)
+    assert embed("--save-every", save_every) == 130  # as a shell reports Ctrl-C
+    assert there == [0, save_every == 0] and [len(read(part)[0]) for part in parts.glob("*")] == [2]
+    (parts / "00000001.safetensors.unfinished").write_bytes(b"half")  # as if killed while writing
+    assert embed() == 0 and "2 images to embed, 2 done before" in capsys.readouterr().out and len(there) == 3
     assert os.listdir(out.parent) == [out.name] and read(out)[0] == PHOTOS
     torch.testing.assert_close(read(out)[1], pooled_by_timm(photos, torch.float32), atol=1e-5, rtol=1e-5)
-
-
-@ran("matmul")
-def test_stopped_by_an_error_keeps_what_was_done(embed, out, monkeypatch):
-    seen = Mock(wraps=siglip2_embed.embed, side_effect=[DEFAULT, KeyboardInterrupt, DEFAULT])
-    monkeypatch.setattr(siglip2_embed, "embed", seen)
-    assert embed() == 130  # as a shell reports Ctrl-C
-    assert [len(read(part)[0]) for part in Path(f"{out}.parts").glob("*")] == [2]
-    assert embed() == 0 and seen.call_count == 3 and len(read(out)[0]) == 4
 
 
 @ran("matmul")
