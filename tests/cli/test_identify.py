@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from timm_naflex_fast.cli import identify as command
 from timm_naflex_fast.cli.main import main
@@ -11,24 +10,6 @@ from timm_naflex_fast.identify import FAMILIES, Convention
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
-
-
-@pytest.fixture
-def identify(tmp_path, capsys):
-    """The command's exit status and its line, about a file of these tensors (or a text)."""
-
-    def identify(contents, *options):
-        file = tmp_path / "port.safetensors"
-        if isinstance(contents, dict):
-            save_file(contents, file)
-        elif contents is not None:
-            file.write_text(contents)
-        code = main(["identify", str(file), *options])
-        out, err = capsys.readouterr()
-        assert (out + err).count("\n") == 1
-        return code, out + err
-
-    return identify
 
 
 def port(dtype=torch.float32, sizes=SIZES, **settings):

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.support.checks import one_by_one
 from tests.support.oracles import relative
-from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.identify import FAMILIES, question
 
 CHANNELS = 8
@@ -101,24 +99,12 @@ def test_the_question_is_the_same_everywhere():
     assert all(len(question(family)["table"]) == known.side for family, known in FAMILIES.items())
 
 
-@pytest.fixture
-def identify(tmp_path, capsys):
-    """The command's exit status and line for what a port of the family computed."""
-
-    def identify(family, result):
-        save_file({"result": result.float().contiguous()}, tmp_path / "port.safetensors")
-        code = main(["identify", "--family", family, str(tmp_path / "port.safetensors")])
-        return code, capsys.readouterr().out
-
-    return identify
-
-
 slow = (pytest.param(family, marks=pytest.mark.slow) for family in ("lfm2-vl", "moonvit", "qwen3-vl", "radio"))
 
 
 @pytest.mark.parametrize("family", ["siglip2", "ovis2.5", *slow])
 def test_a_right_port_is_said_to_be_equal(family, identify):
-    code, line = identify(family, asked(family)[2])
+    code, line = identify({"result": asked(family)[2].float()}, "--family", family)
     assert code == 0 and "this is the reference" in line and "other conventions" not in line
 
 
@@ -132,5 +118,6 @@ def test_a_right_port_is_said_to_be_equal(family, identify):
 def test_ports_that_erred_are_named(family, port, found, reference, identify):
     blocks = ", tokens in 2 x 2 blocks" if "merge" in port else ""
     words = f"bilinear {found}{blocks}; the reference is bilinear {reference}{blocks}: embeddings differ by "
-    code, line = identify(family, torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port)))
+    result = torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port))
+    code, line = identify({"result": result.float()}, "--family", family)
     assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10
