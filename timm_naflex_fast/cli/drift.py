@@ -87,8 +87,14 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
-    skipped = getattr(batches, "skipped", [])
-    notes, made = siglip2_notes(options.model, model.embeds), provenance(options.command)
+    skipped, made, notes = getattr(batches, "skipped", []), provenance(options.command), list[str]()
+    naflex_siglip = options.model.startswith("naflexvit") and "siglip" in options.model
+    if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":  # as timm before 1.0.30 did
+        notes.append(
+            f"This model resamples by bicubic (timm {made['timm']}). SigLIP-2 was trained with bilinear, by which timm "
+            "resamples it since 1.0.30: the same checkpoint gives another result there. These figures compare with "
+            "bicubic."
+        )
     about = dict(model=options.model, weights=weights, facts=facts, notes=notes, made=made, skipped=skipped)
     report = record(found, **about)
     for line in skipped:
@@ -105,16 +111,3 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     if options.out:
         print(f"written: {', '.join(map(printable, write(report, found, options.out)))}")
     return 0
-
-
-def siglip2_notes(name: str, embeds: Any) -> list[str]:
-    """What to know about a SigLIP-2 model that is resampled by bicubic, as timm before 1.0.30 did."""
-    naflex_siglip = name.startswith("naflexvit") and "siglip" in name
-    if not naflex_siglip or getattr(embeds, "pos_embed_interp_mode", None) != "bicubic":
-        return []
-    import timm
-
-    return [
-        f"This model resamples by bicubic (timm {timm.__version__}). SigLIP-2 was trained with bilinear, by which timm "
-        "resamples it since 1.0.30: the same checkpoint gives another result there. These figures compare with bicubic."
-    ]

@@ -2,6 +2,7 @@
 
 from itertools import chain, repeat
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -35,7 +36,8 @@ def raced(rounds, times, **options):
         work()
         return now[0] - start
 
-    rows = run(race(*(contender(*pair) for pair in times.items())), rounds, timed=timed, **options)
+    with patch("timm_naflex_fast.measure.bench.race.stopwatch", lambda device: timed):
+        rows = run(race(*(contender(*pair) for pair in times.items())), rounds, **options)
     return [SimpleNamespace(**row) for row in rows], calls
 
 

@@ -72,7 +72,6 @@ def run(
     *,
     device: str = "cpu",
     budget: float = math.inf,
-    timed: Callable[[Callable[[], Any]], float] | None = None,
     advance: Callable[[float], Any] = lambda share: None,
 ) -> list[dict[str, Any]]:
     """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count.
@@ -85,7 +84,6 @@ def run(
         device: "cpu" or "cuda".
         budget: seconds; a contender that would need more (as its fastest call so far shows) runs in fewer rounds, at
             least ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
-        timed: runs the work that it gets and returns the seconds that took; the device's clock if not given.
         advance: called with the share of the race that was done since its last call, 1 in all.
 
     Returns:
@@ -96,8 +94,7 @@ def run(
         - times_plain_add: this median over that of one plain add; None where that did not run.
         - spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
     """
-    timed = timed or stopwatch(device)
-    times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
+    timed, times = stopwatch(device), {contender.name: list[float]() for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
     order, shuffle = list(race.contenders), random.Random(0).shuffle
     for first in (-WARMUPS[device], 0):
