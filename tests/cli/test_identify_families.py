@@ -99,10 +99,9 @@ def test_the_question_is_the_same_everywhere():
     assert all(len(question(family)["table"]) == known.side for family, known in FAMILIES.items())
 
 
-slow = (pytest.param(family, marks=pytest.mark.slow) for family in ("lfm2-vl", "moonvit", "qwen3-vl", "radio"))
-
-
-@pytest.mark.parametrize("family", ["siglip2", "ovis2.5", *slow])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name != "siglip2")) for name in FAMILIES]
+)
 def test_a_right_port_is_said_to_be_equal(family, identify):
     code, line = identify({"result": asked(family)[2].float()}, "--family", family)
     assert code == 0 and "this is the reference" in line and "other conventions" not in line
