@@ -1,5 +1,7 @@
 """Every convention of resampling is told from every other one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -68,16 +70,14 @@ def test_what_transposed_means(transposed):
     torch.testing.assert_close(convention.tokens(table, [(1, h, w)]), want, atol=1e-6, rtol=0)
 
 
-def test_frames_and_blocks_are_those_of_the_functions():
+def test_what_frames_blocks_and_half_pixels_mean():
     table, sizes = random_table(8).double(), [(2, 6, 12), (1, 12, 6)]
     convention = Convention("bilinear", cubic_coefficient=None, merge=3)
     want = resample_pos_embeds(table, sizes, mode="bilinear", merge=3)
     torch.testing.assert_close(convention.tokens(table, sizes), want, atol=1e-6, rtol=0)
-
-
-def test_without_half_pixels_position_i_is_i_times_the_scale():
-    convention = Convention("bilinear", half_pixel=False, cubic_coefficient=None)
-    assert torch.equal(convention.matrix(4, 8, 4).argmax(1), torch.tensor([0, 2, 4, 6]))
+    # Without half pixels, position i is i times the scale.
+    matrix = replace(convention, half_pixel=False).matrix(4, 8, 4)
+    assert torch.equal(matrix.argmax(1), torch.tensor([0, 2, 4, 6]))
 
 
 def test_every_convention_is_tried_and_given_back():

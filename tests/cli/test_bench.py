@@ -10,15 +10,15 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench import race
 
 
-def bench(*arguments):
-    return cli.main(["bench", "--channels", "4", "--rounds", "1", *arguments])
+def bench(words, *more):
+    return cli.main(["bench", "--channels", "4", "--rounds", "1", *words.split(), *map(str, more)])
 
 
 @ran("matmul")
 def test_command_line_end_to_end(tmp_path, capsys):
     out = tmp_path / "figures.json"
-    command = ["--workload", "siglip", "--batch", "2", "1", "--contenders", "stock", "matmul", "plain-add"]
-    assert bench(*command, "--phase", "infer", "train", "--json", str(out)) == 0
+    command = "--workload siglip --batch 2 1 --contenders stock matmul plain-add --phase infer train --json"
+    assert bench(command, out) == 0
     text = capsys.readouterr().out
     assert "bench --model NAME times a whole one" in text
     assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
@@ -30,7 +30,7 @@ def test_command_line_end_to_end(tmp_path, capsys):
 
 def test_an_unwritable_file_is_noticed_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "_races", None)
-    assert bench("--json", str(tmp_path)) == 2
+    assert bench("--json", tmp_path) == 2
     err = capsys.readouterr().err
     assert str(tmp_path) in err and err.count("\n") == 1
 
@@ -38,8 +38,7 @@ def test_an_unwritable_file_is_noticed_before_anything_is_measured(tmp_path, mon
 @ran("matmul")
 def test_command_line_on_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    command = ["--sizes-from", str(photos), "--batch", "2", "--max-seq-len", "16", "--phase", "train"]
-    assert bench(*command, "--contenders", "matmul") == 0
+    assert bench("--batch 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
     assert lines[3].startswith("pos_embed photos train, B=2, float32, 16x16 bilinear, ")
@@ -48,8 +47,7 @@ def test_command_line_on_a_folder(photos, capsys):
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
     monkeypatch.setattr(race, "run", Mock(side_effect=[[row(batch=1)], KeyboardInterrupt]))
-    options = ["--workload", "siglip", "--batch", "1", "2", "--contenders", "matmul", "--phase", "infer"]
-    assert bench(*options, "--json", str(out)) == 130
+    assert bench("--workload siglip --batch 1 2 --contenders matmul --phase infer --json", out) == 130
     assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 
@@ -57,5 +55,5 @@ def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch
 def test_a_frozen_table_that_seems_slower_than_a_changing_one_is_timed_again(monkeypatch, capsys):
     times = iter([10.0, 400.0, 9.0])
     monkeypatch.setattr(race, "run", lambda *_, **__: [row(median_ms=next(times))])
-    assert bench("--workload", "siglip", "--contenders", "matmul", "--phase", "infer", "frozen") == 0
+    assert bench("--workload siglip --contenders matmul --phase infer frozen") == 0
     assert "400" not in capsys.readouterr().out and next(times, None) is None
