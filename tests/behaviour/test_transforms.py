@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.support.checks import slow
 from tests.support.oracles import Case, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable, status
@@ -21,7 +22,6 @@ from timm_naflex_fast.functional import (
 )
 from timm_naflex_fast.names import STRATEGY_NAMES
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 SIZES = [(3, 4), (5, 2), (3, 4)]
 COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
 TABLE, LINE, ON_DEVICE, BICUBIC = torch.randn(6, 5, 4), torch.randn(6, 4), torch.tensor(SIZES), dict(mode="bicubic")
@@ -169,7 +169,8 @@ def test_no_images_and_no_channels():
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch"), [*product(["learned"], [0, 1, 3]), ("factorized", 3), slow("factorized", 0), slow("factorized", 1)]
+    ("kind", "batch"),
+    [*product(["learned"], [0, 1, 3]), ("factorized", 3), slow("factorized", 0), slow("factorized", 1)],
 )
 def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
     embeds = Case(kind=kind).embeds()
