@@ -2,7 +2,7 @@
 
 import sys
 
-for name in ("matplotlib", "transformers", "einx"):
+for name in ("matplotlib", "transformers"):
     sys.modules[name] = None  # importing it raises ImportError
 import timm  # noqa: E402
 import torch  # noqa: E402

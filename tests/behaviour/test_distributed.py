@@ -77,18 +77,14 @@ def deterministic():
         torch.use_deterministic_algorithms(False)
 
 
-UNDER = {
-    "a checkpoint": nullcontext,
-    "functional_call": nullcontext,
-    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(as_numpy, torch.as_tensor),
-    "save_on_cpu": torch.autograd.graph.save_on_cpu,
-    "deterministic algorithms": deterministic,
-}
-
-
 CALLS = {
     "a checkpoint": lambda model: partial(checkpoint, model, use_reentrant=False),
     "functional_call": lambda model: partial(functional_call, model, {n: p * 1 for n, p in model.named_parameters()}),
+}
+UNDER = dict.fromkeys(CALLS, nullcontext) | {
+    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(as_numpy, torch.as_tensor),
+    "save_on_cpu": torch.autograd.graph.save_on_cpu,
+    "deterministic algorithms": deterministic,
 }
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.support.checks import slow
 from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
 FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}

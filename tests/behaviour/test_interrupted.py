@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.checks import slow
 from tests.support.oracles import embed, is_pristine, small_vit
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install
@@ -47,7 +48,7 @@ class CtrlC:
 
 FOLDER = str(Path(install.__file__).parent)
 LOCKED = {n for n, line in enumerate(Path(install.__file__).read_text().splitlines(), 1) if "with _lock:" in line}
-every_line = pytest.param(1, marks=pytest.mark.slow)
+every_line = slow(1)
 
 
 def switch_everything(model):
@@ -64,7 +65,7 @@ def switch_nothing_but_a_handle(model):
 
 
 @pytest.mark.parametrize("stride", [every_line, 19])
-@pytest.mark.parametrize("work", [pytest.param(switch_everything, marks=pytest.mark.slow), switch_nothing_but_a_handle])
+@pytest.mark.parametrize("work", [slow(switch_everything), switch_nothing_but_a_handle])
 def test_an_interrupt_at_any_line_leaves_timm_removable(work, stride):
     model = small_vit(depth=0)
     work(model)

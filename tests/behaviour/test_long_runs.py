@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.support.checks import slow
 from tests.support.oracles import BATCH, embed, small_vit, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
@@ -33,39 +35,35 @@ def test_threads_train_and_infer_while_others_switch():
             return out.detach(), *grads, model(batch)
 
     models = [small_vit(enable_patch_interpolator=True, depth=1) for _ in range(2)]
-    want = work(models[0])
-    stop, bad, done = threading.Event(), [], [0, 0]
+    want, stop, done = work(models[0]), threading.Event(), [0, 0]
 
     def keep_working(number):
         while not stop.is_set():
-            try:
-                got = work(models[number])
-                bad.extend(1 for a, b in zip(got, want) if not torch.allclose(a, b, atol=1e-4, rtol=1e-4))
-            except Exception as error:
-                bad.append(error)
+            for got, wanted in zip(work(models[number]), want):
+                torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
             done[number] += 1
 
-    threads = [threading.Thread(target=keep_working, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    while min(done) < 10 and not bad:
-        for mode in ("matmul", "interpolate_cached", "stock"):
-            enable(mode, model=models[0])
-            enable(mode)
-            with enable("matmul"):
-                pass
-            disable()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not bad
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(keep_working, number) for number in range(2)]
+        try:
+            while min(done) < 10 and not any(thread.done() for thread in threads):
+                for mode in ("matmul", "interpolate_cached", "stock"):
+                    enable(mode, model=models[0])
+                    enable(mode)
+                    with enable("matmul"):
+                        pass
+                    disable()
+        finally:
+            stop.set()
+        for thread in threads:
+            thread.result()  # raises what the thread raised
 
 
 def embedded(model, seed):
     return embed(model, vit_batch([(3, 4), (5, 2)], seed=seed)), status().calls
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", slow("spawn")])
 def test_models_in_dataloader_workers(method):
     model = small_vit().requires_grad_(False)
     want = [embedded(model, seed)[0] for seed in range(4)]

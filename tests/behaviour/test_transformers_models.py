@@ -3,12 +3,11 @@
 transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
 """
 
-from functools import partial
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.support.checks import slow
 from tests.support.oracles import OLD_TORCH, relative
 from timm_naflex_fast import disable, enable, status
 
@@ -17,7 +16,6 @@ if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 BEFORE_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
-slow = partial(pytest.param, marks=pytest.mark.slow)
 TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
 SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 

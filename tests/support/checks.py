@@ -1,5 +1,8 @@
 """What every form of a strategy must hold: shared by the tests of the eager, the traceable and the Triton form."""
 
+from functools import partial
+
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -7,6 +10,7 @@ from tests.support.oracles import stock, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 
+slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
 
 
