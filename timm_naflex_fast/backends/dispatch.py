@@ -192,9 +192,11 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
         from . import operator
 
         return operator
-    if learned and triton.serves(x, tables[0], spec):
-        return triton
-    return portable if x.is_cuda and not learned and spec.sampler == "interpolate" else eager
+    if not x.is_cuda:
+        return eager
+    if learned:
+        return triton if triton.serves(x, tables[0], spec) else eager
+    return portable if spec.sampler == "interpolate" else eager
 
 
 # Registering operators takes longer than importing all the rest, so they are imported when a graph needs them. The

@@ -56,7 +56,7 @@ def test_medians_ratios_and_spread_of_interleaved_rounds():
     ((one,), _) = raced(5, {"matmul": [9.0, 3.0, 4.0, 5.0, 6.0, 7.0]})
     assert one.median_ms == 5000 and one.spread == pytest.approx(2 / 5)
     ((one,), _) = raced(2, {"matmul": [1.0]})
-    assert one.spread is one.times_faster is one.times_plain_add is None
+    assert one.spread is one.times_faster is one.times_plain_add is one.peak_bytes is None
 
 
 def test_the_budget_gives_a_slow_contender_fewer_rounds_but_three_and_spreads_them():
@@ -79,10 +79,15 @@ def test_rounds_that_differ_too_much_are_run_again():
 def test_tables(capsys):
     about = dict(tokens=12345, grids=7, table="16x16 bilinear", device="cpu")
     assert race(**about).title == "pos_embed siglip train, B=64, float32, 16x16 bilinear, 7 grids, 12,345 tokens, cpu"
-    print_race("the title", [row(times_faster=40.0, times_plain_add=1.4, about=about)])
+    print_race("the title", [row(times_faster=40.0, times_plain_add=1.4, peak_bytes=1_000_000, about=about)])
     title, headings, cells, _ = capsys.readouterr().out.split("\n", 3)
-    assert title == "the title" and "spread" not in headings and "time saved" not in headings
-    assert cells.split() == ["matmul", "10.0", "40.0", "1.40", "5"]
+    assert (
+        title == "the title"
+        and "extra peak MB" in headings
+        and "spread" not in headings
+        and "time saved" not in headings
+    )
+    assert cells.split() == ["matmul", "10.0", "40.0", "1.40", "1.0", "5"]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def run(
         - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
         - times_plain_add: this median over that of one plain add; None where that did not run.
         - spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
+        - peak_bytes: the most memory held at once beyond what there was before; None where not measured.
     """
     timed, times = stopwatch(device), {contender.name: list[float]() for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
@@ -114,6 +115,7 @@ def run(
                     advance(1 / len(order) / (rounds - first))
     medians = {name: statistics.median(values) for name, values in times.items()}
     baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
+    peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
     work = {key: value for key, value in vars(race).items() if key != "contenders"}
     return [
         work
@@ -124,6 +126,7 @@ def run(
             times_faster=baseline and baseline / median,
             times_plain_add=plain and median / plain,
             spread=_spread(times[name]) / median if len(times[name]) > 2 else None,
+            peak_bytes=peaks.get(name),
         )
         for name, median in medians.items()
     ]
@@ -167,6 +170,16 @@ def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
     return timed
 
 
+def peak_memory(work: Callable[[], Any]) -> int:
+    """Run some work and return the most bytes that it held at once on the GPU, beyond what was held before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def _spread(values: Sequence[float]) -> float:
     """The distance between the quartiles."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -202,6 +215,7 @@ def print_race(title: str, rows: list[dict[str, Any]]) -> None:
             f"times faster than {BASELINE}": row["times_faster"] and number(row["times_faster"]),
             "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
             "share of embeddings": share and f"{100 * share:.1f} %",
+            "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
             "rounds": str(row["rounds"]),
             "spread": row["spread"] is not None and f"{100 * row['spread']:.0f} %",
             "time saved": stock and row is not stock and _saved(stock, row),
