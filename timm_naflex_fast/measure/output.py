@@ -68,6 +68,7 @@ def progress(what: str, total: float) -> Any:
 
     often = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
     look = "{desc}: {percentage:.0f} % done, about {remaining} left"
+    total += 1e-6  # so that shares which round up do not leave less than no time
     return tqdm(desc=what, total=total, file=sys.stderr, mininterval=often, miniters=0, smoothing=0, bar_format=look)
 
 

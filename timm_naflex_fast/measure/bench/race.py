@@ -218,7 +218,7 @@ def print_race(title: str, rows: list[dict[str, Any]]) -> None:
             "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
             "rounds": str(row["rounds"]),
             "spread": row["spread"] is not None and f"{100 * row['spread']:.0f} %",
-            "time saved": stock and row is not stock and _saved(stock, row),
+            "time saved": stock and row["contender"] not in (BASELINE, PLAIN_ADD) and _saved(stock, row),
         }
         lines.append({heading: text for heading, text in line.items() if text})
     print(title)
