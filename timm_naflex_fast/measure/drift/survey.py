@@ -182,7 +182,7 @@ def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int,
             maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
             name = inputs["names"][i] if "names" in inputs else f"image {place + 1}"
             found[place] = picture(f"{name}: {why[place]}", one, maps, model.embeds)
-    return [found[place] for place in why]
+    return [found[place] for place in why if place in found]
 
 
 def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
