@@ -99,7 +99,7 @@ def _install(library: Library) -> None:
 
 
 def _uninstall(library: Library) -> None:
-    for owner, name, _ in places(library):
+    for owner, name, _ in places(library) if originals or functions else ():
         if slot_of(owner, name, library) is Slot.OURS and (owner, name) not in originals_of(owner):
             # A module that imported the function from where ours was.
             functions[owner, name] = next(theirs for (_, known), theirs in functions.items() if known == name)
