@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
-from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
+from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, far, relative, row_major, small_vit, trained, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -20,15 +20,6 @@ FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2,
 FREE_SHAPES = (dict.fromkeys(BATCH, FREE),)
 
 
-def step(model, batch, run=None):
-    """Output and table gradients of one forward and backward."""
-    model.zero_grad()
-    out = (model if run is None else run)(batch)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
-    (out * weight).mean().backward()
-    return [out.detach(), *(table.grad.clone() for table in tables(model.embeds))]
-
-
 @pytest.mark.parametrize("kind", ["learned", slow("factorized")])
 def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
     model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend("aot_eager")
@@ -37,10 +28,9 @@ def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
     for i in range(20):
         sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
         batch = vit_batch(sizes, seed=i)
-        want = step(model, batch)
+        want = trained(model, batch)
         with enable() if i else running():  # the calls of a finished graph are not counted
-            got = step(model, batch, run)
-        assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
+            assert far(trained(model, batch, run), want) <= 1e-5
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
 
 
@@ -60,10 +50,10 @@ GRID_SAMPLE = pytest.mark.skipif(
 def test_compiled_forward_and_backward(kind, mode, backend):
     model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend(backend)
     with running("grid_sample" if mode == "grid_sample" else "stock"):
-        want = step(model, BATCH)
+        want = trained(model, BATCH)
     with running(mode):
-        got = step(model, BATCH, torch.compile(model, backend=counter, fullgraph=mode != "interpolate_cached"))
-    assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
+        run = torch.compile(model, backend=counter, fullgraph=mode != "interpolate_cached")
+        assert far(trained(model, BATCH, run), want) <= 1e-5
     assert (counter.frame_count == 1) == (mode != "interpolate_cached")  # which breaks the graph
 
 

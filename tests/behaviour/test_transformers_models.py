@@ -3,12 +3,14 @@
 transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
-from tests.support.oracles import OLD_TORCH, relative
+from tests.support.oracles import OLD_TORCH, trained, worst
 from timm_naflex_fast import disable, enable, status
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -46,33 +48,24 @@ def run(kind, model, inputs):
     return model(**inputs)[{"vision": "pooler_output", "both": "logits_per_image", "labels": "logits"}[kind]]
 
 
-def trained(kind, model, inputs, graph=None):
-    """The output, and the gradient of each parameter; of the compiled ``graph`` of the model, if there is one."""
-    model.zero_grad()
-    out = run(kind, model if graph is None else graph, inputs)
-    out.square().sum().backward()
-    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def same(ours, theirs):
-    (out, grads), (want, want_grads) = ours, theirs
-    torch.testing.assert_close(out, want, atol=5e-6, rtol=5e-6)
-    assert grads.keys() == want_grads.keys()
-    worst = {n: relative(grads[n], g) for n, g in want_grads.items() if g.abs().max() > 1e-6}
-    assert max(worst.values()) <= 2e-5, worst
+def same(kind, model, inputs, want, graph=None):
+    """Trained, the model (or the compiled ``graph`` of it) gives the output and the gradients that are wanted."""
+    got = trained(model, inputs, partial(run, kind, model if graph is None else graph))
+    torch.testing.assert_close(got[0], want[0], atol=5e-6, rtol=5e-6)
+    assert worst(got[1], want[1]) <= 2e-5
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("kind", ["vision", "both", "labels"])
 def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
     model, inputs = made(kind), batch(kind)
-    names, want = list(model.state_dict()), trained(kind, model, inputs)
+    names, want = list(model.state_dict()), trained(model, inputs, partial(run, kind, model))
     with enable(mode, model=model):
-        same(trained(kind, model, inputs), want)
+        same(kind, model, inputs, want)
         assert status().calls == {("pos_embed", mode): 1} and status().fallbacks == {}
         model.train()
         model.gradient_checkpointing_enable()
-        same(trained(kind, model, inputs), want)
+        same(kind, model, inputs, want)
     assert status().replaced == {}
     with torch.no_grad(), enable(mode, library="transformers"):
         model.eval().save_pretrained(tmp_path)
@@ -98,11 +91,11 @@ def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
     model, counter = made(kind), CompileCounterWithBackend(backend)
     sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
     batches = [batch(kind, each) for each in sizes]
-    wants = [trained(kind, model, inputs) for inputs in batches]
+    wants = [trained(model, inputs, partial(run, kind, model)) for inputs in batches]
     with enable(mode, library="transformers"):
         compiled = torch.compile(model, fullgraph=mode == "matmul", dynamic=True, backend=counter)
         for inputs, want in zip(batches, wants):
-            same(trained(kind, model, inputs, compiled), want)
+            same(kind, model, inputs, want, compiled)
         assert set(status().calls) == {("pos_embed", mode)} and status().fallbacks == {}
     assert counter.frame_count <= 2 or mode == "interpolate_cached"
 

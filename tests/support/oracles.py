@@ -163,6 +163,20 @@ def worst(got, want):
     return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
 
 
+def trained(model, batch, run=None):
+    """The output of ``run`` (the model itself) and each parameter's gradient, for a fixed random one of the output."""
+    model.zero_grad()
+    out = (model if run is None else run)(batch)
+    # Not a square: that of a normalised output is a constant, and its gradient nothing but rounding.
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
+    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def far(got, want):
+    """The largest relative error of the output and the gradients that ``trained`` gives."""
+    return max(relative(got[0], want[0]), worst(got[1], want[1]))
+
+
 def small_vit(**kwargs):
     """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4, one input channel."""
     settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
