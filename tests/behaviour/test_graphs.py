@@ -20,9 +20,9 @@ FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2,
 FREE_SHAPES = (dict.fromkeys(BATCH, FREE),)
 
 
-@pytest.mark.parametrize("kind", ["learned", slow("factorized")])
-def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
-    model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend("aot_eager")
+@pytest.mark.parametrize(("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)])
+def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind, depth):
+    model, counter = small_vit(pos_embed=kind, depth=depth), CompileCounterWithBackend("aot_eager")
     run = torch.compile(model, backend=counter, fullgraph=True)
     generator = torch.Generator().manual_seed(0)
     for i in range(20):
@@ -75,9 +75,9 @@ def test_shapes_are_checked_while_tracing(fullgraph):
         compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
 
 
-def exported(kind, strict=False):
+def exported(kind, strict=False, depth=1):
     """A small model's program with dynamic batch and length; unseen batches and timm's own result."""
-    model = small_vit(pos_embed=kind, depth=1).eval()
+    model = small_vit(pos_embed=kind, depth=depth).eval()
     with running():
         batch = vit_batch([(3, 4), (5, 2), (4, 4)])
         program = torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES, strict=strict)
@@ -87,10 +87,11 @@ def exported(kind, strict=False):
 
 @EXPORTS
 @pytest.mark.parametrize(
-    ("kind", "strict"), [("learned", True), slow("learned", False), slow("factorized", True), slow("factorized", False)]
+    ("kind", "strict", "depth"),
+    [("learned", True, 0), *(slow(kind, strict, 1) for kind in ("learned", "factorized") for strict in (True, False))],
 )
-def test_exported_program_equals_stock_on_unseen_grids(kind, strict):
-    program, results = exported(kind, strict)
+def test_exported_program_equals_stock_on_unseen_grids(kind, strict, depth):
+    program, results = exported(kind, strict, depth)
     assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
     run = program.module()
     assert all(relative(run(batch), want) <= 1e-5 for batch, want in results)

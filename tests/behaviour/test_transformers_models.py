@@ -22,8 +22,8 @@ TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_atte
 SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 
 
-def made(kind):
-    vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER)
+def made(kind, **tower):
+    vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER | tower)
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
     both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
     torch.manual_seed(0)
@@ -79,16 +79,16 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize(
-    ("kind", "mode", "backend", "shapes"),
+    ("kind", "layers", "mode", "backend", "shapes"),
     [
-        ("vision", "matmul", "eager", 4),
-        ("vision", "interpolate_cached", "eager", 1),  # breaks the graph
-        slow("labels", "matmul", "eager", 4),
-        slow("vision", "matmul", "inductor", 1),
+        ("vision", 0, "matmul", "eager", 4),
+        ("vision", 0, "interpolate_cached", "eager", 1),  # breaks the graph
+        slow("labels", 1, "matmul", "eager", 4),
+        slow("vision", 1, "matmul", "inductor", 1),
     ],
 )
-def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
-    model, counter = made(kind), CompileCounterWithBackend(backend)
+def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, shapes):
+    model, counter = made(kind, num_hidden_layers=layers), CompileCounterWithBackend(backend)
     sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
     batches = [batch(kind, each) for each in sizes]
     wants = [trained(model, inputs, partial(run, kind, model)) for inputs in batches]
@@ -102,9 +102,9 @@ def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
 @pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
-@pytest.mark.parametrize("strict", [False, slow(True)])
-def test_exported_program_takes_other_batches_lengths_and_grids(strict):
-    model = made("vision")
+@pytest.mark.parametrize(("strict", "layers"), [(False, 0), slow(True, 1)])
+def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
+    model = made("vision", num_hidden_layers=layers)
     size, length = torch.export.Dim("size"), torch.export.Dim("length")
     free = {0: size, 1: length}
     shapes = dict(pixel_values=free, pixel_attention_mask=free, spatial_shapes={0: size})
