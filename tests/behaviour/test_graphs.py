@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support.checks import slow
+from tests.support.checks import slow, written
 from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, far, relative, row_major, small_vit, trained, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
@@ -163,13 +163,6 @@ class Embeds(torch.nn.Module):
             for padding in ("zeros", "first")
         ]
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
-
-
-def written(how, module, *inputs):
-    """A module as a graph."""
-    if how == "compile":
-        return torch.compile(module, backend="aot_eager", fullgraph=True)
-    return torch.jit.trace(module, inputs) if how == "trace" else torch.export.export(module, inputs).module()
 
 
 OTHER_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)

@@ -7,6 +7,7 @@ import timm
 import timm.layers.pos_embed_sincos as timms
 import torch
 
+from tests.support.checks import written
 from tests.support.oracles import OLD_TORCH, relative, row_major, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from tests.support.running import running
@@ -100,10 +101,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
     model, inputs = vit(kind, depth=1), tuple(BATCH.values())
     with torch.set_grad_enabled(grad):
         with running(component="rope"):
-            if how == "export":
-                program = torch.export.export(model, inputs, strict=False).module()
-            else:
-                program = torch.jit.trace(model, inputs, check_trace=False)
+            program = written(how, model, *inputs)
             want = model(*OTHER.values())
         assert relative(program(*OTHER.values()), want) <= 1e-5
 
