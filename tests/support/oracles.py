@@ -201,10 +201,12 @@ def vit_batch(sizes, patch=4, chans=1, seed=0):
 BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
 
 
-@torch.no_grad()
-def embed(model, batch=BATCH):
+def embeds(model, batch=BATCH):
     out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
     return out[0] if isinstance(out, tuple) else out
+
+
+embed = torch.no_grad()(embeds)
 
 
 def uses(model):
