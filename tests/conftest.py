@@ -59,14 +59,12 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(autouse=True)
 def stock_timm(request):
     """Every test starts with timm as it came, and the one that does not end with it fails."""
-    import torch
-
     from tests.support import oracles, running
     from timm_naflex_fast.pytest_plugin import no_leaks
     from timm_naflex_fast.resampling import cache
 
     assert oracles.is_pristine()
-    torch.default_generator.manual_seed(0)  # torch.manual_seed takes 0.7 ms more: it keeps the stack for CUDA
+    oracles.seed()
     asked = running.asked.total() - running.asked["stock"]
     with no_leaks():
         yield
@@ -75,7 +73,7 @@ def stock_timm(request):
         request.node.user_properties.append(ASKS)
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()  # else one test's graphs count against the next one's limit of recompiles
+        sys.modules["torch._dynamo"].reset()  # else one test's graphs count against the next one's limit of recompiles
 
 
 @pytest.fixture

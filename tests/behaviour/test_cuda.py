@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.oracles import BATCH, relative, small_vit, tables, vit_batch
+from tests.support.oracles import BATCH, embeds, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import dispatch, triton
 from timm_naflex_fast.resampling import cache
@@ -25,11 +25,6 @@ kinds = pytest.mark.parametrize("kind", ["learned", "factorized"])
 
 def on_gpu(batch=BATCH):
     return {name: value.cuda() for name, value in batch.items()}
-
-
-def embeds(model, batch):
-    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
-    return out[0] if isinstance(out, tuple) else out
 
 
 def step(model, batch, run=embeds):

@@ -66,9 +66,8 @@ def test_a_replicated_table_is_the_table_of_each_rank(mesh):
 def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
     for strategy in ("matmul", "interpolate_cached"):
         for name, function in functions(strategy).items():
-            for placement in (tensor.Shard(0), tensor.Shard(2)) * (
-                name != "factorized"
-            ):  # whose parts are DTensors too
+            # The parts of "factorized" are DTensors too.
+            for placement in (tensor.Shard(0), tensor.Shard(2)) * (name != "factorized"):
                 with pytest.raises(ValueError, match=r"table is a DTensor .*Shard.*full_tensor\(\)"):
                     function(tensor.distribute_tensor(TABLE, mesh, [placement]))
     tokens = tensor.distribute_tensor(torch.zeros(3, 35, 8), mesh, [tensor.Replicate()])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support.checks import slow
-from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, relative, row_major, small_vit, tables, vit_batch
+from tests.support.checks import slow, written
+from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, far, relative, row_major, small_vit, trained, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
@@ -20,27 +20,17 @@ FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2,
 FREE_SHAPES = (dict.fromkeys(BATCH, FREE),)
 
 
-def step(model, batch, run=None):
-    """Output and table gradients of one forward and backward."""
-    model.zero_grad()
-    out = (model if run is None else run)(batch)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
-    (out * weight).mean().backward()
-    return [out.detach(), *(table.grad.clone() for table in tables(model.embeds))]
-
-
-@pytest.mark.parametrize("kind", ["learned", slow("factorized")])
-def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind):
-    model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend("aot_eager")
+@pytest.mark.parametrize(("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)])
+def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind, depth):
+    model, counter = small_vit(pos_embed=kind, depth=depth), CompileCounterWithBackend("aot_eager")
     run = torch.compile(model, backend=counter, fullgraph=True)
     generator = torch.Generator().manual_seed(0)
     for i in range(20):
         sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
         batch = vit_batch(sizes, seed=i)
-        want = step(model, batch)
+        want = trained(model, batch)
         with enable() if i else running():  # the calls of a finished graph are not counted
-            got = step(model, batch, run)
-        assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
+            assert far(trained(model, batch, run), want) <= 1e-5
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
 
 
@@ -60,10 +50,10 @@ GRID_SAMPLE = pytest.mark.skipif(
 def test_compiled_forward_and_backward(kind, mode, backend):
     model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend(backend)
     with running("grid_sample" if mode == "grid_sample" else "stock"):
-        want = step(model, BATCH)
+        want = trained(model, BATCH)
     with running(mode):
-        got = step(model, BATCH, torch.compile(model, backend=counter, fullgraph=mode != "interpolate_cached"))
-    assert all(relative(a, b) <= 1e-5 for a, b in zip(got, want))
+        run = torch.compile(model, backend=counter, fullgraph=mode != "interpolate_cached")
+        assert far(trained(model, BATCH, run), want) <= 1e-5
     assert (counter.frame_count == 1) == (mode != "interpolate_cached")  # which breaks the graph
 
 
@@ -85,9 +75,9 @@ def test_shapes_are_checked_while_tracing(fullgraph):
         compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
 
 
-def exported(kind, strict=False):
+def exported(kind, strict=False, depth=1):
     """A small model's program with dynamic batch and length; unseen batches and timm's own result."""
-    model = small_vit(pos_embed=kind, depth=1).eval()
+    model = small_vit(pos_embed=kind, depth=depth).eval()
     with running():
         batch = vit_batch([(3, 4), (5, 2), (4, 4)])
         program = torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES, strict=strict)
@@ -97,10 +87,11 @@ def exported(kind, strict=False):
 
 @EXPORTS
 @pytest.mark.parametrize(
-    ("kind", "strict"), [("learned", True), slow("learned", False), slow("factorized", True), slow("factorized", False)]
+    ("kind", "strict", "depth"),
+    [("learned", True, 0), *(slow(kind, strict, 1) for kind in ("learned", "factorized") for strict in (True, False))],
 )
-def test_exported_program_equals_stock_on_unseen_grids(kind, strict):
-    program, results = exported(kind, strict)
+def test_exported_program_equals_stock_on_unseen_grids(kind, strict, depth):
+    program, results = exported(kind, strict, depth)
     assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
     run = program.module()
     assert all(relative(run(batch), want) <= 1e-5 for batch, want in results)
@@ -172,13 +163,6 @@ class Embeds(torch.nn.Module):
             for padding in ("zeros", "first")
         ]
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
-
-
-def written(how, module, *inputs):
-    """A module as a graph."""
-    if how == "compile":
-        return torch.compile(module, backend="aot_eager", fullgraph=True)
-    return torch.jit.trace(module, inputs) if how == "trace" else torch.export.export(module, inputs).module()
 
 
 OTHER_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)

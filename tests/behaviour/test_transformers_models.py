@@ -3,12 +3,14 @@
 transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
-from tests.support.oracles import OLD_TORCH, relative
+from tests.support.oracles import OLD_TORCH, trained, worst
 from timm_naflex_fast import disable, enable, status
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -20,8 +22,8 @@ TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_atte
 SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 
 
-def made(kind):
-    vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER)
+def made(kind, **tower):
+    vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER | tower)
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
     both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
     torch.manual_seed(0)
@@ -46,33 +48,24 @@ def run(kind, model, inputs):
     return model(**inputs)[{"vision": "pooler_output", "both": "logits_per_image", "labels": "logits"}[kind]]
 
 
-def trained(kind, model, inputs, graph=None):
-    """The output, and the gradient of each parameter; of the compiled ``graph`` of the model, if there is one."""
-    model.zero_grad()
-    out = run(kind, model if graph is None else graph, inputs)
-    out.square().sum().backward()
-    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def same(ours, theirs):
-    (out, grads), (want, want_grads) = ours, theirs
-    torch.testing.assert_close(out, want, atol=5e-6, rtol=5e-6)
-    assert grads.keys() == want_grads.keys()
-    worst = {n: relative(grads[n], g) for n, g in want_grads.items() if g.abs().max() > 1e-6}
-    assert max(worst.values()) <= 2e-5, worst
+def same(kind, model, inputs, want, graph=None):
+    """Trained, the model (or the compiled ``graph`` of it) gives the output and the gradients that are wanted."""
+    got = trained(model, inputs, partial(run, kind, model if graph is None else graph))
+    torch.testing.assert_close(got[0], want[0], atol=5e-6, rtol=5e-6)
+    assert worst(got[1], want[1]) <= 2e-5
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("kind", ["vision", "both", "labels"])
 def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
     model, inputs = made(kind), batch(kind)
-    names, want = list(model.state_dict()), trained(kind, model, inputs)
+    names, want = list(model.state_dict()), trained(model, inputs, partial(run, kind, model))
     with enable(mode, model=model):
-        same(trained(kind, model, inputs), want)
+        same(kind, model, inputs, want)
         assert status().calls == {("pos_embed", mode): 1} and status().fallbacks == {}
         model.train()
         model.gradient_checkpointing_enable()
-        same(trained(kind, model, inputs), want)
+        same(kind, model, inputs, want)
     assert status().replaced == {}
     with torch.no_grad(), enable(mode, library="transformers"):
         model.eval().save_pretrained(tmp_path)
@@ -86,32 +79,32 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize(
-    ("kind", "mode", "backend", "shapes"),
+    ("kind", "layers", "mode", "backend", "shapes"),
     [
-        ("vision", "matmul", "eager", 4),
-        ("vision", "interpolate_cached", "eager", 1),  # breaks the graph
-        slow("labels", "matmul", "eager", 4),
-        slow("vision", "matmul", "inductor", 1),
+        ("vision", 0, "matmul", "eager", 4),
+        ("vision", 0, "interpolate_cached", "eager", 1),  # breaks the graph
+        slow("labels", 1, "matmul", "eager", 4),
+        slow("vision", 1, "matmul", "inductor", 1),
     ],
 )
-def test_one_graph_for_every_batch_length_and_grid(kind, mode, backend, shapes):
-    model, counter = made(kind), CompileCounterWithBackend(backend)
+def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, shapes):
+    model, counter = made(kind, num_hidden_layers=layers), CompileCounterWithBackend(backend)
     sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
     batches = [batch(kind, each) for each in sizes]
-    wants = [trained(kind, model, inputs) for inputs in batches]
+    wants = [trained(model, inputs, partial(run, kind, model)) for inputs in batches]
     with enable(mode, library="transformers"):
         compiled = torch.compile(model, fullgraph=mode == "matmul", dynamic=True, backend=counter)
         for inputs, want in zip(batches, wants):
-            same(trained(kind, model, inputs, compiled), want)
+            same(kind, model, inputs, want, compiled)
         assert set(status().calls) == {("pos_embed", mode)} and status().fallbacks == {}
     assert counter.frame_count <= 2 or mode == "interpolate_cached"
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
 @pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
-@pytest.mark.parametrize("strict", [False, slow(True)])
-def test_exported_program_takes_other_batches_lengths_and_grids(strict):
-    model = made("vision")
+@pytest.mark.parametrize(("strict", "layers"), [(False, 0), slow(True, 1)])
+def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
+    model = made("vision", num_hidden_layers=layers)
     size, length = torch.export.Dim("size"), torch.export.Dim("length")
     free = {0: size, 1: length}
     shapes = dict(pixel_values=free, pixel_attention_mask=free, spatial_shapes={0: size})

@@ -1,15 +1,39 @@
-"""``naflex-fast identify`` says in one line which convention a port followed."""
+"""``naflex-fast identify`` says in one line which convention a port followed.
+
+With ``--family``, that of its library's own code.
+"""
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from tests.support.checks import one_by_one, slow
+from tests.support.oracles import relative
 from timm_naflex_fast.cli import identify as command
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import FAMILIES, Convention
+from timm_naflex_fast.identify import FAMILIES, Convention, question
 
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
+
+
+@pytest.fixture
+def identify(tmp_path, capsys):
+    """The command's exit status and its line, about a file of these tensors (or a text)."""
+
+    def identify(contents, *options):
+        file = tmp_path / "port.safetensors"
+        if isinstance(contents, dict):
+            save_file(contents, file)
+        elif contents is not None:
+            file.write_text(contents)
+        code = main(["identify", str(file), *options])
+        out, err = capsys.readouterr()
+        assert (out + err).count("\n") == 1
+        return code, out + err
+
+    return identify
 
 
 def port(dtype=torch.float32, sizes=SIZES, **settings):
@@ -68,3 +92,116 @@ def test_the_family_may_be_named_and_its_question_written(identify, tmp_path, ca
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
         assert main(["identify", "--write", nowhere]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+CHANNELS = 8
+
+
+def asked(family):
+    """The family's table (H0, W0, C), its sizes [(h, w), ...], and what its convention makes of them."""
+    table, sizes = question(family)["table"], [tuple(size) for size in question(family)["sizes"].tolist()]
+    return table, sizes, FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes])
+
+
+def fill(parameter, table):
+    with torch.no_grad():
+        parameter.copy_(table.reshape(parameter.shape))
+
+
+def siglip2(table, sizes):
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings as Embeddings
+
+    padded = Embeddings.resize_positional_embeddings(table, torch.tensor(sizes), max_length=240)
+    return torch.cat([image[: h * w] for image, (h, w) in zip(padded, sizes)])
+
+
+def lfm2_vl(table, sizes):
+    """Its tower is Siglip2's."""
+    from transformers import Lfm2VlConfig, Siglip2VisionConfig
+
+    assert isinstance(Lfm2VlConfig().vision_config, Siglip2VisionConfig)
+    assert Lfm2VlConfig().vision_config.num_patches == len(table) ** 2
+    return siglip2(table, sizes)
+
+
+def moonvit(table, sizes):
+    from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
+    from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionPositionEmbeddings
+
+    assert Kimi_K25VisionConfig().pos_emb_height == Kimi_K25VisionConfig().pos_emb_width == len(table)
+    embeddings = Kimi_K25VisionPositionEmbeddings(Kimi_K25VisionConfig(hidden_size=CHANNELS))
+    fill(embeddings.position_embeddings, table)
+    return embeddings(torch.zeros(sum(h * w for h, w in sizes), CHANNELS), torch.tensor([(1, *s) for s in sizes]))
+
+
+def qwen3_vl(table, sizes):
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    assert Qwen3VLVisionConfig().num_position_embeddings == len(table) ** 2
+    small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
+    model = Qwen3VLVisionModel(Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])).eval()
+    fill(model.pos_embed.weight, table)
+    seen = []  # what leaves the patch embedding is zero, so the first to read the sum reads the position embeddings
+    model.patch_embed.forward = lambda pixels: torch.zeros(len(pixels), CHANNELS)
+    model.rotary_pos_emb.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    grids = torch.tensor([(1, *size) for size in sizes])
+    model(torch.zeros(sum(h * w for h, w in sizes), 1), grid_thw=grids)
+    return seen[0]
+
+
+def radio(table, sizes):
+    from transformers.models.radio.configuration_radio import RadioConfig
+    from transformers.models.radio.modeling_radio import RadioPatchEmbeddings
+
+    config = RadioConfig(hidden_size=CHANNELS)
+    assert config.max_img_size // config.patch_size == len(table)
+    embeddings = RadioPatchEmbeddings(config)
+    fill(embeddings.position_embedding, table)
+    return torch.cat([embeddings._interpolate_position_embedding(size, torch.float32)[0] for size in sizes])
+
+
+def ovis(table, sizes):
+    """vLLM, models/siglip2navit.py (transformers has no Ovis2.5)."""
+    return torch.cat(one_by_one(table, sizes, mode="bicubic", antialias=False, merge=2))
+
+
+ORIGINALS = dict(zip(FAMILIES, (siglip2, lfm2_vl, moonvit, qwen3_vl, ovis, radio), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_convention_is_that_of_the_original_library(family):
+    if family != "ovis2.5":
+        pytest.importorskip("transformers", minversion="5.23")
+    table, sizes, got = asked(family)
+    with torch.no_grad():
+        want = ORIGINALS[family](table, sizes)
+    assert relative(got, want.double()) <= 2**-22 * len(table)  # PyTorch's positions are float32
+
+
+def test_the_question_is_the_same_everywhere():
+    table, sizes, _ = asked("siglip2")
+    assert table.shape == (16, 16, CHANNELS) and sizes == [(12, 20), (30, 8), (4, 18)]
+    assert table.flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
+    assert all(len(question(family)["table"]) == known.side for family, known in FAMILIES.items())
+
+
+@pytest.mark.parametrize("family", [name if name == "siglip2" else slow(name) for name in FAMILIES])
+def test_a_right_port_is_said_to_be_equal(family, identify):
+    code, line = identify({"result": asked(family)[2].float()}, "--family", family)
+    assert code == 0 and "this is the reference" in line and "other conventions" not in line
+
+
+@pytest.mark.parametrize(
+    "family, port, found, reference",
+    [  # openvino.genai pull request 4444 and llama.cpp before 17577; llama.cpp before 25781
+        ("lfm2-vl", dict(antialias=False), "without antialiasing", "with antialiasing"),
+        ("qwen3-vl", dict(merge=2), "with antialiasing", "without antialiasing, aligned corners"),
+    ],
+)
+def test_ports_that_erred_are_named(family, port, found, reference, identify):
+    blocks = ", tokens in 2 x 2 blocks" if "merge" in port else ""
+    words = f"bilinear {found}{blocks}; the reference is bilinear {reference}{blocks}: embeddings differ by "
+    result = torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port))
+    code, line = identify({"result": result.float()}, "--family", family)
+    assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.oracles import stock, tables
 from tests.support.running import running
@@ -52,6 +53,17 @@ def as_close_to_float64_as_timm(ours, case, device="cpu"):
         ours(case, embeds.to(device), mine, case.coord().to(device))
     one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
     assert (mine.cpu() - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+
+
+def written(how, module, *inputs):
+    """A module as a graph."""
+    if how == "compile":
+        return torch.compile(module, backend="aot_eager", fullgraph=True)
+    if how == "make_fx":
+        return make_fx(module)(*inputs)
+    if how == "trace":
+        return torch.jit.trace(module, inputs, check_trace=False)
+    return torch.export.export(module, inputs, strict=False).module()
 
 
 def one_by_one(table, sizes, *, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):

@@ -22,6 +22,11 @@ OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its 
 NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
 
 
+def seed():
+    """Seed what is here: ``torch.manual_seed`` writes down its callers where CUDA has not started, 0.7 ms each time."""
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
+
+
 def defined_in(module, function):
     """The function as if the module defined it: what a release might do, not what another package puts there."""
     made = FunctionType(function.__code__, vars(module), function.__name__, function.__defaults__, function.__closure__)
@@ -158,11 +163,25 @@ def worst(got, want):
     return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
 
 
+def trained(model, batch, run=None):
+    """The output of ``run`` (the model itself) and each parameter's gradient, for a fixed random one of the output."""
+    model.zero_grad()
+    out = (model if run is None else run)(batch)
+    # Not a square: that of a normalised output is a constant, and its gradient nothing but rounding.
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
+    return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def far(got, want):
+    """The largest relative error of the output and the gradients that ``trained`` gives."""
+    return max(relative(got[0], want[0]), worst(got[1], want[1]))
+
+
 def small_vit(**kwargs):
     """A NaFlexVit small enough for tests: width 32, depth 2, patches of 4, one input channel."""
     settings = dict(patch_size=4, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2.0, global_pool="avg")
     settings |= dict(pos_embed_grid_size=(8, 8), class_token=False, reg_tokens=0) | kwargs
-    torch.default_generator.manual_seed(0)  # torch.manual_seed writes down its callers where CUDA has not started
+    seed()
     in_chans = settings.pop("in_chans", 1)
     model = NaFlexVit(NaFlexVitCfg(**settings), in_chans=in_chans, num_classes=5)
     for table in tables(model.embeds):
@@ -182,10 +201,12 @@ def vit_batch(sizes, patch=4, chans=1, seed=0):
 BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
 
 
-@torch.no_grad()
-def embed(model, batch=BATCH):
+def embeds(model, batch=BATCH):
     out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
     return out[0] if isinstance(out, tuple) else out
+
+
+embed = torch.no_grad()(embeds)
 
 
 def uses(model):

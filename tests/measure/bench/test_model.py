@@ -68,17 +68,12 @@ def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkey
     assert next(ticks) == 12 and row["about"]["embeds_share"] == {"stock": 2 / 5}
 
 
-def test_bfloat16_runs_under_autocast(tiny):
-    seen = []
-    tiny.blocks[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    measure(tiny, "stock", dtype="bfloat16")
-    assert seen == [True, True]
-
-
-def test_the_batch_is_what_timms_collator_makes(tiny):
-    seen, grids = [], WORKLOADS["siglip"].grids(3)
+def test_the_batch_is_what_timms_collator_makes_and_bfloat16_runs_under_autocast(tiny):
+    seen, autocast, grids = [], [], WORKLOADS["siglip"].grids(3)
     tiny.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    measure(tiny, "stock", batch=3)
+    tiny.blocks[0].register_forward_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    measure(tiny, "stock", batch=3, dtype="bfloat16")
+    assert autocast == [True, True]
     sizes = [h * w for h, w in grids]
     samples = [
         {"patches": torch.zeros(n, 768), "patch_coord": coordinates([grid])[0], "patch_valid": torch.ones(n).bool()}
