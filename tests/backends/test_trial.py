@@ -54,7 +54,7 @@ def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs,
     want = [step(add, "cpu", samples) for samples in (5, 3)]
     if DEVICE == "cpu":
         monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
-        monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     if errs:
         err(monkeypatch)
     tried, launched, attempt, launch = [], [], matmul_triton._try, matmul_triton.launch_forward
