@@ -14,7 +14,7 @@ import timm_naflex_fast
 def test_mode():
     assert timm_naflex_fast.status().flags.pos_embed == "{mode}" and timm_naflex_fast.status().replaced
 """
-# Each test that leaks is followed by one that finds timm as the suite began.
+# Before each test, also behind one that leaks, timm is as the suite began.
 LEAKS = """
 import pytest
 from tests.support.oracles import small_vit
@@ -27,23 +27,23 @@ def shared():
     with enable("interpolate_cached"):
         yield
 
+@pytest.fixture(autouse=True)
+def as_it_began():
+    assert status().flags.pos_embed == "interpolate_cached" and status().replaced and not status().models
+
 @pytest.fixture
 def tidy():
     with enable("grid_sample"):
         yield
 
-def as_it_began(): return status().flags.pos_embed == "interpolate_cached" and status().replaced and not status().models
-
 def test_tidy(tidy): assert status().flags.pos_embed == "grid_sample"
 def test_leaves_a_mode(): enable("matmul")
-def test_found_the_mode(): assert as_it_began()
 def test_leaves_stock(): disable()
-def test_found_the_mode_again(): assert as_it_began()
 def test_a_models_choice_ends_with_it(): enable("grid_sample", model=small_vit())
 def test_leaves_a_model():
     kept.append(small_vit())
     enable("grid_sample", model=kept[0])
-def test_found_no_model(): assert as_it_began()
+def test_last(): pass
 """
 CACHES = """
 from tests.support.oracles import embed, small_vit
@@ -62,6 +62,7 @@ import pytest
 from tests.patching.test_transformers import embed, made
 from timm_naflex_fast import disable, enable, status
 
+@pytest.fixture(autouse=True)
 def as_it_began():
     assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
     assert status().models == (status().flags,) and not any(name.startswith("NaFlex") for name in status().replaced)
@@ -76,11 +77,9 @@ def test_runs():
     embed("siglip2", made("siglip2"))
     assert status().calls == {("pos_embed", "interpolate_cached"): 1}
 def test_leaves_a_mode(): enable("matmul", library="transformers")
-def test_after_a_mode(): as_it_began()
 def test_leaves_timm(): enable("matmul")
-def test_after_timm(): as_it_began()
 def test_leaves_stock(): disable()
-def test_after_stock(): as_it_began()
+def test_last(): pass
 """
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from timm_naflex_fast.measure import output
-from timm_naflex_fast.measure.output import provenance
 
 
 def test_provenance():
-    about = provenance("naflex-fast bench")
+    about = output.provenance("naflex-fast bench")
     assert list(about) == ["command", "commit", "date", "machine", "python", "torch", "timm"]
     assert re.fullmatch(r"[0-9a-f]{7,}\+?|release .*", about["commit"])
     assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
