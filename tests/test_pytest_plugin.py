@@ -1,6 +1,7 @@
 """``pytest -p timm_naflex_fast.pytest_plugin``: another suite runs patched, and timm is as it was afterwards."""
 
 import os
+import re
 
 import pytest
 
@@ -13,7 +14,7 @@ import timm_naflex_fast
 def test_mode():
     assert timm_naflex_fast.status().flags.pos_embed == "{mode}" and timm_naflex_fast.status().replaced
 """
-# Each test that leaks is followed by one that finds timm as the suite began.
+# Before each test, also behind one that leaks, timm is as the suite began.
 LEAKS = """
 import pytest
 from tests.support.oracles import small_vit
@@ -26,6 +27,10 @@ def shared():
     with enable("interpolate_cached"):
         yield
 
+@pytest.fixture(autouse=True)
+def as_it_began():
+    assert status().flags.pos_embed == "interpolate_cached" and status().replaced and not status().models
+
 @pytest.fixture
 def tidy():
     with enable("grid_sample"):
@@ -33,14 +38,12 @@ def tidy():
 
 def test_tidy(tidy): assert status().flags.pos_embed == "grid_sample"
 def test_leaves_a_mode(): enable("matmul")
-def test_found_the_mode(): assert status().flags.pos_embed == "interpolate_cached"
 def test_leaves_stock(): disable()
-def test_found_the_mode_again(): assert status().flags.pos_embed == "interpolate_cached" and status().replaced
 def test_a_models_choice_ends_with_it(): enable("grid_sample", model=small_vit())
 def test_leaves_a_model():
     kept.append(small_vit())
     enable("grid_sample", model=kept[0])
-def test_found_no_model(): assert not status().models and status().flags.pos_embed == "interpolate_cached"
+def test_last(): pass
 """
 CACHES = """
 from tests.support.oracles import embed, small_vit
@@ -49,8 +52,7 @@ from timm_naflex_fast import disable, enable
 def test_leaves_tables():
     model = small_vit()
     with enable("matmul"):
-        for _ in range(3):
-            embed(model)
+        embed(model), embed(model), embed(model)
 def test_drops_them():
     test_leaves_tables()
     disable()
@@ -60,6 +62,7 @@ import pytest
 from tests.patching.test_transformers import embed, made
 from timm_naflex_fast import disable, enable, status
 
+@pytest.fixture(autouse=True)
 def as_it_began():
     assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
     assert status().models == (status().flags,) and not any(name.startswith("NaFlex") for name in status().replaced)
@@ -74,11 +77,9 @@ def test_runs():
     embed("siglip2", made("siglip2"))
     assert status().calls == {("pos_embed", "interpolate_cached"): 1}
 def test_leaves_a_mode(): enable("matmul", library="transformers")
-def test_after_a_mode(): as_it_began()
 def test_leaves_timm(): enable("matmul")
-def test_after_timm(): as_it_began()
 def test_leaves_stock(): disable()
-def test_after_stock(): as_it_began()
+def test_last(): pass
 """
 
 
@@ -105,30 +106,26 @@ def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
     assert "'vllm' is not valid for" in err and f"valid: {valid}" in err and is_pristine()
 
 
-def leaky(capsys, folder, name, suite, *options):
-    """Which tests of a suite leak; the others must pass."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.py").write_text(suite)
-    assert run(folder, *options, "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
+@pytest.mark.parametrize(
+    ("name", "suite", "options", "leaky"),
+    [
+        ("leaks_matmul", LEAKS, "--naflex-mode matmul", ["a_mode", "a_model", "stock"]),
+        ("leaks_stock", LEAKS, "--naflex-mode stock", ["a_mode", "a_model", "stock"]),
+        ("leaks_tables", CACHES, "--naflex-mode stock", ["tables"]),
+        ("their_leaks", THEIR_LEAKS, "--naflex-library transformers", ["a_mode", "stock", "timm"]),
+    ],
+)
+def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, tmp_path, monkeypatch, capsys):
+    """And the next ones find timm, or another library, as the suite began."""
+    if suite is THEIR_LEAKS:
+        pytest.importorskip("transformers", minversion="5.21")
+        monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
+    (tmp_path / f"test_{name}.py").write_text(suite)
+    assert run(tmp_path, *options.split(), "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
     assert "FAILED" not in out and "replaced methods" not in out, out  # those follow from the settings
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
-    return sorted(line.split("::")[1].split(" ")[0] for line in out.splitlines() if line.startswith("ERROR "))
-
-
-def test_another_librarys_suite_runs_patched_and_its_leaks_are_put_back(tmp_path, capsys):
-    pytest.importorskip("transformers", minversion="5.21")
-    options = "--naflex-library", "transformers", "--naflex-mode", "interpolate-cached"
-    found = leaky(capsys, tmp_path, "test_their_leaks", THEIR_LEAKS, *options)
-    assert found == ["test_leaves_a_mode", "test_leaves_stock", "test_leaves_timm"]
-
-
-def test_the_test_that_leaks_is_the_one_that_fails(tmp_path, capsys):
-    for mode in ("matmul", "stock"):
-        found = leaky(capsys, tmp_path / mode, f"test_leaks_{mode}", LEAKS, "--naflex-mode", mode)
-        assert found == ["test_leaves_a_mode", "test_leaves_a_model", "test_leaves_stock"]
-    found = leaky(capsys, tmp_path / "caches", "test_leaks_tables", CACHES, "--naflex-mode", "stock")
-    assert found == ["test_leaves_tables"]
+    assert sorted(re.findall(r"^ERROR .*::test_(\w+)", out, re.M)) == [f"leaves_{what}" for what in leaky]
 
 
 def test_of_methods_only_those_that_differ_are_named():

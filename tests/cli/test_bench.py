@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 from tests.support.measured import row
 from tests.support.running import ran
-from timm_naflex_fast.cli import bench as command
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench import race
 
@@ -23,16 +22,8 @@ def test_command_line_end_to_end(tmp_path, capsys):
     assert "bench --model NAME times a whole one" in text
     assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
     record = json.loads(out.read_text())
-    assert record["command"].endswith(f"--json {out}") and len(record["rows"]) == 12
-    assert set(record["rows"][0]) == set(row())
-    assert {one["contender"] for one in record["rows"]} == {"stock", "matmul", "plain-add"}
-
-
-def test_an_unwritable_file_is_noticed_before_anything_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_races", None)
-    assert bench("--json", tmp_path) == 2
-    err = capsys.readouterr().err
-    assert str(tmp_path) in err and err.count("\n") == 1
+    assert record["command"].endswith(f"--json {out}") and set(record["rows"][0]) == set(row())
+    assert [one["contender"] for one in record["rows"]] == ["stock", "matmul", "plain-add"] * 4
 
 
 @ran("matmul")

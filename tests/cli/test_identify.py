@@ -3,6 +3,8 @@
 With ``--family``, that of its library's own code.
 """
 
+from importlib import import_module
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -82,13 +84,14 @@ def test_the_command_on_noise_and_on_wrong_files(identify):
         assert code == 2 and words in line
 
 
-def test_the_family_may_be_named_and_its_question_written(identify, tmp_path, capsys):
+def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(identify, tmp_path, capsys):
     assert command.FAMILIES.split(", ") == list(FAMILIES)
     family = ["--family", "qwen3-vl"]
     code, line = identify(None, *family)
     assert code == 2 and "No such file" in line
     assert identify(None, *family, "--write")[1].endswith("table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\n")
     assert "lacks result" in identify(None, *family)[1]
+    assert question("siglip2")["table"].flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
         assert main(["identify", "--write", nowhere]) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -108,39 +111,37 @@ def fill(parameter, table):
         parameter.copy_(table.reshape(parameter.shape))
 
 
-def siglip2(table, sizes):
-    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings as Embeddings
+def modeling(name):
+    """transformers' file of this model; it imports the model's config too."""
+    return import_module(f"transformers.models.{name}.modeling_{name}")
 
-    padded = Embeddings.resize_positional_embeddings(table, torch.tensor(sizes), max_length=240)
+
+def siglip2(table, sizes):
+    resize = modeling("siglip2").Siglip2VisionEmbeddings.resize_positional_embeddings
+    padded = resize(table, torch.tensor(sizes), max_length=240)
     return torch.cat([image[: h * w] for image, (h, w) in zip(padded, sizes)])
 
 
 def lfm2_vl(table, sizes):
     """Its tower is Siglip2's."""
-    from transformers import Lfm2VlConfig, Siglip2VisionConfig
-
-    assert isinstance(Lfm2VlConfig().vision_config, Siglip2VisionConfig)
-    assert Lfm2VlConfig().vision_config.num_patches == len(table) ** 2
+    vision = modeling("lfm2_vl").Lfm2VlConfig().vision_config
+    assert isinstance(vision, modeling("siglip2").Siglip2VisionConfig) and vision.num_patches == len(table) ** 2
     return siglip2(table, sizes)
 
 
 def moonvit(table, sizes):
-    from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25VisionConfig
-    from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionPositionEmbeddings
-
-    assert Kimi_K25VisionConfig().pos_emb_height == Kimi_K25VisionConfig().pos_emb_width == len(table)
-    embeddings = Kimi_K25VisionPositionEmbeddings(Kimi_K25VisionConfig(hidden_size=CHANNELS))
+    config = modeling("kimi_k25").Kimi_K25VisionConfig(hidden_size=CHANNELS)
+    assert config.pos_emb_height == config.pos_emb_width == len(table)
+    embeddings = modeling("kimi_k25").Kimi_K25VisionPositionEmbeddings(config)
     fill(embeddings.position_embeddings, table)
     return embeddings(torch.zeros(sum(h * w for h, w in sizes), CHANNELS), torch.tensor([(1, *s) for s in sizes]))
 
 
 def qwen3_vl(table, sizes):
-    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
-    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
-
-    assert Qwen3VLVisionConfig().num_position_embeddings == len(table) ** 2
     small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
-    model = Qwen3VLVisionModel(Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])).eval()
+    config = modeling("qwen3_vl").Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])
+    assert config.num_position_embeddings == len(table) ** 2
+    model = modeling("qwen3_vl").Qwen3VLVisionModel(config).eval()
     fill(model.pos_embed.weight, table)
     seen = []  # what leaves the patch embedding is zero, so the first to read the sum reads the position embeddings
     model.patch_embed.forward = lambda pixels: torch.zeros(len(pixels), CHANNELS)
@@ -151,12 +152,9 @@ def qwen3_vl(table, sizes):
 
 
 def radio(table, sizes):
-    from transformers.models.radio.configuration_radio import RadioConfig
-    from transformers.models.radio.modeling_radio import RadioPatchEmbeddings
-
-    config = RadioConfig(hidden_size=CHANNELS)
+    config = modeling("radio").RadioConfig(hidden_size=CHANNELS)
     assert config.max_img_size // config.patch_size == len(table)
-    embeddings = RadioPatchEmbeddings(config)
+    embeddings = modeling("radio").RadioPatchEmbeddings(config)
     fill(embeddings.position_embedding, table)
     return torch.cat([embeddings._interpolate_position_embedding(size, torch.float32)[0] for size in sizes])
 
@@ -177,13 +175,6 @@ def test_each_convention_is_that_of_the_original_library(family):
     with torch.no_grad():
         want = ORIGINALS[family](table, sizes)
     assert relative(got, want.double()) <= 2**-22 * len(table)  # PyTorch's positions are float32
-
-
-def test_the_question_is_the_same_everywhere():
-    table, sizes, _ = asked("siglip2")
-    assert table.shape == (16, 16, CHANNELS) and sizes == [(12, 20), (30, 8), (4, 18)]
-    assert table.flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
-    assert all(len(question(family)["table"]) == known.side for family, known in FAMILIES.items())
 
 
 @pytest.mark.parametrize("family", [name if name == "siglip2" else slow(name) for name in FAMILIES])

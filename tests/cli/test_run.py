@@ -22,9 +22,9 @@ NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it
 
 def start(*arguments, launch=RUN, env=(), **options):
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
-    environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, *launch, *arguments], env=environment, text=True, **pipes, **options)
+    environment["OMP_NUM_THREADS"] = "1"
+    options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"env": environment | dict(env)}
+    return subprocess.Popen([sys.executable, *launch, *arguments], text=True, **options)
 
 
 def run(*arguments, given=None, **options):
@@ -44,8 +44,6 @@ print(sys.modules["__main__"].__dict__ is globals(), type(pickle.loads(pickle.du
 print(isinstance(__builtins__, type(sys)), __annotations__)
 sys.exit(7)
 """
-
-
 FLAGS = "import sys; print(sys.stdout.write_through, sys.flags.interactive)"
 
 
@@ -105,9 +103,8 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import os\nmine = 'chained'\nos.environ['FROM_SITE'] = 'yes'")
     env = {"PYTHONPATH": str(tmp_path / "site")}
     code, out, err = run("--mode", "grid-sample", "children.py", cwd=tmp_path, env=env)
-    lines = out.splitlines()
-    assert lines == ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"], err
-    assert code == 0 and err == NOT_IMPORTED
+    lines = ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"]
+    assert (code, out.splitlines(), err) == (0, lines, NOT_IMPORTED)
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
     assert "missing_module" in run("user_setup.py", cwd=tmp_path, env=env)[2]
 

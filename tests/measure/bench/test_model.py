@@ -73,13 +73,11 @@ def test_the_batch_is_what_timms_collator_makes_and_bfloat16_runs_under_autocast
     tiny.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     tiny.blocks[0].register_forward_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
     measure(tiny, "stock", batch=3, dtype="bfloat16")
+    coords = [coordinates([grid])[0] for grid in grids]
+    own = [(torch.zeros(len(coord), 768), coord, torch.ones(len(coord)).bool()) for coord in coords]
+    samples = [(dict(zip(("patches", "patch_coord", "patch_valid"), one)), 0) for one in own]
+    want, _ = NaFlexCollator(max_seq_len=max(map(len, coords)))(samples)
     assert autocast == [True, True]
-    sizes = [h * w for h, w in grids]
-    samples = [
-        {"patches": torch.zeros(n, 768), "patch_coord": coordinates([grid])[0], "patch_valid": torch.ones(n).bool()}
-        for grid, n in zip(grids, sizes)
-    ]
-    want, _ = NaFlexCollator(max_seq_len=max(sizes))([(sample, 0) for sample in samples])
     assert seen[0]["patches"].shape == want["patches"].shape
     for key in ("patch_coord", "patch_valid"):
         assert torch.equal(seen[0][key], want[key]) and seen[0][key].dtype == want[key].dtype

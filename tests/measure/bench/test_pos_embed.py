@@ -22,26 +22,18 @@ CONTENDERS = pos_embed.DEFAULTS["contenders"]
 def small():
     """Makes races on a small batch; what they switched on stays on until the test ends."""
     with ExitStack() as on:
-        yield lambda phase, *names, dtype="float32": pos_embed.race(
-            WORKLOADS["diverse"], 3, dtype, phase, names, on, channels=4
-        )
-
-
-GRIDS = [(5, 7), (4, 4), (9, 31)]
+        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, on, channels=4)
 
 
 @pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])
 def test_a_training_steps_result_and_gradient_are_timms(name):
-    workload, coord = WORKLOADS["diverse"], coordinates(GRIDS)
-    embeds, reference = workload.embeds(4), workload.embeds(4)
-    x, g = torch.randn(*coord.shape[:2], 4), torch.randn(*coord.shape[:2], 4)
-    values = [torch.randn(1, 32, 32, 4) for _ in range(2)]
-    want = x.clone()
+    coord, embeds, reference = coordinates([(5, 7), (4, 4), (9, 31)]), *(WORKLOADS["diverse"].embeds(4) for _ in "ab")
+    x, g = torch.randn(2, *coord.shape[:2], 4)
+    values, want = torch.randn(2, 1, 32, 32, 4), x.clone()
     method = STOCK[LEARNED + "_grid_sample" * (name in ("timm-flag-bilinear", "grid_sample"))]
     if name == "timm-flag-bilinear":
         reference.pos_embed_interp_mode = "bilinear"
-    with ran(*{name} & set(STRATEGY_NAMES)), ExitStack() as on:
-        on.enter_context(use(name, embeds))
+    with ran(*{name} & set(STRATEGY_NAMES)), use(name, embeds):
         contender = pos_embed._timed(name, embeds, coord, x, g, cycle(values))
         for value in values:
             given = contender.prepare()
@@ -61,7 +53,7 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
 @pytest.mark.parametrize("phase", ["infer", "frozen", "train"])
 def test_what_a_phase_is(phase, small):
     """The table changes but for "frozen", and only "train" goes backward."""
-    (contender,) = small(phase, "matmul").contenders
+    (contender,) = small(phase, "float32", "matmul").contenders
     steps, seen = [], []
     for _ in range(2):
         x = contender.prepare()
@@ -76,7 +68,7 @@ def test_what_a_phase_is(phase, small):
 
 
 def test_every_contender_has_the_same_x_and_its_own_choice(small):
-    found = small("infer", *CONTENDERS, dtype="bfloat16")
+    found = small("infer", "bfloat16", *CONTENDERS)
     assert [c.name for c in found.contenders] == [n for n in CONTENDERS if n not in found.about["left_out"]]
     assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGY_NAMES}
     *others, plain = found.contenders

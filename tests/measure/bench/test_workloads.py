@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from timm.data import create_transform
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.oracles import NEW_TIMM
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, fit, folder_workload, read_sizes
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, folder_workload, read_sizes
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -27,11 +29,6 @@ def test_siglip_grids_are_as_large_as_fits():
     assert abs(logs.mean()) < 0.1 and np.abs(shares - 1 / 3).max() < 0.08 and shares.sum() == pytest.approx(1)
 
 
-def test_coordinates_are_those_of_the_collator():
-    coord = coordinates([(2, 3), (1, 2)])
-    assert coord.tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]], [[0, 0], [0, 1], *[[0, 0]] * 4]]
-
-
 @pytest.mark.skipif(NEW_TIMM, reason="this timm has the options")
 def test_old_timm_cannot_have_a_radio_table(capsys):
     assert cli.main(["bench", "--workload", "radio"]) == 2
@@ -39,21 +36,15 @@ def test_old_timm_cannot_have_a_radio_table(capsys):
 
 
 @pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
-def test_folder_grids_are_those_of_timms_pipeline(photos, length, patch):
+def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, length, patch, monkeypatch):
     settings = dict(patch_size=patch, max_seq_len=length, patchify=True, interpolation="bicubic")
     transform = create_transform((3, 64, 64), naflex=True, **settings)
     files = sorted(path for path in photos.rglob("*") if path.is_file())
     coords = [transform(Image.open(path).convert("RGB"))["patch_coord"] for path in files]
     want = [tuple((coord.amax(0) + 1).tolist()) for coord in coords]
-    assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
-
-
-def test_only_headers_are_read(photos, monkeypatch):
-    whole = (photos / "a.jpg").read_bytes()
-    (photos / "cut.jpg").write_bytes(whole[: len(whole) // 4])
+    assert torch.equal(coordinates(want), pad_sequence(coords, batch_first=True))  # as the collator pads
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    grids, _ = read_sizes(photos)
-    assert len(grids) == 5 and grids[0] == grids[2] == fit(300, 400, 256)
+    assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
 
 
 def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():

@@ -14,15 +14,12 @@ from PIL import Image
 
 from tests.support.measured import batches, table_model
 from timm_naflex_fast.measure.contenders import NAMES
-from timm_naflex_fast.measure.drift.plots import scale
+from timm_naflex_fast.measure.drift.plots import COLOURS, scale
 from timm_naflex_fast.measure.drift.report import FILES, headline, record, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 
-SAME, EXACT, MOVED = (
-    Drift(0, 0, 0, 0, 1, 1, 0.9),
-    Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9),
-    Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85),
-)
+SAME, EXACT = Drift(0, 0, 0, 0, 1, 1, 0.9), Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9)
+MOVED = Drift(1.5, 9, 0.12, 0.01, 0.75, 0.9, 0.85)
 
 
 def one_survey(**drifts):
@@ -59,8 +56,7 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     assert "tiny &lt;vit&gt;" in text and "<vit>" not in text and "a.png: &lt;no&gt;" in text
     assert text.count("Random weights") == 1 and "random" in re.search(r"<title>(.*?)</title>", text)[1]
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
-    for name in found.drift:
-        assert f"<code>{name}</code>" in text
+    assert all(f"<code>{name}</code>" in text for name in found.drift)
     drift = json.loads((tmp_path / "report.json").read_text())["survey"]["drift"]
     assert set(drift) == set(NAMES) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
     assert "own grid_sample setting, bicubic" in text and "<dd>8 (noise)</dd>" in text
@@ -71,6 +67,7 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
     words = " ".join(" ".join(root.itertext()).split())
     assert "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
+    assert len({*COLOURS.values()}) == len(NAMES)
     assert "interpolate_cached, matmul" in words and "grid_sample, timm-flag-bilinear" in words  # on each other
     for _, data in images[2:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
