@@ -110,7 +110,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
 def test_tracers_and_transforms_meet_plain_operations(kind):
     rope, coord = build(kind), BATCH["patch_coord"]
     x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, x, coord)
+    want = ours(rope, coord)
 
     def replacement(rope, x, coord):
         model = SimpleNamespace(rope=rope, num_prefix_tokens=0)  # all that is asked of a NaFlexVit
