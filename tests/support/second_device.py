@@ -83,13 +83,11 @@ class SecondDevice(TorchDispatchMode):
         waits.clear()
         one_hot = F.one_hot  # makes an arange in C++
         patch.setattr(F, "one_hot", lambda index, n: OnDevice(one_hot(index.held, n)))
-        patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(cache, "_disable_current_modes", nullcontext)  # this mode is the machine, and stays
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
         if not torch.cuda.is_available():  # what asks for "cuda" comes here, not to a driver
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)
             torch._C._ensureCUDADeviceGuardSet()
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet, kwargs = func.overloadpacket, dict(kwargs or {})
