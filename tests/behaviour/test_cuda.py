@@ -3,12 +3,12 @@
 Never run on a GPU. ``test_triton.py`` runs there too; ``test_second_device.py`` pretends to have one.
 """
 
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 
+from tests.support.checks import during
 from tests.support.oracles import BATCH, embeds, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
 from timm_naflex_fast.backends import dispatch, triton
@@ -34,13 +34,7 @@ def step(model, batch, run=embeds):
     return [out.detach().clone(), *(table.grad.clone() for table in tables(model.embeds))]
 
 
-@contextmanager
-def waiting_is_an_error():
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+waiting_is_an_error = partial(during, torch.cuda.set_sync_debug_mode, "error", after="default")
 
 
 def test_triton_serves():
@@ -55,11 +49,8 @@ def test_equals_timm_the_same_bits_each_time_and_never_waits(kind, monkeypatch):
     model, batch = small_vit(pos_embed=kind).cuda(), on_gpu()
     want = step(model, batch)
     enable()
-    torch.use_deterministic_algorithms(True)
-    try:
+    with during(torch.use_deterministic_algorithms, True, after=False):
         first, second = step(model, batch), step(model, batch)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert all(map(torch.equal, first, second))
     with waiting_is_an_error():
         third = step(model, batch)
@@ -74,13 +65,10 @@ def test_tf32_flags_change_nothing(kind):
     enable()
     results, before = [], torch.get_float32_matmul_precision()
     for precision in ("highest", "high"):
-        try:
-            torch.set_float32_matmul_precision(precision)
+        with during(torch.set_float32_matmul_precision, precision, after=before):
             out = torch.zeros(*coord.shape[:2], 32, device="cuda")
             getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")(out, patch_coord=coord)
             results.append([out.detach(), *torch.autograd.grad(out.square().sum(), tables(model.embeds))])
-        finally:
-            torch.set_float32_matmul_precision(before)
     assert all(map(torch.equal, *results))
 
 

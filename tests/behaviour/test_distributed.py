@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import two_processes
+from tests.support.checks import during
 from tests.support.oracles import BATCH, far, relative, small_vit, trained, vit_batch, worst
 from tests.support.running import children, running
 
@@ -68,15 +69,6 @@ def as_numpy(tensor):
     return tensor.detach().numpy().copy() if tensor.dtype.is_floating_point else tensor
 
 
-@contextmanager
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 CALLS = {
     "a checkpoint": lambda model: partial(checkpoint, model, use_reentrant=False),
     "functional_call": lambda model: partial(functional_call, model, {n: p * 1 for n, p in model.named_parameters()}),
@@ -84,7 +76,7 @@ CALLS = {
 UNDER = dict.fromkeys(CALLS, nullcontext) | {
     "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(as_numpy, torch.as_tensor),
     "save_on_cpu": torch.autograd.graph.save_on_cpu,
-    "deterministic algorithms": deterministic,
+    "deterministic algorithms": partial(during, torch.use_deterministic_algorithms, True, after=False),
 }
 
 

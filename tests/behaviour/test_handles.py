@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.support.checks import slow
+from tests.support.checks import during, slow
 from tests.support.oracles import embed, is_pristine, small_vit, uses
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, settings
@@ -102,7 +102,7 @@ def test_many_switches_leave_nothing(for_one):
 
 
 def test_overlapping_requests_in_threads():
-    model, interval = small_vit(depth=0), sys.getswitchinterval()
+    model = small_vit(depth=0)
 
     def request(seed):
         for _ in range(15):
@@ -112,12 +112,9 @@ def test_overlapping_requests_in_threads():
                 assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(MODES)
                 embed(copied)
 
-    sys.setswitchinterval(1e-5)  # other threads run between any two lines
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(request, range(4)))
-    finally:
-        sys.setswitchinterval(interval)
+    # Other threads run between any two lines.
+    with during(sys.setswitchinterval, 1e-5, after=sys.getswitchinterval()), ThreadPoolExecutor(4) as pool:
+        list(pool.map(request, range(4)))
     assert is_pristine() and status().flags == STOCK and status().models == ()
 
 

@@ -8,13 +8,12 @@ import timm.layers.pos_embed_sincos as timms
 import torch
 
 from tests.support.checks import written
-from tests.support.oracles import OLD_TORCH, relative, row_major, small_vit, trained, vit_batch, worst
+from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
-from tests.support.running import running
+from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
-from timm_naflex_fast.rope.batched import batched_rope
 
 
 def vit(kind, **extra):
@@ -51,16 +50,14 @@ def test_whole_models(kind, extra):
     assert worst(grads, want_grads) <= (2e-2 if extra == "autocast" else 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("axial", "eva02_tiny_patch14_224"), ("mixed", "vit_small_patch16_rope_mixed_224")]
-    + [("dinov3", "vit_small_patch16_dinov3")],
-)
-def test_models_timm_makes(kind, name):
-    if kind not in RUNS:
-        pytest.skip("this timm cannot run it")
+MADE = {"axial": "eva02_tiny_patch14_224", "mixed": "vit_small_patch16_rope_mixed_224"}
+MADE["dinov3"] = "vit_small_patch16_dinov3"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind in RUNS])
+def test_models_timm_makes(kind):
     try:
-        model = timm.create_model(name, use_naflex=True, depth=2).eval()
+        model = timm.create_model(MADE[kind], use_naflex=True, depth=2).eval()
     except (RuntimeError, TypeError) as error:
         pytest.skip(f"this timm cannot make it: {error}")
     batch = vit_batch([(5, 7), (16, 11), (3, 3), (16, 11)] * 2, patch=model.embeds.patch_size[0], chans=3)
@@ -110,7 +107,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
 def test_tracers_and_transforms_meet_plain_operations(kind):
     rope, coord = build(kind), BATCH["patch_coord"]
     x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, x, coord)
+    want = ours(rope, coord)
 
     def replacement(rope, x, coord):
         model = SimpleNamespace(rope=rope, num_prefix_tokens=0)  # all that is asked of a NaFlexVit
@@ -124,15 +121,13 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
 
 
 @pytest.mark.usefixtures("clean")
-def test_flag_and_choice_of_one_model(monkeypatch):
-    mine, other, calls = vit("axial"), vit("axial"), []
-    monkeypatch.setattr(replacements, "batched_rope", lambda *a, **k: calls.append(0) or batched_rope(*a, **k))
+def test_flag_and_choice_of_one_model():
+    mine, other = vit("axial"), vit("axial")
 
     def used(model):
-        calls.clear()
-        with torch.no_grad():
+        with ran() as seen, torch.no_grad():
             model(BATCH)
-        return bool(calls)
+        return seen["rope", "batched"]
 
     assert not used(mine)
     for mode in ("matmul", "grid_sample", "interpolate_cached"):
@@ -194,7 +189,3 @@ def test_wrong_inputs_are_named():
     for coord in (torch.zeros(2, 6), torch.zeros(2, 5, 2), torch.zeros(3, 6, 2)):
         with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
             model._generate_rope_naflex(x, coord)
-    coord = row_major([(40, 40)] * 2)
-    coord[1, 5, 0] = -1
-    with pytest.raises(ValueError, match="sample 1 holds a negative"):
-        model._generate_rope_naflex(torch.zeros(2, 1600, 4), coord)

@@ -19,14 +19,9 @@ from tests.support.oracles import BATCH, row_major, small_vit
 from tests.support.rotary import AUGMENTED, CLASSES, build
 from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, waits
+from timm_naflex_fast import functional as fast
 from timm_naflex_fast import status, tracing
 from timm_naflex_fast.backends import triton
-from timm_naflex_fast.functional import (
-    add_factorized_pos_embed_,
-    add_pos_embed_,
-    resample_patch_kernel,
-    resample_pos_embeds,
-)
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse
 from timm_naflex_fast.resampling import cache
@@ -55,7 +50,7 @@ def random(*shape, dtype=torch.float32, seed=0):
 def learned(to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
     table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
     x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
-    out = add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
+    out = fast.add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
     weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
     grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
     more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
@@ -65,19 +60,19 @@ def learned(to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=F
 def factorized(to, coord=COORD, stays=False, **options):
     tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
     x = to(random(*coord.shape[:2], 8)).requires_grad_()
-    out = add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
+    out = fast.add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
     return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
 
 
 def by_sizes(to, sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
     table = to(random(6, 5, 8)).requires_grad_()
-    out = resample_pos_embeds(table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options)
+    out = fast.resample_pos_embeds(table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options)
     return [out, *torch.autograd.grad(out.square().sum(), table)]
 
 
 def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
     weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
-    out = resample_patch_kernel(weight, size, mode=mode)
+    out = fast.resample_patch_kernel(weight, size, mode=mode)
     (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
     return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
@@ -167,9 +162,7 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
         got = CASES[name](lambda t: t.to("cuda"))
         waits.clear()
         again = CASES[name](lambda t: t.to("cuda", non_blocking=True))
-        found = Counter()
-        for line, count in waits.items():
-            found[line.split(":")[0]] += count
+        found = Counter(line.split(":")[0] for line in waits.elements())
         # What was run before runs in a capture without a copy or a wait; or an error says that it cannot.
         monkeypatch.setattr(SecondDevice, "captures", True)
         try:
@@ -192,12 +185,12 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
         weight = OnDevice(random(2, 3, 6, 6))
         monkeypatch.setattr(SecondDevice, "captures", True)
         with pytest.raises(RuntimeError, match="run the model once before you capture"):
-            resample_patch_kernel(weight, (4, 5))
+            fast.resample_patch_kernel(weight, (4, 5))
         monkeypatch.setattr(SecondDevice, "captures", False)
-        resample_patch_kernel(weight, (4, 5))
+        fast.resample_patch_kernel(weight, (4, 5))
         assert not cache._pinned
         monkeypatch.setattr(SecondDevice, "captures", True)
-        resample_patch_kernel(weight, (4, 5))
+        fast.resample_patch_kernel(weight, (4, 5))
     ((left, _),) = cache._pinned.values()
     assert left.shape == (4, 6)
 

@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.support.checks import during
 from tests.support.oracles import row_major, small_vit, tables
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.names import STRATEGY_NAMES
@@ -76,12 +77,8 @@ def test_another_default_dtype(mode, kind, dtype):
     for default in (torch.float32, dtype):
         disable()
         enable(mode)
-        try:
-            torch.set_default_dtype(default)
-            with torch.no_grad():
-                results.append(first(embeds(patches, patch_coord=COORD)))
-        finally:
-            torch.set_default_dtype(torch.float32)
+        with torch.no_grad(), during(torch.set_default_dtype, default, after=torch.float32):
+            results.append(first(embeds(patches, patch_coord=COORD)))
     assert torch.equal(*results) and status().calls["pos_embed", mode] == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import interpreter
-from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, by_timms_method, run
+from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, by_timms_method, during, run
 from tests.support.oracles import Case, cases, relative, stock, tables
 from timm_naflex_fast.backends import operator, portable
 from timm_naflex_fast.patching.timm import TIMM_SAMPLER
@@ -155,12 +155,8 @@ def test_autocast_and_lowered_matmul_precision_change_nothing(way, kind, precisi
     with torch.autocast("cpu", torch.bfloat16):
         mixed, _, mixed_grads = run(way.add, case, embeds, coord)  # backward inside autocast too
     assert torch.equal(plain, mixed) and all(map(torch.equal, plain_grads, mixed_grads))
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
+    with during(torch.set_float32_matmul_precision, precision, after=torch.get_float32_matmul_precision()):
         lowered, _, lowered_grads = run(way.add, case, embeds, coord)
-    finally:
-        torch.set_float32_matmul_precision(before)
     torch.testing.assert_close(lowered, plain, atol=2e-6, rtol=0)
     assert all(relative(a, b) <= 1e-6 for a, b in zip(lowered_grads, plain_grads))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.checks import during
 from tests.support.oracles import PRISTINE, relative, row_major, small_vit
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel
@@ -108,13 +109,10 @@ def test_float32_inside_and_float64_where_pytorch_may_round_it(dtype, precision)
     with torch.inference_mode():
         want = resample_patch_kernel(weight if dtype is torch.float64 else weight.float(), (6, 7)).to(dtype)
     for autocast in (False, True):
-        torch.set_float32_matmul_precision(precision)
-        try:
-            with Products() as seen, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                got = resample_patch_kernel(weight, (6, 7))
-                got.sum().backward()
-        finally:
-            torch.set_float32_matmul_precision("highest")
+        lowering = during(torch.set_float32_matmul_precision, precision, after="highest")
+        with lowering, Products() as seen, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            got = resample_patch_kernel(weight, (6, 7))
+            got.sum().backward()
         assert got.dtype == dtype and relative(got, want) <= max(1e-6, torch.finfo(dtype).eps / 2) * lowered
         assert seen.dtypes == {torch.float64 if lowered or dtype is torch.float64 else torch.float32}
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from tests.support.checks import during
 from tests.support.oracles import finished_tables, kept_tensors
 from timm_naflex_fast import disable
 from timm_naflex_fast.functional import add_factorized_pos_embed_, resample_patch_kernel, resample_pos_embeds
@@ -58,11 +59,8 @@ def test_parameters_can_be_swapped_after_a_cached_call():
     layer = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(6, 5, 4), requires_grad=False)])
     want = [resample_pos_embeds(layer[0], [(3, 4)], mode="bicubic") for _ in range(3)][-1]
     assert finished_tables() == 1
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
+    with during(torch.__future__.set_swap_module_params_on_conversion, True, after=False):
         layer.double()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
     torch.testing.assert_close(resample_pos_embeds(layer[0], [(3, 4)], mode="bicubic").float(), want)
 
 

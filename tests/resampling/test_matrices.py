@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.checks import one_by_one
+from tests.support.checks import during, one_by_one
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, taps
 
@@ -57,10 +57,6 @@ def test_resample_pos_embed_is_interpolate(h, w, table_size, mode, antialias, al
 def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
     spec = ResizeSpec(mode, False, False, False, sampler, (9, 9))
     want = axis_matrix(0, 5, 7, 6, spec)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("meta"):
-            got = axis_matrix(0, 5, 7, 6, spec)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"), during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):
+        got = axis_matrix(0, 5, 7, 6, spec)
     assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)

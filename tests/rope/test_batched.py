@@ -44,10 +44,8 @@ def ropes(draw, kind):
 @given(data=st.data())
 def test_equals_timm(kind, in_graph, data):
     rope, coord = data.draw(ropes(kind)), data.draw(batches())
-    prefix = data.draw(st.integers(0, 2))
-    x = torch.zeros(len(coord), prefix + coord.shape[1], 4)
-    want = stock(rope, x, coord, prefix)
-    got = ours(rope, x, coord.to(data.draw(st.sampled_from([torch.int64, torch.int32, torch.float32]))), in_graph)
+    want = stock(rope, coord, prefix=data.draw(st.integers(0, 2)))
+    got = ours(rope, coord.to(data.draw(st.sampled_from([torch.int64, torch.int32, torch.float32]))), in_graph)
     assert got.shape == want.shape and got.dtype == want.dtype
     torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
     tokens, length = (coord.amax(1) + 1).prod(1), coord.shape[1]
@@ -55,7 +53,7 @@ def test_equals_timm(kind, in_graph, data):
     assert (got[..., torch.arange(length) >= tokens[:, None]] == 0).all()  # padding: zeros, also where timm has them
     # Reordered tokens take the cells that their coordinates name; padding stays at the end.
     order = torch.stack([torch.cat([torch.randperm(n), torch.arange(n, length)]) for n in tokens.tolist()])
-    moved = ours(rope, x, coord.gather(1, order[..., None].expand_as(coord)), in_graph).movedim(-2, -1).movedim(-4, -2)
+    moved = ours(rope, coord.gather(1, order[..., None].expand_as(coord)), in_graph).movedim(-2, -1).movedim(-4, -2)
     torch.testing.assert_close(moved, got.gather(-1, order.expand_as(got)), rtol=0, atol=1e-6)
 
 
@@ -64,15 +62,14 @@ def test_equals_timm(kind, in_graph, data):
 @pytest.mark.parametrize("of", ["tokens", "model"])
 def test_other_dtypes(kind, dtype, of):
     rope, coord = build(kind), row_major([(9, 7), (3, 5), (9, 7), (16, 8)] * 4)
-    x = torch.zeros(*coord.shape[:2], 4)
     if of == "tokens":
-        want = stock(rope, x, coord).to(dtype)
+        want = stock(rope, coord).to(dtype)
     elif NEW_TIMM and dtype is not torch.float16:
-        want = stock(rope.to(dtype), x.to(dtype), coord)  # in float64 as far as timm goes: its positions are float32
+        want = stock(rope.to(dtype), coord, dtype=dtype)  # in float64 as far as timm goes: its positions are float32
     else:
         pytest.skip("older timm keeps its frequencies in the model's dtype")
     for in_graph in (False, True):
-        got = ours(rope, x.to(dtype), coord, in_graph)
+        got = ours(rope, coord, in_graph, dtype)
         assert got.dtype == want.dtype
         step = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0  # a tie may round the other way
         torch.testing.assert_close(got, want, rtol=step, atol=2e-6)
@@ -89,30 +86,31 @@ def test_dropped_tokens_keep_their_places(kind):
     rope, full = build(kind), row_major([(9, 12)] * 12)
     kept = torch.randperm(108)[:50].sort().values
     kept[-1] = 107  # so that the grid is the same
-    x = torch.zeros(12, 108, 4)
     for in_graph in (False, True):
-        want = ours(rope, x, full, in_graph)[..., kept, :]
-        torch.testing.assert_close(ours(rope, x, full[:, kept], in_graph), want, rtol=0, atol=1e-6)
+        want = ours(rope, full, in_graph)[..., kept, :]
+        torch.testing.assert_close(ours(rope, full[:, kept], in_graph), want, rtol=0, atol=1e-6)
 
 
-AUGMENTATIONS = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
-AUGMENTATIONS += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
+CHANGES = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
+CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
 
 
 @pytest.mark.parametrize("kind", AUGMENTED)
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS, ids=lambda a: "+".join(a))
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: "+".join(change))
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
-def test_random_coordinates_are_timms_for_the_same_seed(kind, augmentation, indexing):
+def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing, monkeypatch):
     for coord in (row_major([(9, 7), (3, 5), (9, 7), (16, 8), (1, 4)] * 4), row_major([(3, 5)])):
-        rope, x = build(kind, grid_indexing=indexing, **augmentation), torch.zeros(*coord.shape[:2], 4)
+        rope = build(kind, grid_indexing=indexing, **change)
         torch.manual_seed(3)
-        want, after = stock(rope, x, coord), torch.rand(())
-        torch.manual_seed(3)
-        torch.testing.assert_close(ours(rope, x, coord), want, rtol=0, atol=5e-6)
-        assert torch.rand(()) == after  # as many numbers were drawn
-        still = stock(rope.eval(), x, coord)
+        want, after = stock(rope, coord), torch.rand(())
+        for by_token in (False, True):
+            monkeypatch.setattr("timm_naflex_fast.rope.batched.too_many", lambda *_, answer=by_token: answer)
+            torch.manual_seed(3)
+            torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
+            assert torch.rand(()) == after  # as many numbers were drawn
+        still = stock(rope.eval(), coord)
         assert not torch.allclose(still, want, atol=1e-3)
-        torch.testing.assert_close(ours(rope, x, coord), still, rtol=0, atol=2e-6)
+        torch.testing.assert_close(ours(rope, coord), still, rtol=0, atol=2e-6)
 
 
 def frequency_grad(rope, tables, weights):
@@ -123,23 +121,22 @@ def frequency_grad(rope, tables, weights):
 @given(data=st.data())
 def test_gradients_of_mixed_frequencies(in_graph, data):
     rope, coord = data.draw(ropes("mixed")), data.draw(batches())
-    x = torch.zeros(*coord.shape[:2], 4)
-    tables = stock(rope, x, coord)
+    tables = stock(rope, coord)
     weights = torch.randn(tables.shape, generator=torch.Generator().manual_seed(0))
     want = frequency_grad(rope, tables, weights)
-    got = frequency_grad(rope, batched_rope(read_rope(rope), coord, x.dtype, in_graph=in_graph), weights)
+    got = frequency_grad(rope, batched_rope(read_rope(rope), coord, torch.float32, in_graph=in_graph), weights)
     assert relative(got, want) <= 1e-5
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="mixed tables of older timm cannot be made in bfloat16")
 def test_low_precision_gradients_are_no_worse_than_timms():
     rope, coord = build("mixed"), row_major([(4, 5)] * 200)
-    x = torch.zeros(*coord.shape[:2], 4)
     weights = torch.randn(DEPTH, 200, HEADS, 20, 2 * DIM).bfloat16()
-    truth = frequency_grad(rope, stock(rope, x, coord), weights.float())
-    low = x.bfloat16()
-    theirs = relative(frequency_grad(rope, stock(rope, low, coord), weights), truth)
-    got = relative(frequency_grad(rope, batched_rope(read_rope(rope), coord, low.dtype), weights), truth)
+    truth = frequency_grad(rope, stock(rope, coord), weights.float())
+    theirs, got = (
+        relative(frequency_grad(rope, tables, weights), truth)
+        for tables in (stock(rope, coord, dtype=torch.bfloat16), ours(rope, coord, dtype=torch.bfloat16))
+    )
     assert got <= 1e-5 < theirs
 
 
@@ -169,9 +166,8 @@ def test_mixed_tables_start_anew_and_keep_nothing_per_token():
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_empty_batch(kind):
-    x, coord = torch.zeros(0, 12, 4), torch.zeros(0, 12, 2, dtype=torch.long)
     want = (DEPTH, 0, HEADS, 12, 2 * DIM) if kind == "mixed" else (0, 1, 12, 2 * DIM)
-    assert ours(build(kind), x, coord).shape == want
+    assert ours(build(kind), torch.zeros(0, 12, 2, dtype=torch.long)).shape == want
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -179,40 +175,27 @@ def test_one_huge_coordinate_makes_no_huge_table(kind):
     rope, coord = build(kind), row_major([(9, 7), (3, 5)] * 20)
     coord[1, 2, 0] = 2**31 - 2
     with Largest() as largest:
-        got = ours(rope, torch.zeros(40, 63, 4), coord)
+        got = ours(rope, coord)
     assert largest.elements <= 40 * 63 * 2 * DIM * (HEADS * DEPTH if kind == "mixed" else 1)
-    torch.testing.assert_close(got, ours(rope, torch.zeros(40, 63, 4), coord, in_graph=True), rtol=0, atol=2e-6)
+    torch.testing.assert_close(got, ours(rope, coord, in_graph=True), rtol=0, atol=2e-6)
     coord[1, 2, 0] += 1
     with pytest.raises(ValueError, match="sample 1 holds a negative or non-finite coordinate, or one beyond"):
-        ours(rope, torch.zeros(40, 63, 4), coord)
-
-
-@pytest.mark.skipif(not NEW_TIMM, reason="older timm draws no random coordinates for every type")
-@pytest.mark.parametrize("kind", CLASSES)
-def test_random_coordinates_by_token_are_those_by_cell(kind, monkeypatch):
-    rope = build(kind, shift_coords=0.3, jitter_coords=1.2, rescale_coords=1.3).train()
-    coord, tables = row_major([(9, 7), (3, 5), (9, 7)]), []
-    for by_token in (False, True):
-        monkeypatch.setattr("timm_naflex_fast.rope.batched.too_many", lambda *_, answer=by_token: answer)
-        torch.manual_seed(0)
-        tables.append(ours(rope, torch.zeros(3, 63, 4), coord))
-    torch.testing.assert_close(*tables, rtol=0, atol=2e-6)
+        ours(rope, coord)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("copies", [1, 20], ids=["few tokens", "many tokens"])
 def test_coordinates_of_padding_are_not_looked_at(kind, copies):
     rope, coord = build(kind), row_major([(9, 7), (3, 5)] * copies)
-    x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, x, coord)
+    want = ours(rope, coord)
     past = torch.arange(63) >= (coord.amax(1) + 1).prod(1)[:, None]
     for dtype, value in ((torch.int64, -1), (torch.int64, -(2**40)), (torch.float32, float("nan")), (torch.int64, 2)):
         other = coord.to(dtype).masked_fill(past[..., None], value)
         for in_graph in (False, True)[: 1 + (dtype is torch.int64)]:
-            torch.testing.assert_close(ours(rope, x, other, in_graph), want, rtol=0, atol=2e-6)
+            torch.testing.assert_close(ours(rope, other, in_graph), want, rtol=0, atol=2e-6)
     coord[1, 14] = -1  # the last token of a grid is no padding
     with pytest.raises(ValueError, match="sample 1 holds a negative"):
-        ours(rope, x, coord)
+        ours(rope, coord)
 
 
 @pytest.mark.parametrize("batch", [1, 20], ids=["by the formula", "by cells"])

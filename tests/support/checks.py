@@ -1,5 +1,6 @@
 """What every form of a strategy must hold: shared by the tests of the eager, the traceable and the Triton form."""
 
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -13,6 +14,16 @@ from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def during(change, value, after):
+    """Inside, what ``change(value)`` sets; at the end ``change(after)``."""
+    change(value)
+    try:
+        yield
+    finally:
+        change(after)
 
 
 def by_timms_method(case, embeds, x, coord, strategy):

@@ -23,7 +23,6 @@ AUGMENTED = [kind for kind in CLASSES if "shift_coords" in TAKES[kind] or kind =
 NEW_TIMM = hasattr(timms, "_build_grid")  # per-grid reference shapes, augmentation and dtypes of every type
 DIM, HEADS, DEPTH = 16, 3, 2
 
-
 SETTINGS = {"axial": dict(in_pixels=False), "mrope": dict(mrope_section=(2, 3, 3))}
 SETTINGS["mixed"] = dict(depth=DEPTH, num_heads=HEADS)
 FEWER = {"mixed": {"grid_offset", "rotate_half", "ref_feat_shape"}}  # what a type takes and does not use
@@ -41,20 +40,21 @@ def as_tensor(tables):
     return tables if isinstance(tables, torch.Tensor) else torch.stack(list(tables))
 
 
-def stock(rope, x, coord, prefix=0):
+def stock(rope, coord, prefix=0, dtype=torch.float32):
     """timm's own result; mixed ones stacked. Releases between 1.0.20 and 1.0.31 cannot make mixed ones: by sample."""
+    x = torch.zeros(len(coord), prefix + coord.shape[1], 4, dtype=dtype)
     vit = SimpleNamespace(rope=rope, rope_is_mixed=hasattr(rope, "freqs"), num_prefix_tokens=prefix)
     try:
         return as_tensor(PRISTINE[NaFlexVit]["_generate_rope_naflex"](vit, x, coord))
     except TypeError:
         assert vit.rope_is_mixed and not NEW_TIMM
-    out = torch.zeros(DEPTH, len(x), HEADS, x.shape[1] - prefix, 2 * DIM)
+    out = torch.zeros(DEPTH, len(coord), HEADS, coord.shape[1], 2 * DIM)
     for sample, (h, w) in enumerate((coord.amax(1) + 1).tolist()):
         out[:, sample, :, : h * w] = rope.get_embed((h, w))
-    return out.to(x.dtype)
+    return out.to(dtype)
 
 
-def ours(rope, x, coord, in_graph=False, prefix=0):
+def ours(rope, coord, in_graph=False, dtype=torch.float32):
     described = read_rope(rope)
     assert not isinstance(described, str), described
-    return as_tensor(batched_rope(described, coord, x.dtype, in_graph=in_graph))
+    return as_tensor(batched_rope(described, coord, dtype, in_graph=in_graph))

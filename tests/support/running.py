@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -42,11 +43,8 @@ def ran(*impls, component="pos_embed"):
         seen[component, impl] += 1
         record(name, component, impl, reason)
 
-    library.record_call = count_and_record
-    try:
+    with mock.patch.object(library, "record_call", count_and_record):
         yield seen
-    finally:
-        library.record_call = record
     missing = [impl for impl in impls if not seen[component, impl]]
     assert not missing, f"{component} by {', '.join(missing)} never ran; what ran: {dict(seen)}"
 
@@ -58,19 +56,13 @@ def children(folder):
     What it gives returns that, one Counter for each process that ended by itself and enabled this package.
     ``multiprocessing`` ends its processes otherwise: they have to send ``status().calls``.
     """
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FOLDER)}
-    path = [str(Path(__file__).with_name("child")), before["PYTHONPATH"]]
-    os.environ.update({"PYTHONPATH": os.pathsep.join(filter(None, path)), FOLDER: str(folder)})
+    path = filter(None, [str(Path(__file__).with_name("child")), os.environ.get("PYTHONPATH")])
 
     def ran_there():
         return [Counter(dict((tuple(key), n) for key, n in json.loads(f.read_text()))) for f in folder.iterdir()]
 
-    try:
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}):
         yield ran_there
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({name: value} if value is not None else {})
 
 
 def watch_a_child():
