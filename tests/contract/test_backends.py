@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import interpreter
+from tests.support import checks, interpreter
 from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, by_timms_method, run
 from tests.support.oracles import Case, cases, relative, stock, tables
 from timm_naflex_fast.backends import operator, portable
@@ -219,6 +219,15 @@ def test_a_token_named_twice_gets_both_gradients(way):
         out = way.add(case, embeds, torch.zeros(1, 12, 4), coord)
         grads.append(torch.autograd.grad(out, embeds.pos_embed, upstream)[0])
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("name", sorted(WAYS.keys() & {"portable", "triton"}))
+def test_nothing_is_read_back_to_the_host(name, monkeypatch):
+    case = Case(length=21)
+    embeds, coord = case.embeds(), case.coord()
+    run(WAYS[name].add, case, embeds, coord)  # the first call makes the bands of such a table
+    checks.reading_is_an_error(monkeypatch)
+    WAYS[name].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
 
 
 @ways(kinds=False, sampled=False)
