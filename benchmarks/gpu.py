@@ -15,7 +15,7 @@ python benchmarks/gpu.py first second --out DIR --device cpu    # rehearsal, Tri
 | kernels | the time of each kernel; what ``ncu`` counts, where it is |
 | model | a whole training step with the optimizer, 64 and 256 images |
 | inductor | training batches of 8 images through a compiled model |
-| tests | the rest of test_cuda.py, test_triton.py, test_trial.py, and what contract/ asks of Triton |
+| tests | the rest of test_cuda.py, test_triton.py, and what contract/ asks of Triton |
 
 Each part is a process group of its own, ended with its children at its limit. What is found is a line of JSON in
 DIR/day.jsonl at once, so nothing is lost; DIR/day.log holds what was printed. times, stock and model are ``naflex-fast
@@ -156,8 +156,8 @@ def pytest(day: Day, part: str) -> Cases:
     chosen = words.get(part, "not waits and not cuda_graph and not inductor" if day.gpu else "out_of_place")
     files = ["tests/behaviour/test_cuda.py"]
     if part == "tests":
-        files += ["tests/backends/test_triton.py", "tests/backends/test_trial.py", "tests/contract/test_backends.py"]
-        chosen += " and (cuda or triton or trial)"
+        files += ["tests/backends/test_triton.py", "tests/contract/test_backends.py"]
+        chosen += " and (cuda or triton)"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--tb=short", "-m", "slow or not slow"]
     yield "tests", partial(run, [*command, "-n", "4" if day.gpu else "0", "-k", chosen, *files], 5)  # 5: there is none
 

@@ -17,7 +17,6 @@ ELSEWHERE = {  # a module: the file that tests it
     "measure/drift/plots": "measure/drift/test_report",
 }
 MORE = {  # a second file about one module
-    "backends/test_trial": "backends/triton",
     "patching/test_skipped_methods": "patching/compat",
 }
 

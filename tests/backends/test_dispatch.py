@@ -11,22 +11,15 @@ from timm_naflex_fast.backends import dispatch, eager, operator, portable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
-
-def backend_of(**settings):
-    table = torch.randn(6, 5, 4)
-    return dispatch._backend(torch.zeros(1, 1, 4), (table,), ResizeSpec(), **{"strategy": "matmul", **settings})
+TAKES = {"export": [portable] * 2, "transform": [portable] * 2, "compile": [operator, eager], None: [eager] * 2}
 
 
-def test_who_traces_tells_the_backend(monkeypatch):
-    assert backend_of() is eager
-    for who, matmul, cached in (
-        ("export", portable, portable),
-        ("transform", portable, portable),
-        ("compile", operator, eager),
-        (None, eager, eager),
-    ):
-        monkeypatch.setattr(dispatch, "tracer", lambda *_, who=who: who)
-        assert backend_of() is matmul and backend_of(strategy="interpolate_cached") is cached
+@pytest.mark.parametrize("who", TAKES)
+def test_who_traces_tells_the_backend(who, monkeypatch):
+    monkeypatch.setattr(dispatch, "tracer", lambda *_: who)
+    x, tables = torch.zeros(1, 1, 4), (torch.randn(6, 5, 4),)
+    strategies = ("matmul", "interpolate_cached")
+    assert [dispatch._backend(x, tables, ResizeSpec(), strategy) for strategy in strategies] == TAKES[who]
 
 
 def on_device(monkeypatch):

@@ -1,44 +1,51 @@
-"""The Triton kernels against timm's own code and float64 truth: on a GPU, or run by Triton's interpreter on the CPU.
+"""The Triton kernels against timm's own code and float64 truth, the trial before each kind of them, and CUDA graphs.
 
-Triton decides at import whether it interprets, so ``test_by_the_interpreter`` runs the rest of this file, and what
-``contract/test_backends.py`` asks of every backend, in processes of their own. What it cannot show, races and the
-compiled code, ``test_triton_kernels.py`` does; neither shows time.
+They run on a GPU, or by Triton's interpreter on the CPU. Triton decides at import whether it interprets, so
+``test_by_the_interpreter`` runs the rest of this file, and what ``contract/test_backends.py`` asks of every backend, in
+processes of their own. What it cannot show, races and the compiled code, ``test_triton_kernels.py`` does; neither shows
+time.
 """
 
 import os
 import subprocess
 import sys
+import threading
+import weakref
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tests.support.checks import as_close_to_float64_as_timm, reading_is_an_error, run
+from tests.support.checks import as_close_to_float64_as_timm
 from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, runs
-from tests.support.oracles import NEW_TIMM, Case, row_major, stock
+from tests.support.interpreter import add as ours  # without a trial
+from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock
+from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import operator
 from timm_naflex_fast.backends import triton as matmul_triton
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 BASE = Case(sizes=[(2, 3), (4, 2), (3, 4), (2, 3)], table_size=(3, 4), channels=5, length=13)
+KINDS = ["in place", "copy", "gradient"]
+LIKE, SHAPE = torch.zeros(1, 4, 16, device=DEVICE), torch.Size((6, 5, 16))
+agrees = partial(matmul_triton.agrees, LIKE, SHAPE, ResizeSpec())
 
 
 @pytest.fixture(autouse=True)
-def no_trials(monkeypatch):
-    """Without the trial before each kernel, of which ``test_trial.py`` is."""
-    monkeypatch.setattr(matmul_triton, "agrees", lambda *_: True)
-
-
-def ours(case, embeds, x, coord):
-    matmul_triton.add(x, (embeds.pos_embed,), coord, case.spec)
+def no_trial_yet(monkeypatch):
+    monkeypatch.setattr(matmul_triton, "_agreed", {})
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run here")
-@pytest.mark.parametrize("file", ["test_triton.py", "test_trial.py", "../contract/test_backends.py"])
+@pytest.mark.parametrize("file", ["test_triton.py", "../contract/test_backends.py"])
 def test_by_the_interpreter(file):
-    which = "(triton or trial) and not (bfloat16 or half or autocast or forty)"  # it truncates bfloat16
+    which = "triton and not (bfloat16 or half or autocast or forty)"  # it truncates bfloat16
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", which]
     command = [sys.executable, "-m", "pytest", *options, Path(__file__).parent / file]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -47,15 +54,15 @@ def test_by_the_interpreter(file):
 
 
 def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
-    launched, table = [], torch.zeros(3, 4, 4)
-    monkeypatch.setattr(matmul_triton, "read_batch", lambda *_: None)
-    monkeypatch.setattr(matmul_triton, "launch_forward", lambda *_: launched.append(1))
+    launch, table = Mock(), torch.zeros(3, 4, 4)
+    for name, stands_in in (("agrees", Mock()), ("read_batch", Mock()), ("launch_forward", launch)):
+        monkeypatch.setattr(matmul_triton, name, stands_in)
     x = torch.zeros(1, 12, 8, requires_grad=True) * 1
     with pytest.raises(RuntimeError, match=r"multiple views|in-?place"):
         matmul_triton.add(x.split(4, -1)[1], (table,), row_major([(3, 4)]), ResizeSpec())
-    assert not launched
+    assert not launch.called
     matmul_triton.add(x[..., :4], (table,), row_major([(3, 4)]), ResizeSpec())
-    assert launched
+    assert launch.called
 
 
 @runs
@@ -63,7 +70,7 @@ def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_is_as_close_to_float64_as_timm(antialias, mode):
     case = Case(sizes=[(3, 4), (9, 2)], table_size=(7, 6), channels=512, mode=mode, antialias=antialias, seed=11)
-    as_close_to_float64_as_timm(ours, case, DEVICE)
+    as_close_to_float64_as_timm(ours, case)
 
 
 @runs
@@ -86,16 +93,6 @@ def test_operators_take_an_empty_batch(shape):
 
 
 @runs
-def test_nothing_is_read_back_to_the_host(monkeypatch):
-    embeds, coord = BASE.embeds().to(DEVICE), BASE.coord().to(DEVICE)
-    run(ours, BASE, embeds, coord)
-    reading_is_an_error(monkeypatch)
-    out = BASE.x().to(DEVICE).requires_grad_() * 1
-    ours(BASE, embeds, out, coord)
-    out.sum().backward()
-
-
-@runs
 def test_operators_pass_opcheck():
     how, coord = ("bilinear", True, False, False, "interpolate"), row_major([(1, 2)]).to(DEVICE)
     x, table = (torch.randn(*shape, 2, device=DEVICE, requires_grad=True) for shape in ((1, 2), (2, 1)))
@@ -111,9 +108,19 @@ def test_whoever_saved_x_hears_that_it_changed(trained):
     x = torch.ones(4, 13, 5, device=DEVICE, requires_grad=True) * 1
     out = x.sin()  # saves x
     with torch.no_grad():
-        ours(BASE, BASE.embeds().to(DEVICE).requires_grad_(trained), x, BASE.coord().to(DEVICE))
+        ours(BASE, BASE.embeds().requires_grad_(trained), x, BASE.coord())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def timms_and_ours(case, coord, got):
+    embeds, want = case.embeds().requires_grad_(False), case.x()
+    stock(case, embeds, want, case.coord())
+    ours(case, embeds, got, coord)
+    return want, got.cpu()
+
+
+close = partial(torch.testing.assert_close, atol=5e-6, rtol=0, equal_nan=True)
 
 
 @runs
@@ -121,24 +128,18 @@ def test_whoever_saved_x_hears_that_it_changed(trained):
 def test_a_coordinate_that_no_grid_can_have_is_nan_and_counted(value):
     """A negative one costs its token, any other its sample: never a wrong number."""
     before, coord = matmul_triton.lost_tokens(), BASE.coord(torch.float32)
-    embeds, want, got = BASE.embeds().requires_grad_(False), BASE.x(), BASE.x().to(DEVICE)
     coord[1, 3, 0] = value
-    stock(BASE, embeds, want, BASE.coord())
-    ours(BASE, embeds.to(DEVICE), got, coord.to(DEVICE))
+    want, got = timms_and_ours(BASE, coord, BASE.x())
     want[(1, 3) if value == -1 else 1] = torch.nan
-    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0, equal_nan=True)
+    close(got, want)
     assert matmul_triton.lost_tokens() - before == (1 if value == -1 else 13)
 
 
 @runs
-@pytest.mark.parametrize("high", [True, False])
-def test_as_long_as_the_tokens_are_many_none_is_lost(high):
+def test_as_long_as_the_tokens_are_many_none_is_lost():
     n = matmul_triton.LENGTHS[0] + 76
-    case = Case(sizes=[(n, 1) if high else (1, n)], table_size=(3, 4), channels=2)
-    embeds, want, got = case.embeds().requires_grad_(False), case.x(), case.x().to(DEVICE)
-    stock(case, embeds, want, case.coord())
-    ours(case, embeds.to(DEVICE), got, case.coord().to(DEVICE))
-    torch.testing.assert_close(got.cpu(), want, atol=5e-6, rtol=0)
+    case = Case(sizes=[(n, 1), (1, n)], table_size=(3, 4), channels=2)
+    close(*timms_and_ours(case, case.coord(), case.x()))
 
 
 def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
@@ -149,16 +150,113 @@ def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
 
 @runs
 def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
-    seen, launch = [], matmul_triton.launch_forward
+    launch = Mock(wraps=matmul_triton.launch_forward)
+    monkeypatch.setattr(matmul_triton, "launch_forward", launch)
+    x = torch.empty(BASE.x().numel() + 1, device=DEVICE)[1:].view(BASE.x().shape).copy_(BASE.x())
+    close(*timms_and_ours(BASE, BASE.coord(), x))
+    (args,) = (call.args for call in launch.call_args_list)
+    assert x.data_ptr() % 16 and {t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor)} == {0}
 
-    def look(*args):
-        seen.extend(t.data_ptr() % 16 for t in args if isinstance(t, torch.Tensor))
-        launch(*args)
 
-    monkeypatch.setattr(matmul_triton, "launch_forward", look)
-    embeds, want = BASE.embeds().requires_grad_(False), BASE.x()
-    stock(BASE, embeds, want, BASE.coord())
-    room = torch.empty(want.numel() + 1, device=DEVICE)[1:].view(want.shape).copy_(BASE.x())
-    ours(BASE, embeds.to(DEVICE), room, BASE.coord().to(DEVICE))
-    assert room.data_ptr() % 16 and set(seen) == {0}
-    torch.testing.assert_close(room.cpu(), want, atol=5e-6, rtol=0)
+@runs
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_trial_finds_kernels_right_and_is_made_once(kind, dtype, monkeypatch):
+    attempt = Mock(wraps=matmul_triton._try)
+    monkeypatch.setattr(matmul_triton, "_try", attempt)
+    assert all(matmul_triton.agrees(LIKE.to(dtype), SHAPE, ResizeSpec(), kind) for _ in range(2))
+    attempt.assert_called_once_with(LIKE.device, dtype, SHAPE, ResizeSpec(), kind)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast. Triton's kernels.*results are not those of the CPU")
+@pytest.mark.parametrize("form", ["eager", "compiled", "compiled, dynamic"])
+@pytest.mark.parametrize("errs", [False, True], ids=["right", "wrong"])
+def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs, monkeypatch):
+    """In the place of wrong kernels the exact form runs, and backward: eager or in a graph, static or dynamic."""
+    add = lambda x, table, coord: add_pos_embed_(x * 1, table, coord)
+    want = [step(add, "cpu", samples) for samples in (5, 3)]
+    if DEVICE == "cpu":
+        monkeypatch.setattr(matmul_triton, "serves", lambda *_: True)
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    launched, attempt = [], Mock(wraps=matmul_triton._try)
+    launch, grad = matmul_triton.launch_forward, matmul_triton.table_grad
+
+    def watched(x, out, *rest):
+        launched.append(len(x))
+        launch(x, out, *rest)
+        out.mul_(1 + 1e-5 * errs)
+
+    monkeypatch.setattr(matmul_triton, "_try", attempt)
+    monkeypatch.setattr(matmul_triton, "launch_forward", watched)
+    monkeypatch.setattr(matmul_triton, "table_grad", lambda *args: grad(*args) * (1 + 5e-5 * errs))
+    if form != "eager":
+        add = torch.compile(add, backend="aot_eager", fullgraph=True, dynamic="dynamic" in form)
+    for samples, expected in zip((5, 3), want):
+        for a, b in zip(step(add, DEVICE, samples), expected):
+            assert torch.equal(a, b) if errs else relative(a, b) <= 1e-5
+    assert (3 in launched) != errs  # a trial has 5 samples
+    kinds = ["in place" if form == "eager" else "copy"]
+    if not (errs and form == "eager"):  # which stays with the exact form, its gradient too
+        kinds.append("gradient")
+    assert [call.args[-1] for call in attempt.call_args_list] == kinds
+
+
+def step(add, device, batch):
+    generator = torch.Generator().manual_seed(batch)
+    x, table = (
+        torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in ((batch, 13, 5), (3, 4, 5))
+    )
+    out = add(x, table, row_major(([(2, 3), (4, 2), (3, 4)] * 2)[:batch], 13).to(device))
+    grads = torch.autograd.grad(out, [x, table], torch.linspace(-1, 1, out.numel()).view_as(out).to(device))
+    return [t.detach().cpu() for t in (out, *grads)]
+
+
+@runs
+def test_a_failed_trial_warns_once_and_says_why_and_one_without_memory_is_made_again(monkeypatch):
+    read, grad = matmul_triton.read_batch, matmul_triton.table_grad
+    monkeypatch.setattr(matmul_triton, "read_batch", Mock(side_effect=torch.cuda.OutOfMemoryError))
+    assert not agrees("copy")
+    monkeypatch.setattr(matmul_triton, "read_batch", read)
+    assert agrees("copy")
+    monkeypatch.setattr(matmul_triton, "table_grad", lambda *args: grad(*args) * (1 + 5e-5))
+    with pytest.warns(UserWarning, match="results are not those of the CPU") as told:
+        assert [agrees("gradient") for _ in range(3)] == [False] * 3
+    assert len(told) == 1
+
+
+def capturing(monkeypatch):
+    monkeypatch.setattr(tracing, "in_cuda_graph", lambda device: True)
+    monkeypatch.setattr(cache, "in_cuda_graph", lambda device: True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_trial_in_a_cuda_graph_but_an_error_that_says_what_to_do(kind, monkeypatch):
+    capturing(monkeypatch)
+    with pytest.raises(RuntimeError, match="run the model once before you capture"):
+        agrees(kind)
+    assert matmul_triton._agreed == {}  # the next call outside a capture finds out
+    key = (LIKE.device, LIKE.dtype, SHAPE, ResizeSpec(), kind)
+    matmul_triton._agreed[key] = True
+    assert agrees(kind)
+    matmul_triton._agreed[key] = False
+    with pytest.raises(RuntimeError, match="gave other numbers than the CPU"):
+        agrees(kind)
+
+
+def test_bands_that_a_cuda_graph_reads_are_made_in_a_thread_of_their_own_and_kept_for_good(monkeypatch):
+    """A pool of ``mode="reduce-overhead"`` belongs to the thread that asked for it."""
+    args, threads, make = ((3, 4), ResizeSpec(), LIKE.device, 8), [], matmul_triton.make_bands
+    watched = lambda *args: threads.append(threading.current_thread()) or make(*args)
+    monkeypatch.setattr(matmul_triton, "make_bands", watched)
+    monkeypatch.setattr(cache, "_pinned", {})
+    bands = matmul_triton._bands(*args)
+    capturing(monkeypatch)
+    assert cache.pinned(matmul_triton._bands(*args), args[2]) is bands
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+    watched = weakref.ref(bands.weights)
+    del bands
+    cache.clear_all()
+    assert watched() is not None
+    cache._pinned.clear()
+    assert watched() is None

@@ -22,14 +22,14 @@ pytestmark = [
 def rehearse(out, *parts):
     command = [sys.executable, str(SCRIPT), *parts, "--out", str(out), "--device", "cpu"]
     code = subprocess.run(command, timeout=1800, stdout=subprocess.DEVNULL).returncode
-    return code, [json.loads(line) for line in (out / "day.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "day.jsonl").read_text().splitlines()]
+    return code, lines, {line["part"]: line["ended"] for line in lines if "ended" in line}
 
 
 def test_what_a_gpu_is_asked_is_rehearsed(tmp_path):
     """Every part of both commands runs, and finds nothing wrong."""
-    code, lines = rehearse(tmp_path, "first", "second")
+    code, lines, ended = rehearse(tmp_path, "first", "second")
     assert [line for line in lines if not line.get("ok", True)] == [] and code == 0
-    ended = {line["part"]: line["ended"] for line in lines if "ended" in line}
     names = "machine correct waits graphs compiled sanitize times kernels model inductor stock tests"
     assert ended == dict.fromkeys(names.split(), 0)
     assert next(line for line in lines if line["part"] == "correct")["gradient"] <= 1e-5
@@ -39,8 +39,7 @@ def test_what_a_gpu_is_asked_is_rehearsed(tmp_path):
 
 
 def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path):
-    code, lines = rehearse(tmp_path, "hang", "crash", "machine")
-    ended = {line["part"]: line["ended"] for line in lines if "ended" in line}
+    code, lines, ended = rehearse(tmp_path, "hang", "crash", "machine")
     assert code == 1 and ended == {"hang": "stopped after 20 s", "crash": -11, "machine": 0}
     found = {line["case"]: line for line in lines if "case" in line}
     assert {"child", "before", "copy"} <= set(found)  # what they had found by then is there

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import interpreter
+from tests.support import checks, interpreter
 from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, by_timms_method, during, run
 from tests.support.oracles import Case, cases, relative, stock, tables
 from timm_naflex_fast.backends import operator, portable
@@ -59,10 +59,6 @@ def ways(*, kinds=True, sampled=True):
     return pytest.mark.parametrize(("way", "kind"), both)
 
 
-def bits(t):
-    return t.view({2: torch.int16, 4: torch.int32}[t.element_size()])
-
-
 def parts(case):
     """timm's own float32 embeddings (B, N, C): the table's, or those of each factorized table by itself."""
     out = []
@@ -105,7 +101,7 @@ def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
     assert torch.equal(got_gx, want_gx)
     largest = max(1.0, *(table.abs().max().item() for table in tables(embeds)))
     if way.exact:
-        assert torch.equal(bits(got), bits(want))
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
     elif case.dtype == torch.float32:
         assert (got - want).abs().max() <= 2e-6 * largest * (1 + (kind == "factorized"))
     else:
@@ -185,13 +181,14 @@ def test_padding_keeps_every_bit_and_is_not_looked_at(way, kind):
     padding[0, :12] = padding[1, :1] = False
     x[:, -1] = torch.nan
     want = way.add(case, embeds, x.clone(), case.coord())
-    assert torch.equal(bits(want.detach())[padding], bits(x)[padding]) and want[~padding].isfinite().all()
+    bits = want.detach().view(torch.uint8)
+    assert torch.equal(bits[padding], x.view(torch.uint8)[padding]) and want[~padding].isfinite().all()
     grad = torch.where(padding[..., None], torch.tensor([torch.nan, torch.inf, 1e30, 0.0]), torch.ones(2, 20, 4))
     assert all(g.isfinite().all() and g.abs().max() < 1e3 for g in torch.autograd.grad(want, tables(embeds), grad))
     for value in (-1, -100, -(2**40)):
         coord = case.coord().masked_fill(padding[..., None], value)
         got = way.add(case, embeds, x.clone(), coord)
-        assert torch.equal(bits(got.detach()), bits(want.detach()))
+        assert torch.equal(got.detach().view(torch.uint8), bits)
 
 
 @ways()
@@ -217,22 +214,22 @@ def test_a_token_named_twice_gets_both_gradients(way):
     torch.testing.assert_close(*grads)
 
 
-@ways(kinds=False, sampled=False)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16], ids=str)
-def test_number_dtypes_of_coordinates_are_read_alike(way, dtype):
-    case = way.case(sizes=[(4, 5), (2, 9)], table_size=(6, 7), channels=3)
-    embeds = case.embeds().requires_grad_(False)
-    got, want = case.x(), case.x()
-    stock(case, embeds, want, case.coord())
-    way.add(case, embeds, got, case.coord(dtype))
-    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+@pytest.mark.parametrize("name", sorted(WAYS.keys() & {"portable", "triton"}))
+def test_nothing_is_read_back_to_the_host(name, monkeypatch):
+    case = Case(length=21)
+    embeds, coord = case.embeds(), case.coord()
+    run(WAYS[name].add, case, embeds, coord)  # the first call makes the bands of such a table
+    checks.reading_is_an_error(monkeypatch)
+    WAYS[name].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
 
 
 @ways(kinds=False)
-def test_x_may_be_a_view_that_is_not_contiguous(way):
-    case = way.case(length=21)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16], ids=str)
+def test_coordinates_of_any_number_dtype_and_x_a_view_that_is_not_contiguous(way, dtype):
+    case = way.case(sizes=[(4, 5), (2, 9), (6, 5)], length=31)
     image = case.x().transpose(1, 2).contiguous()  # as a convolution's output is handed over
     turned = lambda add: lambda case, embeds, out, coord: add(case, embeds, out.transpose(1, 2), coord)
-    want, got = (run(turned(add), case, case.embeds(), case.coord(), image) for add in (stock, way.add))
-    torch.testing.assert_close(got[0], want[0], atol=2e-6, rtol=0)
-    assert torch.equal(got[1], want[1]) and relative(got[2][0], want[2][0]) <= 1e-5
+    want, want_gx, (want_gp,) = run(turned(stock), case, case.embeds(), case.coord(), image)
+    got, got_gx, (got_gp,) = run(turned(way.add), case, case.embeds(), case.coord(dtype), image)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    assert torch.equal(got_gx, want_gx) and relative(got_gp, want_gp) <= 1e-5

@@ -17,8 +17,6 @@ from .matmul import SparseSums
 
 
 class Dense(SparseSums):
-    """The slow way."""
-
     for_grid_sample = None
 
     def resample(self, tables, batch):
@@ -50,8 +48,6 @@ with enable("loop", model=model):
     got = model(BATCH)
     assert status().calls == {("pos_embed", "loop"): 1}, status().calls
 assert relative(got, want) <= 1e-5
-grads = [torch.autograd.grad(out.square().sum(), model.embeds.pos_embed)[0] for out in (got, want)]
-assert relative(*grads) <= 1e-5
 
 file = sys.argv[1] + "/found.json"
 small = "--model naflexvit_base_patch16_gap --model-kwargs depth=1 embed_dim=24 num_heads=2 --random-weights"
@@ -69,8 +65,7 @@ def test_one_module_and_one_name(tmp_path, photos):
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)
     (package / "strategies" / "loop.py").write_text(MODULE)
     names = package / "names.py"
-    before, after = names.read_text().split('"matmul"]')
-    names.write_text(f'{before}"matmul", "loop"]{after}')
+    names.write_text(names.read_text().replace('"matmul"]', '"matmul", "loop"]'))
     path = [str(package.parent), str(Path(__file__).parents[2])]
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{SCRIPT}", str(photos)]
     run = subprocess.run(command, capture_output=True, text=True)

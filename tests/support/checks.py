@@ -41,17 +41,16 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
 
 
 def run(add, case, embeds, coord, x=None):
-    """Output, gradient of x and gradients of the tables, for a fixed random upstream gradient; on the CPU."""
-    device = tables(embeds)[0].device
-    leaf = (case.x() if x is None else x).to(device).requires_grad_()
+    """Output, gradient of x and gradients of the tables, for a fixed random upstream gradient."""
+    leaf = (case.x() if x is None else x).requires_grad_()
     out = leaf * 1  # timm adds into an activation, not into a leaf
-    add(case, embeds, out, coord.to(device))
+    add(case, embeds, out, coord)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
     grads = torch.autograd.grad((out * weight).sum(), [leaf, *tables(embeds)])
-    return out.detach().cpu(), grads[0].cpu(), [grad.cpu() for grad in grads[1:]]
+    return out.detach(), grads[0], grads[1:]
 
 
-def as_close_to_float64_as_timm(ours, case, device="cpu"):
+def as_close_to_float64_as_timm(ours, case):
     """Which of two roundings lands nearer is luck; over the many channels that ``case`` should have it is not."""
     embeds = case.embeds()
     theirs, mine, exact = torch.zeros(3, len(case.sizes), case.length, case.channels)
@@ -60,10 +59,9 @@ def as_close_to_float64_as_timm(ours, case, device="cpu"):
         tokens[: len(image)] = image[: case.length]
     with torch.no_grad():
         stock(case, embeds, theirs, case.coord())
-        mine = mine.to(device)
-        ours(case, embeds.to(device), mine, case.coord().to(device))
+        ours(case, embeds, mine, case.coord())
     one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
-    assert (mine.cpu() - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
+    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
 
 
 def written(how, module, *inputs):

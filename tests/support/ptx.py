@@ -21,7 +21,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-THREADS, WARP, SHARED, NOBODY, MANY = 128, 32, 2**15, -1, -2
+THREADS, WARP, SHARED = 128, 32, 2**15
+NOBODY, MANY, ATOMICS = -1, -2, -3  # who touched a number, beside the numbers of programs and warps
 LANE = np.arange(WARP)
 TYPES = {f"{kind}{8 * size}": np.dtype(f"{code}{size}") for kind, code in ("bu", "uu", "si") for size in (2, 4, 8)}
 TYPES |= {"f32": np.dtype("f4"), "pred": np.dtype(bool)}
@@ -59,11 +60,10 @@ class Memory:
     def __init__(self, held, unit):
         self.bytes, self.unit = held, unit
         self.writer, self.reader = (np.full(len(held) // unit, NOBODY) for _ in range(2))
-        self.atomic = np.zeros(len(held) // unit, bool)
 
     def clashes(self, at, nbytes, who, root, may_meet):
         """Note who touches the bytes from ``at`` on; whether others did, other than by reading alone or by atomics."""
-        clash, atomic = False, root == "red"
+        clash, who = False, ATOMICS if root == "red" else who
         for first in range(0, nbytes, min(nbytes, self.unit)):
             spot = (at + first) // self.unit
             wrote, read = ((owner[spot] != NOBODY) & (owner[spot] != who) for owner in (self.writer, self.reader))
@@ -72,9 +72,9 @@ class Memory:
                 self.reader[spot[self.reader[spot] != who]] = MANY  # two in this very step
                 clash |= wrote.any()
             else:
-                clash |= (wrote & ~(self.atomic[spot] & atomic) | read).any()
-                self.writer[spot], self.atomic[spot] = who, atomic
-                clash |= not atomic and not may_meet and (self.writer[spot] != who).any()  # two in this very step
+                clash |= (wrote | read).any()
+                self.writer[spot] = who
+                clash |= not may_meet and (self.writer[spot] != who).any()  # two in this very step
         return clash
 
 
