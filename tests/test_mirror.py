@@ -16,10 +16,7 @@ ELSEWHERE = {  # a module: the file that tests it
     "measure/drift/pictures": "measure/drift/test_report",
     "measure/drift/plots": "measure/drift/test_report",
 }
-MORE = {  # a second file about one module
-    "backends/test_trial": "backends/triton",
-    "patching/test_skipped_methods": "patching/compat",
-}
+MORE = {"backends/test_trial": "backends/triton"}  # a second file about one module
 
 
 def names(folder, pattern):
