@@ -70,18 +70,16 @@ def test_function_transforms(embeds, mode, transform):
 @pytest.mark.parametrize("mode", STRATEGY_NAMES)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_another_default_dtype(mode, kind, dtype):
+def test_another_default_dtype(mode, kind, dtype, request):
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     embeds = small_vit(pos_embed=kind, enable_patch_interpolator=True).embeds.to(dtype)
     patches, results = torch.randn(1, 6, 3, 5, 1, dtype=dtype), []
     for default in (torch.float32, dtype):
         disable()
         enable(mode)
-        try:
-            torch.set_default_dtype(default)
-            with torch.no_grad():
-                results.append(first(embeds(patches, patch_coord=COORD)))
-        finally:
-            torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(default)
+        with torch.no_grad():
+            results.append(first(embeds(patches, patch_coord=COORD)))
     assert torch.equal(*results) and status().calls["pos_embed", mode] == 1
 
 
