@@ -4,6 +4,7 @@ import copy
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import hypothesis
 import pytest
@@ -83,10 +84,10 @@ def test_many_switches_leave_nothing(for_one):
     assert is_pristine() and not install._enabled and not install._holders
 
 
-def test_overlapping_requests_in_threads():
-    model, interval = small_vit(depth=0), sys.getswitchinterval()
+def test_overlapping_requests_in_threads(request):
+    model = small_vit(depth=0)
 
-    def request(seed):
+    def serve(seed):
         for _ in range(15):
             with enable(MODES[seed % 3], model=model if seed % 2 else None):
                 copied = copy.deepcopy(model)
@@ -94,12 +95,10 @@ def test_overlapping_requests_in_threads():
                 assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(MODES)
                 embed(copied)
 
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-5)  # other threads run between any two lines
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(request, range(4)))
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(serve, range(4)))
     assert is_pristine() and status().flags == STOCK and status().models == ()
 
 

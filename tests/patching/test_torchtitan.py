@@ -131,22 +131,20 @@ def test_compiled_without_a_break_and_what_stays_with_torchtitan(home, monkeypat
 
 
 @homes
-def test_a_replicated_dtensor_stays_one(home, tmp_path):
+def test_a_replicated_dtensor_stays_one(home, tmp_path, request):
     dtensors = pytest.importorskip("torch.distributed.tensor")
     if not hasattr(dtensors, "DTensor"):
         pytest.skip("torch < 2.5 has DTensor under another name")
     want, gradient = result_and_gradient(home)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        table, weight = (dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()]) for t in (table_of(home), WEIGHT))
-        table = table.detach().requires_grad_()
-        with running(library="torchtitan"):
-            out = call(home, table)
-        (out * weight).sum().backward()
-        assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
-    finally:
-        torch.distributed.destroy_process_group()
+    request.addfinalizer(torch.distributed.destroy_process_group)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    table, weight = (dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()]) for t in (table_of(home), WEIGHT))
+    table = table.detach().requires_grad_()
+    with running(library="torchtitan"):
+        out = call(home, table)
+    (out * weight).sum().backward()
+    assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
 
 
 def refused(error, message, *mode, **options):
