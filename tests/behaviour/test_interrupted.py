@@ -48,7 +48,6 @@ class CtrlC:
 
 FOLDER = str(Path(install.__file__).parent)
 LOCKED = {n for n, line in enumerate(Path(install.__file__).read_text().splitlines(), 1) if "with _lock:" in line}
-every_line = slow(1)
 
 
 def switch_everything(model):
@@ -64,7 +63,7 @@ def switch_nothing_but_a_handle(model):
         pass
 
 
-@pytest.mark.parametrize("stride", [every_line, 19])
+@pytest.mark.parametrize("stride", [slow(1), 19])
 @pytest.mark.parametrize("work", [slow(switch_everything), switch_nothing_but_a_handle])
 def test_an_interrupt_at_any_line_leaves_timm_removable(work, stride):
     model = small_vit(depth=0)
@@ -88,25 +87,23 @@ def test_an_interrupt_at_any_line_leaves_timm_removable(work, stride):
     assert lines > 100
 
 
-@pytest.mark.parametrize("stride", [every_line, 29])
+@pytest.mark.parametrize("stride", [slow(1), 29])
 @pytest.mark.parametrize("where", ["enable", "restore"])
 def test_an_interrupted_switch_can_be_repeated(where, stride):
     model = small_vit(depth=0)
     want, interrupted = embed(model), 0
     for line in range(1, 400, stride):
-        handle = enable("grid_sample", model=model) if where == "restore" else None
-        try:
-            with CtrlC(line):
-                if handle:
-                    handle.restore()
-                else:
-                    handle = enable("grid_sample", model=model)
-        except KeyboardInterrupt:
-            interrupted += 1
-            if handle is None:
+        stop, handle = CtrlC(line), enable("grid_sample", model=model) if where == "restore" else None
+        with suppress(KeyboardInterrupt), stop:
+            if handle:
+                handle.restore()
+            else:
                 handle = enable("grid_sample", model=model)
-                assert not torch.allclose(embed(model), want, atol=1e-4)
-                assert status().calls == {("pos_embed", "grid_sample"): 1}
+        interrupted += stop.left == 0
+        if handle is None:
+            handle = enable("grid_sample", model=model)
+            assert not torch.allclose(embed(model), want, atol=1e-4)
+            assert status().calls == {("pos_embed", "grid_sample"): 1}
         handle.restore()
         if where == "enable":
             disable()  # what the interrupted call had chosen is what the second one restores

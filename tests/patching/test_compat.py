@@ -1,13 +1,16 @@
-"""The contract with timm: what is refused, in words, and that nothing is patched then."""
+"""The contract with timm: what is refused, in words; and a method of another that ours skips keeps its effect."""
+
+from unittest import mock
 
 import pytest
 import timm
+import torch
 from timm.layers import patch_embed, pos_embed_sincos
 from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
-from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVitCfg
 
-from tests.support.oracles import defined_in, is_pristine
+from tests.support.oracles import BATCH, defined_in, is_pristine, small_vit
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import compat as contract
 from timm_naflex_fast.patching import library
@@ -42,14 +45,11 @@ def refused(*words):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_a_timm_that_is_too_old(monkeypatch):
-    monkeypatch.setattr(timm, "__version__", "1.0.15")
-    with pytest.raises(RuntimeError, match=r"needs timm >= 1\.0\.16; installed is 1\.0\.15"):
-        enable()
-    assert is_pristine()
+def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
+    real, scope = contract.attributes_read, {"__name__": "timm.without_source"}
+    without_source = "_apply_factorized_naflex_pos_embed"
+    exec(f"def {without_source}(self, x, patch_coord): pass", scope)
 
-
-def test_a_setting_that_is_new(newer, monkeypatch):
     def _apply_learned_pos_embed(self, x, grid_size):
         x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
 
@@ -57,39 +57,34 @@ def test_a_setting_that_is_new(newer, monkeypatch):
     monkeypatch.setattr(
         pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", lambda self, shape, dtype=None: self.inv_freq * self.gain
     )
+    monkeypatch.setattr(NaFlexEmbeds, without_source, scope[without_source])
+    gone = {NaFlexEmbeds: {"_apply_factorized_pos_embed"}}
+    monkeypatch.setattr(contract, "attributes_read", lambda function: real(function) - gone.get(function, set()))
     refused(
         "timm 1.0.99.dev0 is not supported",
         "NaFlexEmbeds._apply_learned_pos_embed now reads pos_embed_gain, pos_embed_tilt",
         "no longer reads pos_embed_align_corners, pos_embed_antialias",
         "RotaryEmbeddingMRope.get_embed now reads gain",
+        f"NaFlexEmbeds.{without_source} cannot be checked without its source",
+        "NaFlexEmbeds does not call _apply_factorized_pos_embed any more",
         "Nothing was changed",
     )
 
 
-def test_a_method_that_timm_does_not_call_any_more_and_one_without_source(newer, monkeypatch):
-    real, scope = contract.attributes_read, {"__name__": "timm.without_source"}
-    exec("def _apply_learned_pos_embed(self, x, grid_size): pass", scope)
-    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", scope["_apply_learned_pos_embed"])
-    gone = {NaFlexEmbeds: {"_apply_factorized_pos_embed"}}
-    monkeypatch.setattr(contract, "attributes_read", lambda function: real(function) - gone.get(function, set()))
-    refused(
-        "NaFlexEmbeds._apply_learned_pos_embed cannot be checked without its source",
-        "NaFlexEmbeds does not call _apply_factorized_pos_embed any more",
-    )
-
-
-def test_another_default_is_refused_whatever_the_version(monkeypatch):
+def test_what_is_refused_whatever_the_version(monkeypatch):
     def forward(self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False):
         pass
 
     monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
-    refused("PatchEmbedInterpolator.forward takes (self, patches", "is_linear=False")
-
-
-@pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm has no rotary embeddings")
-def test_a_missing_method_is_named(monkeypatch):
-    monkeypatch.delattr(NaFlexVit, "_generate_rope_naflex")
-    refused("NaFlexVit._generate_rope_naflex is missing")
+    monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
+    refused(
+        "PatchEmbedInterpolator.forward takes (self, patches",
+        "is_linear=False",
+        "NaFlexEmbeds._apply_factorized_pos_embed is missing",
+    )
+    monkeypatch.setattr(timm, "__version__", "1.0.15")
+    with pytest.raises(RuntimeError, match=r"needs timm >= 1\.0\.16; installed is 1\.0\.15"):
+        enable()
 
 
 def test_what_a_function_reads_of_self():
@@ -99,3 +94,43 @@ def test_what_a_function_reads_of_self():
         return hasattr(self, "by_hasattr") and self.method()
 
     assert contract.attributes_read(function) == {"read", "by_getattr", "by_hasattr", "method"}
+
+
+class Tripled(PatchEmbedInterpolator):
+    def resample_linear_weight(self, weight, size):
+        return 3 * super().resample_linear_weight(weight, size)
+
+
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
+    plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
+    tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
+    if how == "instance":
+        own = tripled.resample_linear_weight
+        tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
+    elif how == "hook":
+        if not hasattr(tripled, "resampler"):
+            pytest.skip("this timm has no resampler")
+        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+    weight = torch.randn(5, 768, requires_grad=not frozen)
+    want = tripled(patches, weight, None, (8, 8))
+    assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
+    plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
+    with enable():
+        for _ in range(2):
+            assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
+        before = status().calls["patch_embed", "matmul"]
+        assert before >= 2  # what another's method calls in the end is ours
+        plain(patches, weight, None, (8, 8))
+        assert status().calls["patch_embed", "matmul"] == before + 1
+
+
+@pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings")
+def test_a_patched_rotary_module_keeps_its_effect():
+    model = small_vit(rope_type="axial")
+    want, cls = model(BATCH), type(model.rope)
+    name = "get_batch_embeds" if hasattr(cls, "get_batch_embeds") else "get_embed"
+    with mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy, enable():
+        assert torch.allclose(model(BATCH), want, atol=1e-5)
+        assert spy.called and status().calls["rope", "stock"] == 1

@@ -11,9 +11,9 @@ from timm_naflex_fast import disable, enable, status
 pytestmark = pytest.mark.usefixtures("clean")
 
 
-def test_what_ran_since_enable_is_said():
+def test_each_enable_counts_what_ran_since():
     model = small_vit()
-    enable()
+    first = enable()
     assert "(nothing yet)" in str(status())
     embed(model)
     assert "pos_embed: matmul        1" in str(status())
@@ -21,6 +21,14 @@ def test_what_ran_since_enable_is_said():
         embed(model), embed(model)
         assert status().calls == {("pos_embed", "interpolate_cached"): 2}
     assert status().calls == {("pos_embed", "matmul"): 1}
+    enable("grid_sample")
+    embed(model)
+    first.restore()
+    embed(model)
+    assert status().calls == {("pos_embed", "grid_sample"): 2}
+    disable(model)
+    embed(model)
+    assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
     disable()
     assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
 

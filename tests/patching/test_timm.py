@@ -163,7 +163,7 @@ def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
         ("interpolate_cached", True, "stock", "interpolate_cached"),
     ],
 )
-def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
+def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, monkeypatch):
     model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
     want = embed(model)
     enable(mode)
@@ -177,6 +177,13 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
     suffix = "_grid_sample" if flagged else ""
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_naflex_pos_embed{suffix}"] == who
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
+    monkeypatch.setattr(patching, "recorded", lambda: True)
+    monkeypatch.setattr(patching, "tracer", lambda: "export")
+    enable(mode)
+    embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
+    assert status().calls == Counter(
+        [("pos_embed", who), ("pos_embed", "stock")]
+    )  # plain images alone are left to timm
 
 
 @pytest.mark.skipif(patching.TIMM_SAMPLER != "grid_sample", reason="the flag of older timm cannot be vmapped")
@@ -194,19 +201,6 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     assert status().calls == {("pos_embed", "stock"): 1} and status().fallbacks == {"a torch.func transform": 1}
     assert "ran 1 time: a torch.func transform" in str(status())
-
-
-@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_while_tracing_plain_images_alone_are_left_to_timm(kind, monkeypatch):
-    model = small_vit(pos_embed=kind)
-    monkeypatch.setattr(patching, "recorded", lambda: True)
-    monkeypatch.setattr(patching, "tracer", lambda: "export")
-    enable()
-    embed(model)
-    assert status().calls == {("pos_embed", "matmul"): 1}
-    model.embeds(torch.randn(2, 1, 20, 36))
-    assert status().calls == {("pos_embed", "matmul"): 1, ("pos_embed", "stock"): 1}
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")

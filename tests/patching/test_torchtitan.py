@@ -114,19 +114,13 @@ def test_equals_torchtitan_forward_and_gradient(functions, home, mode, strategy)
 
 
 @homes
-def test_compiled_without_a_break(home):
+def test_compiled_without_a_break_and_what_stays_with_torchtitan(home, monkeypatch):
+    """Type checks and other interpolations."""
     table = table_of(home)
     want = call(home, table)
     with running(library="torchtitan"):
         got = torch.compile(lambda: call(home, table), backend="eager", fullgraph=True)()
-    assert relative(got, want) <= 2e-6
-
-
-@homes
-def test_type_checks_and_other_interpolations_see_torchtitans_own_code(home, monkeypatch):
-    table = table_of(home)
-    want = call(home, table)
-    with enable(library="torchtitan"):
+        assert relative(got, want) <= 2e-6 and status().fallbacks == {}
         if home == KIMI:
             with pytest.raises(ValueError, match="align_corners"):  # by the loop above, which knows no "nearest"
                 call(home, table, mode="nearest")
@@ -137,33 +131,26 @@ def test_type_checks_and_other_interpolations_see_torchtitans_own_code(home, mon
 
 
 @homes
-def test_a_replicated_dtensor_stays_one(home, tmp_path):
+def test_a_replicated_dtensor_stays_one(home, tmp_path, request):
     dtensors = pytest.importorskip("torch.distributed.tensor")
     if not hasattr(dtensors, "DTensor"):
         pytest.skip("torch < 2.5 has DTensor under another name")
     want, gradient = result_and_gradient(home)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        table, weight = (dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()]) for t in (table_of(home), WEIGHT))
-        table = table.detach().requires_grad_()
-        with running(library="torchtitan"):
-            out = call(home, table)
-        (out * weight).sum().backward()
-        assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
-    finally:
-        torch.distributed.destroy_process_group()
+    request.addfinalizer(torch.distributed.destroy_process_group)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    table, weight = (dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()]) for t in (table_of(home), WEIGHT))
+    table = table.detach().requires_grad_()
+    with running(library="torchtitan"):
+        out = call(home, table)
+    (out * weight).sum().backward()
+    assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
 
 
 def refused(error, message, *mode, **options):
     with pytest.raises(error, match=message):
         enable(*mode, library="torchtitan", **options)
     assert not status().replaced
-
-
-def test_what_cannot_be_chosen_is_named():
-    refused(ValueError, r"grid_sample.*'stock', 'interpolate_cached', 'matmul'", "grid_sample")
-    refused(ValueError, "torchtitan knows no model", model=torch.nn.Linear(2, 2))
 
 
 def test_a_part_whose_needs_are_not_installed_is_left_out(monkeypatch):
@@ -183,7 +170,9 @@ def test_a_part_whose_needs_are_not_installed_is_left_out(monkeypatch):
     refused(RuntimeError, "No module named 'fla'")
 
 
-def test_an_older_and_a_changed_release_are_refused(monkeypatch):
+def test_what_is_refused():
+    refused(ValueError, r"grid_sample.*'stock', 'interpolate_cached', 'matmul'", "grid_sample")
+    refused(ValueError, "torchtitan knows no model", model=torch.nn.Linear(2, 2))
     sys.modules["torchtitan"].__version__ = "0.2.9"
     refused(RuntimeError, r"needs torchtitan >= 0\.3\.0")
     sys.modules["torchtitan"].__version__ = "0.3.1"

@@ -14,7 +14,7 @@ try:
 except ImportError:  # torch < 2.6
     fully_shard = None
 
-TABLES = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}
+KINDS = ["learned", "factorized"]
 WRAPS = ["ddp"] + ["fsdp2"] * (fully_shard is not None)
 WHOLE = vit_batch([(5, 7), (12, 4), (3, 3), (8, 8)])
 
@@ -51,7 +51,7 @@ def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     results, share = {}, {name: value[rank::2] for name, value in WHOLE.items()}
     for wrap in WRAPS:
-        for kind in TABLES:
+        for kind in KINDS:
             with enable():
                 losses, grads = train(wrapped(small_vit(pos_embed=kind), wrap), share)
                 calls = dict(status().calls)
