@@ -159,10 +159,9 @@ class Embeds(torch.nn.Module):
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
 
 
-OTHER_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, *map(slow, OTHER_INTEGERS)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, *map(slow, (torch.uint8, torch.int8, torch.int16, torch.int32))], ids=str
+)
 @pytest.mark.parametrize("how", ["compile", "export", "trace"])
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
     model, x = Embeds(length=450), torch.zeros(3, 450, 8)
