@@ -6,25 +6,16 @@ import torch
 from tests.support.oracles import Case, finished_tables, kept_tensors, stock
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.resampling import cache
 
 CASE = Case(length=40)
 
 
-@pytest.fixture(params=STRATEGY_NAMES, autouse=True)
-def strategy(request):
-    cache.clear_all()
-    return request.param
+pytestmark = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 
 
 @pytest.fixture
 def add(strategy):
-    def add(table, x=None):
-        x = CASE.x() if x is None else x
-        options = {"mode": "bicubic"} if strategy == "grid_sample" else CASE.options
-        return add_pos_embed_(x, table, CASE.coord(), strategy=strategy, **options)
-
-    return add
+    return lambda table, x=None: add_pos_embed_(CASE.x() if x is None else x, table, CASE.coord(), strategy=strategy)
 
 
 def test_the_third_call_resamples_nothing(add, monkeypatch):
