@@ -10,8 +10,10 @@ from tests.support.oracles import Largest, relative, row_major
 from timm_naflex_fast.functional import (
     add_factorized_pos_embed_,
     add_pos_embed_,
+    resample_patch_kernel,
     resample_pos_embed,
     resample_pos_embeds,
+    resize_matrix,
 )
 
 COORD = row_major([(2, 3), (3, 2)])
@@ -44,11 +46,12 @@ def test_what_else_describes_the_same(strategy):
 
 
 NO_NUMBERS = [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)]
-NAMES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'"
+NO_SIZES = [(dict(size=size), r"size must be \(h, w\)") for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))]
+NAMES, MODES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'", "valid: 'bilinear', 'bicubic'"
 WRONG = {
     add_pos_embed_: [
         (dict(strategy="stock"), NAMES),
-        (dict(mode="nearest"), "valid: 'bilinear', 'bicubic'"),
+        (dict(mode="nearest"), MODES),
         (dict(table=torch.zeros(2, 5, 5, 4)), "table must have shape"),
         (dict(table=LINE), "table must have shape"),
         *[(dict(table=table), "table must be a tensor of real numbers") for table in NO_NUMBERS],
@@ -71,8 +74,15 @@ WRONG = {
     ],
     resample_pos_embed: [
         (dict(table=LINE), r"shape \(H0, W0, C\)"),
-        (dict(mode="area"), "valid: 'bilinear', 'bicubic'"),
+        (dict(mode="area"), MODES),
+        *NO_SIZES,
     ],
+    resample_patch_kernel: [
+        (dict(weight=TABLE), r"\(O, I, H0, W0\)"),
+        (dict(mode="nearest"), MODES),
+        *NO_SIZES,
+    ],
+    resize_matrix: [(dict(mode="nearest"), MODES), (dict(n=0), "n and n0 must be lengths")],
     resample_pos_embeds: [
         (dict(merge=3), "merge must divide every height and width; 3 does not divide 4 x 4"),
         (dict(merge=0), "merge must be an integer of at least 1"),
@@ -80,16 +90,18 @@ WRONG = {
         (dict(grid_sizes=[(4, 0)]), "integers of at least 1"),
         (dict(grid_sizes=torch.zeros(2)), r"shape \(B, 2\) or \(B, 3\)"),
         (dict(padding="last"), "'last' is not valid; valid: 'zeros', 'first'"),
-        (dict(mode="nearest"), "valid: 'bilinear', 'bicubic'"),
+        (dict(mode="nearest"), MODES),
         (dict(strategy="fast"), NAMES),
         (dict(table=LINE), r"shape \(H0, W0, C\)"),
         (dict(table=TABLE.long()), "floating point"),
     ],
 }
 RIGHT = {
-    add_pos_embed_: dict(table=TABLE, patch_coord=COORD),
-    add_factorized_pos_embed_: dict(table_y=LINE, table_x=LINE, patch_coord=COORD),
+    add_pos_embed_: dict(x=None, table=TABLE, patch_coord=COORD),
+    add_factorized_pos_embed_: dict(x=None, table_y=LINE, table_x=LINE, patch_coord=COORD),
     resample_pos_embed: dict(table=TABLE, size=(2, 3)),
+    resample_patch_kernel: dict(weight=torch.zeros(2, 3, 4, 4), size=(2, 3)),
+    resize_matrix: dict(n=3, n0=4),
     resample_pos_embeds: dict(table=TABLE, grid_sizes=[(4, 4), (2, 6)], mode="bilinear"),
 }
 
@@ -98,12 +110,11 @@ RIGHT = {
     ("function", "change", "message"), [(function, *wrong) for function in WRONG for wrong in WRONG[function]]
 )
 def test_errors_name_what_is_valid_and_change_nothing(function, change, message):
-    arguments = RIGHT[function] | change
-    if function in (add_pos_embed_, add_factorized_pos_embed_):
-        arguments = dict(x=torch.zeros(2, 6, 4)) | arguments
+    x = dict(x=torch.zeros(2, 6, 4)) if "x" in RIGHT[function] else {}
+    arguments = RIGHT[function] | x | change
     with pytest.raises(ValueError, match=message):
         function(**arguments)
-    assert "x" not in arguments or not arguments["x"].any()
+    assert not x or not arguments["x"].any()
 
 
 def test_the_mode_of_packed_embeddings_has_no_default():
@@ -111,9 +122,10 @@ def test_the_mode_of_packed_embeddings_has_no_default():
         resample_pos_embeds(TABLE, [(4, 4)])
 
 
-MODES = ["bilinear", "bicubic"]
 sides, flags, few = st.integers(1, 12), st.booleans(), st.integers(1, 3)
-how = dict(mode=st.sampled_from(MODES), antialias=flags, align_corners=flags, ar_preserving=flags, merge=few)
+how = dict(
+    mode=st.sampled_from(["bilinear", "bicubic"]), antialias=flags, align_corners=flags, ar_preserving=flags, merge=few
+)
 frames = st.lists(st.tuples(few, sides, sides), min_size=1, max_size=5)
 
 
@@ -141,7 +153,7 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_computed_in_float32_at_least_and_cast_once(dtype, mode):
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
     want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode))

@@ -7,7 +7,6 @@ import torch
 
 from tests.support.checks import HALF, by_functions
 from tests.support.oracles import Case, relative, row_major, stock, tables
-from timm_naflex_fast.functional import add_pos_embed_
 
 STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
 KINDS = ["learned", "factorized"]
@@ -109,15 +108,3 @@ def test_jit_trace_holds_for_other_grids(kind, strategy, grad, ar_preserving):
         with torch.no_grad():
             stock(case, embeds, want, other)
         torch.testing.assert_close(traced(case.x(), other).detach(), want, atol=2e-5, rtol=0)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_jacobians_by_vmap(strategy):
-    table, coord = torch.randn(3, 4, 2, dtype=torch.float64), row_major([(2, 3), (4, 1)])
-
-    def embed(table):
-        return add_pos_embed_(torch.zeros(2, 6, 2, dtype=torch.float64), table * 1, coord, strategy=strategy)
-
-    by_loop = torch.autograd.functional.jacobian(embed, table)
-    by_vmap = torch.autograd.functional.jacobian(embed, table, vectorize=True)
-    assert by_loop.abs().max() > 0 and torch.allclose(by_vmap, by_loop, atol=1e-6)

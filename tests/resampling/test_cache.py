@@ -20,11 +20,7 @@ def nbytes():
 def met(source, *sizes):
     """Ask for a table of each size, made from ``source``: the sizes of those that were not kept."""
     made = []
-
-    def build(copies, size):
-        made.append(size)
-        return torch.ones(1000)
-
+    build = lambda copies, size: made.append(size) or torch.ones(1000)
     tables = list(cache.cached_resized((source,), list(sizes), "kind", build))
     assert all(torch.equal(table, torch.ones(1000)) for table in tables) and len(tables) == len(sizes)
     return made
@@ -42,17 +38,25 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
 
 
 def test_oldest_use_out_first(monkeypatch):
-    table = torch.zeros(10)
+    table, source = torch.zeros(10), torch.zeros(1000)
+    other = cache.cached("others")(lambda n: torch.zeros(1000))
     monkeypatch.setattr(cache, "_limit", 3 * 4400 + 1000)
     made = [met(table, (n, n)) for n in (1, 2, 3, 1, 4)]
     assert [len(sizes) for sizes in made] == [1, 1, 1, 0, 1]
     assert met(table, (1, 1)) == []  # used since (2, 2), so still here
     assert met(table, (2, 2)) == [(2, 2)]  # the oldest use, so dropped
-
-
-def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):
+    monkeypatch.setattr(cache, "_limit", 4 * 4500)
+    met(source, (1, 1))
+    for n in range(5):
+        assert met(source, (1, 1)) == []  # the copy of the source is used as recently as its tables
+        other(n)
+    cache.clear_all()
+    met(table, (1, 1), (2, 2), (3, 3))
+    monkeypatch.setattr(cache, "_limit", nbytes() + 500)
+    other(1)
+    assert met(table, (2, 2), (3, 3)) == []  # the oldest table goes before the copy that all of them need
     monkeypatch.setattr(cache, "_limit", 100)
-    assert met(torch.zeros(10), (1, 1)) == [(1, 1)] and nbytes() == 0
+    assert met(torch.zeros(10), (1, 1)) == [(1, 1)] and nbytes() == 0  # too large to keep, and returned all the same
 
 
 def test_parameters_can_be_swapped_after_a_cached_call():
@@ -110,15 +114,6 @@ def test_every_dtype_layout_and_shape_is_compared_bit_by_bit(dtype, shape, layou
     assert met(source, (1, 1)) == [(1, 1)]
 
 
-def test_the_contents_of_a_source_are_used_as_recently_as_its_tables(monkeypatch):
-    source = torch.zeros(1000)
-    monkeypatch.setattr(cache, "_limit", 4 * 4500)
-    met(source, (1, 1))
-    for n in range(5):
-        assert met(source, (1, 1)) == []
-        cache.cached("others")(lambda n: torch.zeros(1000))(n)
-
-
 def test_a_lock_is_held_while_a_process_forks(monkeypatch):
     registered, lock = {}, threading.Lock()
     monkeypatch.setattr(os, "register_at_fork", registered.update)
@@ -134,14 +129,6 @@ def test_what_is_kept_is_built_plainly():
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.no_modes():
         assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
-
-
-def test_the_oldest_table_goes_before_the_contents_that_all_of_them_need(monkeypatch):
-    source = torch.zeros(100)
-    met(source, (1, 1), (2, 2), (3, 3))
-    monkeypatch.setattr(cache, "_limit", nbytes())
-    cache.cached("others")(lambda n: torch.zeros(100))(1)
-    assert met(source, (2, 2), (3, 3)) == []
 
 
 def test_what_is_forgotten_counts_as_never_met():

@@ -9,14 +9,10 @@ from timm_naflex_fast.resampling.checks import LARGEST
 from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch, whole_numbers
 
 
-def x_for(coord):
-    return torch.zeros(*coord.shape[:2], 3)
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64])
 def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
     coord = row_major([(2, 3), (4, 1), (2, 3), (1, 1)], dtype=dtype)
-    groups, counts = group_grids(coord, x_for(coord))
+    groups, counts = group_grids(coord, coord.float())
     assert groups == [GridGroup(2, 3, [0, 2], 6), GridGroup(4, 1, [1], 4), GridGroup(1, 1, [3], 1)]
     assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
 
@@ -31,7 +27,7 @@ def test_whole_batch():
 def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
     coord = row_major([(2, 3), (2, 3)], length=10)
     coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [-1, 1], [1, -2]])
-    (regular, other), counts = group_grids(coord, x_for(coord), embeds_padding=True)
+    (regular, other), counts = group_grids(coord, coord.float(), embeds_padding=True)
     assert regular == GridGroup(2, 3, [0], 6, embeds_padding=True)
     assert other.samples == [1] and other.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 0]
     assert counts == [(6, 4), (10, 0)]
@@ -40,7 +36,7 @@ def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
 def only(y, x, tokens):
     """Coordinates of one sample whose tokens all lie in one cell."""
     coord = torch.tensor([[[y, x]]]).expand(1, tokens, 2)
-    return coord, x_for(coord)
+    return coord, coord.float()
 
 
 def test_how_many_cells_a_grid_may_have():
@@ -51,7 +47,7 @@ def test_how_many_cells_a_grid_may_have():
     with pytest.raises(ValueError, match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"):
         group_grids(*only(0, 499, 4), whole_square=True)
     coord = row_major([(1, 500)])
-    assert len(group_grids(coord, x_for(coord), whole_square=True)[0]) == 1  # no token is missing
+    assert len(group_grids(coord, coord.float(), whole_square=True)[0]) == 1  # no token is missing
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

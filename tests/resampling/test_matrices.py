@@ -39,11 +39,6 @@ def test_a_matrix_in_half_precision_is_one_cast():
     assert torch.equal(resize_matrix(3, 5, dtype=torch.bfloat16), resize_matrix(3, 5).bfloat16())
 
 
-def test_unknown_mode_names_the_valid_ones():
-    with pytest.raises(ValueError, match="'bilinear', 'bicubic'"):
-        resize_matrix(3, 4, "nearest")
-
-
 @given(sizes, sizes, st.tuples(sides, sides), modes, st.booleans(), st.booleans(), st.booleans())
 def test_resample_pos_embed_is_interpolate(h, w, table_size, mode, antialias, align_corners, ar_preserving):
     table = torch.randn(*table_size, 3, dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.oracles import cell_weights, reference
 from timm_naflex_fast.resampling.grids import Batch, GridGroup
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample_learned, resize_steps
 
 
@@ -26,24 +26,14 @@ def test_steps_read_only_what_is_not_zero():
 
 
 @pytest.mark.parametrize(
-    "mode,table,grid,count",
-    [
-        ("bilinear", (16, 16), (16, 15), 1),
-        ("bilinear", (16, 16), (9, 27), 1),
-        ("bicubic", (16, 16), (24, 24), 2),
-        ("bicubic", (32, 32), (17, 18), 2),
-        ("bicubic", (32, 32), (2, 2), 2),
-        ("bilinear", (16, 16), (2, 24), 2),
-        ("bicubic", (4, 4), (5, 5), 1),
-    ],
+    ("mode", "side", "together", "one_by_one"),
+    [("bilinear", 16, [(16, 15), (9, 27)], [(2, 24)]), ("bicubic", 16, [], [(24, 24)])]
+    + [("bicubic", 32, [], [(17, 18), (2, 2)]), ("bicubic", 4, [(5, 5)], [])],
 )
-def test_the_choice_follows_the_taps(mode, table, grid, count):
-    assert len(steps_of(*grid, table, ResizeSpec(mode))) == count
-    a_h, a_w = (axis_matrix(axis, *grid, table[axis], ResizeSpec(mode)) for axis in (0, 1))
-    assert both_axes_together(int((a_h != 0).sum()), int((a_w != 0).sum()), grid, table[1]) is (count == 1)
-
-
-def test_never_more_than_sixteen_taps_at_once():
+def test_the_choice_follows_the_taps(mode, side, together, one_by_one):
+    for grid in (*together, *one_by_one):
+        assert len(steps_of(*grid, (side, side), ResizeSpec(mode))) == (1 if grid in together else 2)
+    # Never more than sixteen taps at once.
     assert both_axes_together(4, 4, (1, 1), 10) and not both_axes_together(5, 4, (1, 1), 10)
 
 

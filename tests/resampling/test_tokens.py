@@ -15,20 +15,14 @@ def test_padding_in_half_precision_is_summed_in_float32():
     assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16
 
 
-@pytest.mark.parametrize("samples", [1, IN_A_ROW, IN_A_ROW + 1, 5000])
+@pytest.mark.parametrize("samples", [1, 2, 7, IN_A_ROW, IN_A_ROW + 1, 5000])
 def test_a_long_sum_does_not_drift(samples):
-    x = torch.full((samples, 1, 1), 0.1)
+    x, pairwise = torch.full((samples, 1, 1), 0.1), PairwiseSum()
     (group,), counts = group_grids(row_major([(1, 1)] * samples), x)
-    for copy in (False, True):
-        total = Tokens.split(x, counts).sum(group, torch.float32, copy)
-        assert abs(total.item() / (samples * x[0].double().item()) - 1) <= 1e-6
-        assert copy <= (total.data_ptr() != x.data_ptr())
-
-
-@pytest.mark.parametrize("parts", [1, 2, 7, 5000])
-def test_a_pairwise_sum_does_not_drift(parts):
-    total = PairwiseSum()
-    for _ in range(parts):
-        total.add(torch.full((1,), 0.1))
-        assert len(total._sums) <= 13
-    assert abs(total.total().item() / (parts * torch.tensor(0.1).double().item()) - 1) <= 1e-6
+    totals = [Tokens.split(x, counts).sum(group, torch.float32, copy) for copy in (False, True)]
+    assert totals[1].data_ptr() != x.data_ptr()
+    for part in x.clone():
+        pairwise.add(part)
+        assert len(pairwise._sums) <= 13
+    for total in (*totals, pairwise.total()):
+        assert abs(total.item() / (samples * torch.tensor(0.1).double().item()) - 1) <= 1e-6

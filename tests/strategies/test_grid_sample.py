@@ -52,9 +52,5 @@ def test_runs_no_grid_sample_over_the_tokens(monkeypatch):
     want = torch.zeros(1, 12, 4)
     stock(case, embeds, want, case.coord())
     direct(case, embeds, torch.zeros(1, 12, 4), case.coord())  # the matrices are kept now
-
-    def no_more(*args, **kwargs):
-        raise AssertionError("F.grid_sample was called")
-
-    monkeypatch.setattr(F, "grid_sample", no_more)
+    monkeypatch.setattr(F, "grid_sample", None)
     torch.testing.assert_close(direct(case, embeds, torch.zeros(1, 12, 4), case.coord()), want, atol=2e-6, rtol=0)
