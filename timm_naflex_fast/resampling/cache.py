@@ -147,6 +147,8 @@ def cached_resized(
         if table is None:
             with no_modes():
                 table = build(entry.bits, size).contiguous()
+                if any(table.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in entry.bits):
+                    table = table.clone()
             _add(parameters, entry, (size, key), table)
         yield table
 
