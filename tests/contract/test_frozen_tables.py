@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.checks import during
+from tests.support.checks import HALF, during
 from tests.support.oracles import Case, finished_tables, kept_tensors
 from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.names import STRATEGY_NAMES
@@ -17,13 +17,14 @@ def add(strategy):
     return lambda table, x=None: add_pos_embed_(CASE.x() if x is None else x, table, CASE.coord(), strategy=strategy)
 
 
-def test_the_third_call_resamples_nothing(add, monkeypatch):
-    table = torch.randn(6, 5, 4)
-    want = add(table.clone())
-    assert all(torch.equal(add(table), want) for _ in range(2))
+def test_the_third_call_resamples_nothing_in_each_dtype_of_x(add, monkeypatch):
+    table, wants = torch.randn(6, 5, 4), {}
+    for dtype in (*HALF, torch.float32):
+        wants[dtype] = add(table.clone(), CASE.x().to(dtype))
+        assert all(torch.equal(add(table, CASE.x().to(dtype)), wants[dtype]) for _ in range(2))
     monkeypatch.setattr(torch, "embedding_bag", None)
     monkeypatch.setattr(torch.nn.functional, "interpolate", None)
-    assert torch.equal(add(table), want)
+    assert all(torch.equal(add(table, CASE.x().to(dtype)), want) for dtype, want in wants.items())
 
 
 def swapped(tables):
@@ -96,15 +97,6 @@ def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):
     assert torch.equal(out.detach(), add(table.clone()))
     out.square().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * out.detach())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kept_in_the_dtype_of_x(add, dtype):
-    table = torch.randn(6, 5, 4)
-    for kind in (dtype, torch.float32, dtype):
-        want = add(table.clone(), CASE.x().to(kind))
-        for _ in range(3):
-            assert torch.equal(add(table, CASE.x().to(kind)), want)
 
 
 def test_a_table_much_larger_than_the_grids_is_not_compared_by_sums(add, strategy):

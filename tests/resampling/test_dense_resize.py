@@ -11,10 +11,10 @@ from timm_naflex_fast.functional import add_pos_embed_
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 
-def second_derivative(add, case, x, coord):
+def second_derivative(add, case):
     embeds = case.embeds()
-    out = x.requires_grad_() * 1
-    add(case, embeds, out, coord)
+    out = case.x().requires_grad_() * 1
+    add(case, embeds, out, case.coord())
     (grad,) = torch.autograd.grad((out**3).sum(), embeds.pos_embed, create_graph=True)
     grad.square().sum().backward()
     return embeds.pos_embed.grad
@@ -24,15 +24,9 @@ def second_derivative(add, case, x, coord):
 @pytest.mark.parametrize("case", [BASE, Case(sizes=[(4, 5), (6, 5)], ar_preserving=True)])
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
 def test_second_derivatives_equal_timms(case, strategy):
-    ours = partial(by_functions, strategy=strategy)
-    want = second_derivative(stock, case, case.x(), case.coord())
+    want = second_derivative(stock, case)
     assert want.abs().max() > 0
-    assert relative(second_derivative(ours, case, case.x(), case.coord()), want) <= 1e-5
-    order = torch.randperm(case.sizes[0][0] * case.sizes[0][1])
-    x, coord = case.x(), case.coord()
-    for tokens in (x, coord):
-        tokens[0, : len(order)] = tokens[0, order]
-    assert relative(second_derivative(ours, case, x, coord), want) <= 1e-5
+    assert relative(second_derivative(partial(by_functions, strategy=strategy), case), want) <= 1e-5
 
 
 @pytest.mark.parametrize("how", ["eager", "compile"])
