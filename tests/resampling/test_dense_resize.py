@@ -29,24 +29,17 @@ def test_second_derivatives_equal_timms(case, strategy):
     assert relative(second_derivative(partial(by_functions, strategy=strategy), case), want) <= 1e-5
 
 
-@pytest.mark.parametrize("how", ["eager", "compile"])
+@pytest.mark.parametrize("how", ["eager", "frozen table", "compile"])
 def test_second_derivatives_without_the_last_cell(how):
     """Another token than the last tells the height, and another one the width."""
     coord, x, table, got = row_major([(4, 5)])[:, :19].flip(1), torch.randn(1, 19, 4), torch.randn(6, 5, 4), []
     ours = lambda x, table: add_pos_embed_(x * 1, table, coord, mode="bicubic")
     for add in (
-        ours if how == "eager" else torch.compile(ours, backend="eager", fullgraph=True),  # AOTAutograd has none
+        torch.compile(ours, backend="eager", fullgraph=True) if how == "compile" else ours,  # AOTAutograd has none
         lambda x, table: x + reference(table.double(), (4, 5), ResizeSpec("bicubic")).flatten(0, 1)[None, :19].flip(1),
     ):
-        leaves = x.clone().requires_grad_(), table.clone().requires_grad_()
-        grads = torch.autograd.grad((add(*leaves) ** 3).sum(), leaves, create_graph=True)
+        inputs = x.clone(), table.clone()
+        leaves = [leaf.requires_grad_() for leaf in (inputs[:1] if how == "frozen table" else inputs)]
+        grads = torch.autograd.grad((add(*inputs) ** 3).sum(), leaves, create_graph=True)
         got.append(torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves))
     assert all(relative(*both) <= 1e-5 for both in zip(*got))
-
-
-def test_second_derivatives_that_bypass_the_table_still_work():
-    embeds, x = BASE.embeds().requires_grad_(False), BASE.x().requires_grad_()
-    out = by_functions(BASE, embeds, x * 1, BASE.coord())
-    (grad,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
-    grad.sum().backward()
-    torch.testing.assert_close(x.grad, 6 * out.detach())

@@ -32,8 +32,8 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     if align_corners and not NEW_TIMM:
         pytest.skip("older timm has no align_corners")
     sizes = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
-    options = dict(mode=mode, align_corners=align_corners, seed=3, use_grid_sample=True)
-    case = Case(sizes=sizes, table_size=table, channels=64, length=3072, **options)
+    how = dict(mode=mode, align_corners=align_corners)
+    case = Case(sizes=sizes, table_size=table, channels=64, length=3072, seed=3, use_grid_sample=True, **how)
     embeds, coord = case.embeds().requires_grad_(False), case.coord()
     theirs, mine = torch.zeros(2, 5, 3072, 64)
     stock(case, embeds, theirs, coord)
@@ -41,8 +41,5 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     size, cell = (coord.amax(1, keepdim=True) + 1).double(), coord.double()
     where = 2 * cell / (size - 1) - 1 if align_corners else (2 * cell + 1) / size - 1
     images = embeds.pos_embed.double().permute(0, 3, 1, 2).expand(5, -1, -1, -1)
-    exact = F.grid_sample(
-        images, where.flip(-1)[:, :, None], mode=mode, padding_mode="border", align_corners=align_corners
-    )
-    exact = exact[..., 0].transpose(1, 2)
+    exact = F.grid_sample(images, where.flip(-1)[:, :, None], padding_mode="border", **how)[..., 0].transpose(1, 2)
     assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max()
