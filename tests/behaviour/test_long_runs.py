@@ -17,8 +17,6 @@ from tests.support.checks import slow
 from tests.support.oracles import BATCH, embed, small_vit, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import install
-from timm_naflex_fast.resampling import cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,27 +74,6 @@ def test_models_in_dataloader_workers(method):
         for (got, calls), item in zip(loader, want, strict=True):
             torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
             assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("lock", [cache._lock, install._lock], ids=["cache", "install"])
-def test_a_fork_waits_for_a_thread_that_holds_a_lock(lock):
-    held = threading.Event()
-
-    def hold():
-        with lock:
-            held.set()
-            time.sleep(0.3)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        # The lock must be free for this thread; PyTorch itself is not safe to use here.
-        os._exit(0 if lock.acquire(timeout=5) else 1)
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.slow

@@ -14,19 +14,6 @@ from timm_naflex_fast.resampling import cache
 EXACT = ["matmul", "interpolate_cached"]
 
 
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-@pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("size", [(6, 5), (6, 3), (3, 5), (4, 4)])
-def test_what_is_cached_owns_its_memory(kind, strategy, size):
-    case = Case(sizes=[size], length=30, kind=kind)
-    embeds = case.embeds().requires_grad_(False)
-    want, *_ = (by_functions(case, embeds, case.x(), case.coord(), strategy) for _ in range(3))
-    for parameter in tables(embeds):
-        old, parameter.data = parameter.data, parameter.data.clone()
-        old.zero_()  # the old memory is used again
-    assert relative(by_functions(case, embeds, case.x(), case.coord(), strategy), want) <= 2e-6
-
-
 @pytest.mark.parametrize("moment", ["copied", "resized"])
 @pytest.mark.parametrize("strategy", EXACT)
 def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, moment, monkeypatch):

@@ -12,7 +12,7 @@ from tests.support.oracles import NEW_TIMM, Case, relative, stock
 ours, direct = (partial(add, strategy="grid_sample") for add in (by_timms_method, by_functions))
 
 
-def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate():
+def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate(monkeypatch):
     case = Case(sizes=[(3, 4), (5, 2)], mode="bilinear", length=15, use_grid_sample=True)
     embeds, coord = case.embeds(), case.coord()
     order = torch.randperm(12)
@@ -22,6 +22,8 @@ def test_reordered_and_padding_tokens_get_the_cell_of_their_coordinate():
     for add in (ours, direct):
         got, got_gx, got_gp = run(add, case, embeds, coord)
         assert relative(got, want) <= 1e-6 and torch.equal(got_gx, want_gx) and relative(got_gp[0], want_gp[0]) <= 1e-5
+    monkeypatch.setattr(F, "grid_sample", None)  # only matrices, which are kept now, need it
+    assert torch.equal(run(direct, case, embeds, coord)[0], got)
 
 
 @pytest.mark.parametrize("table,mode", [((64, 48), "bicubic"), ((16, 16), "bilinear"), ((60, 60), "bilinear")])
@@ -30,8 +32,8 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     if align_corners and not NEW_TIMM:
         pytest.skip("older timm has no align_corners")
     sizes = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
-    options = dict(mode=mode, align_corners=align_corners, seed=3, use_grid_sample=True)
-    case = Case(sizes=sizes, table_size=table, channels=64, length=3072, **options)
+    how = dict(mode=mode, align_corners=align_corners)
+    case = Case(sizes=sizes, table_size=table, channels=64, length=3072, seed=3, use_grid_sample=True, **how)
     embeds, coord = case.embeds().requires_grad_(False), case.coord()
     theirs, mine = torch.zeros(2, 5, 3072, 64)
     stock(case, embeds, theirs, coord)
@@ -39,18 +41,5 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     size, cell = (coord.amax(1, keepdim=True) + 1).double(), coord.double()
     where = 2 * cell / (size - 1) - 1 if align_corners else (2 * cell + 1) / size - 1
     images = embeds.pos_embed.double().permute(0, 3, 1, 2).expand(5, -1, -1, -1)
-    exact = F.grid_sample(
-        images, where.flip(-1)[:, :, None], mode=mode, padding_mode="border", align_corners=align_corners
-    )
-    exact = exact[..., 0].transpose(1, 2)
+    exact = F.grid_sample(images, where.flip(-1)[:, :, None], padding_mode="border", **how)[..., 0].transpose(1, 2)
     assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max()
-
-
-def test_runs_no_grid_sample_over_the_tokens(monkeypatch):
-    case = Case(sizes=[(3, 4)], mode="bilinear", use_grid_sample=True)
-    embeds = case.embeds()
-    want = torch.zeros(1, 12, 4)
-    stock(case, embeds, want, case.coord())
-    direct(case, embeds, torch.zeros(1, 12, 4), case.coord())  # the matrices are kept now
-    monkeypatch.setattr(F, "grid_sample", None)
-    torch.testing.assert_close(direct(case, embeds, torch.zeros(1, 12, 4), case.coord()), want, atol=2e-6, rtol=0)
