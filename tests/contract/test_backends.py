@@ -10,17 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import checks, interpreter
-from tests.support.checks import HALF, as_close_to_float64_as_timm, by_functions, by_timms_method, during, run
+from tests.support.checks import HALF, by_backend, by_functions, by_timms_method, run
 from tests.support.oracles import Case, cases, relative, stock, tables
 from timm_naflex_fast.backends import operator, portable
 from timm_naflex_fast.patching.timm import TIMM_SAMPLER
-from timm_naflex_fast.resampling.matrices import ResizeSpec
-
-
-def by_backend(case, embeds, x, coord, backend):
-    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
-    backend.add(x, tuple(tables(embeds)), coord, spec)
-    return x
 
 
 @dataclass
@@ -117,18 +110,23 @@ def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
 def test_learned_is_as_close_to_float64_as_timm(name, data):
     case = data.draw(cases(**SMALL))
     case.channels = 1024 if case.length <= 64 else 128
-    as_close_to_float64_as_timm(WAYS[name].add, case)
+    checks.as_close_to_float64_as_timm(WAYS[name].add, case)
 
 
 @ways()
 @pytest.mark.parametrize("sizes", [[(5, 7), (6, 5), (9, 3)], [(5, 7), (40, 40), (9, 3)]], ids=["own size", "forty"])
-def test_reordered_and_dropped_tokens_get_their_own_cell(way, kind, sizes):
+def test_reordered_dropped_and_doubled_tokens_get_their_own_cell_and_gradient(way, kind, sizes):
     case = way.case(kind, sizes=sizes)
     embeds, coord, length = case.embeds(), case.coord(), case.length
     want = torch.zeros(3, length, 4)
     stock(case, embeds, want, coord)
     order = torch.stack([torch.cat((torch.randperm(h * w), torch.arange(h * w, length))) for h, w in sizes])
+    order[:, 0] = order[:, 1]  # one token twice
     index = order[..., None].expand(-1, -1, 4)
+    outs = want.gather(1, index), way.add(case, embeds, torch.zeros(3, length, 4), coord.gather(1, index[..., :2]))
+    weight = torch.randn(3, length, 4)
+    grads = [torch.autograd.grad((out * weight).sum(), tables(embeds), retain_graph=True) for out in outs]
+    assert all(relative(ours, timms) <= 1e-5 for timms, ours in zip(*grads))
     close = partial(torch.testing.assert_close, atol=0 if way.exact else 2e-6, rtol=0)
     h, w = sizes[1]
     kept = torch.cat((torch.randperm(h * w - 1)[: h * w // 4], torch.tensor([h * w - 1])))  # its corner too
@@ -149,7 +147,7 @@ def test_autocast_and_lowered_matmul_precision_change_nothing(way, kind, precisi
     with torch.autocast("cpu", torch.bfloat16):
         mixed, _, mixed_grads = run(way.add, case, embeds, coord)  # backward inside autocast too
     assert torch.equal(plain, mixed) and all(map(torch.equal, plain_grads, mixed_grads))
-    with during(torch.set_float32_matmul_precision, precision, after=torch.get_float32_matmul_precision()):
+    with checks.during(torch.set_float32_matmul_precision, precision, after=torch.get_float32_matmul_precision()):
         lowered, _, lowered_grads = run(way.add, case, embeds, coord)
     torch.testing.assert_close(lowered, plain, atol=2e-6, rtol=0)
     assert all(relative(a, b) <= 1e-6 for a, b in zip(lowered_grads, plain_grads))
@@ -197,19 +195,6 @@ def test_empty_batch(way, kind, shape):
     out = way.add(case, embeds, x, torch.zeros(*shape, 2, dtype=torch.long))
     grads = torch.autograd.grad(out.sum(), tables(embeds), allow_unused=True)
     assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
-
-
-@ways(kinds=False)
-def test_a_token_named_twice_gets_both_gradients(way):
-    case = way.case(sizes=[(3, 4)])
-    embeds, coord, grads = case.embeds(), case.coord(), []
-    coord[0, 5] = coord[0, 6]
-    for both in ((1.0, 2.0), (0.0, 3.0)):
-        upstream = torch.zeros(1, 12, 4)
-        upstream[0, 5:7] = torch.tensor(both)[:, None]
-        out = way.add(case, embeds, torch.zeros(1, 12, 4), coord)
-        grads.append(torch.autograd.grad(out, embeds.pos_embed, upstream)[0])
-    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("name", sorted(WAYS.keys() & {"portable", "triton"}))
