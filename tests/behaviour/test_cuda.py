@@ -33,9 +33,6 @@ def step(model, batch, run):
     return [out.detach().clone(), *(table.grad.clone() for table in tables(model.embeds))]
 
 
-waiting_is_an_error = partial(during, torch.cuda.set_sync_debug_mode, "error", after="default")
-
-
 def added(model, batch):
     """The position embeddings alone: PyTorch's own products of the model may take TF32."""
     coord, kind = batch["patch_coord"], model.embeds.pos_embed_type
@@ -55,7 +52,7 @@ def test_equals_timm_the_same_bits_each_time_and_never_waits(kind, rope, monkeyp
     with during(torch.use_deterministic_algorithms, True, after=False):
         same = [step(model, batch, run) for _ in range(2)]
     model(batch).sum().backward()  # keeps the rotary embeddings' numbers on the device
-    with waiting_is_an_error():
+    with during(torch.cuda.set_sync_debug_mode, "error", after="default"):  # whoever waits
         by_precision = []
         for precision in ("highest", "high"):  # the second allows TF32
             with during(torch.set_float32_matmul_precision, precision, after=before):

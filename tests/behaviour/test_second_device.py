@@ -104,8 +104,7 @@ CASES = {
 CASES |= {
     "learned, bfloat16 tokens": partial(learned, x_dtype=torch.bfloat16),
     "learned, float64": partial(learned, dtype=torch.float64, x_dtype=torch.float64),
-    "learned, second derivatives": partial(learned, twice=True),
-    "learned, second derivatives, reordered": partial(learned, coord=REORDERED, twice=True),
+    "learned, second derivatives": partial(learned, coord=REORDERED, twice=True),
     "learned, float coordinates": partial(learned, coord=COORD.float()),
     "learned, grid_sample, bilinear": partial(learned, strategy="grid_sample", mode="bilinear"),
     "learned, grid_sample, second derivatives": partial(learned, strategy="grid_sample", twice=True),
@@ -113,7 +112,6 @@ CASES |= {
     "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
     "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
     "host coordinates, factorized": partial(factorized, stays=True),
-    "packed": by_sizes,
     "packed, merge": partial(by_sizes, merge=2),
     "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
     "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),

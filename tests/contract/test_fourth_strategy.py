@@ -10,9 +10,6 @@ import timm_naflex_fast
 MODULE = '''
 """``loop``: products of dense matrices, grid by grid."""
 
-import torch
-
-from ..resampling import dense_resize
 from .matmul import SparseSums
 
 
@@ -20,8 +17,7 @@ class Dense(SparseSums):
     for_grid_sample = None
 
     def resample(self, tables, batch):
-        for group, embedding in dense_resize.resample([t.detach().double() for t in tables], batch.groups, batch.spec):
-            yield group, embedding.to(batch.dtype)
+        return self.differentiable([table.detach() for table in tables], batch)
 
 
 STRATEGY = Dense()
