@@ -185,9 +185,8 @@ def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs,
 
 def step(add, device, batch):
     generator = torch.Generator().manual_seed(batch)
-    x, table = (
-        torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in ((batch, 13, 5), (3, 4, 5))
-    )
+    shapes = (batch, 13, 5), (3, 4, 5)
+    x, table = (torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes)
     out = add(x, table, row_major(([(2, 3), (4, 2), (3, 4)] * 2)[:batch], 13).to(device))
     grads = torch.autograd.grad(out, [x, table], torch.linspace(-1, 1, out.numel()).view_as(out).to(device))
     return [t.detach().cpu() for t in (out, *grads)]

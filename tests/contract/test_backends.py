@@ -52,13 +52,12 @@ def ways(*, sampled=True):
 
 def parts(case):
     """timm's own float32 embeddings (B, N, C): the table's, or those of each factorized table by itself."""
-    out = []
-    for own in range(len(tables(case.embeds()))):
+    out = torch.zeros(len(tables(case.embeds())), len(case.sizes), case.length, case.channels)
+    for own, x in enumerate(out):
         embeds = case.embeds()
         for i, table in enumerate(tables(embeds)):
             table.data *= i == own
-        out.append(torch.zeros(len(case.sizes), case.length, case.channels))
-        stock(case, embeds, out[-1], case.coord())
+        stock(case, embeds, x, case.coord())
     return out
 
 
