@@ -1,16 +1,15 @@
 """The plain operations gather where a table is large; see contract/ for their result."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.support.checks import run
+from tests.support.checks import by_backend, run
 from tests.support.oracles import NEW_TIMM, Case, relative, stock
 from timm_naflex_fast.backends import portable
 
-
-def ours(case, embeds, x, coord):
-    portable.add(x, (embeds.pos_embed,), coord, case.spec)
-    return x
+ours = partial(by_backend, backend=portable)
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="this timm has no antialias setting")

@@ -18,10 +18,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.support.checks import as_close_to_float64_as_timm
 from tests.support.interpreter import DEVICE, HAS_TRITON, INTERPRETED, runs
 from tests.support.interpreter import add as ours  # without a trial
-from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock
+from tests.support.oracles import Case, relative, row_major, stock
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import operator
 from timm_naflex_fast.backends import triton as matmul_triton
@@ -63,14 +62,6 @@ def test_nothing_is_launched_where_autograd_forbids_to_write(monkeypatch):
     assert not launch.called
     matmul_triton.add(x[..., :4], (table,), row_major([(3, 4)]), ResizeSpec())
     assert launch.called
-
-
-@runs
-@pytest.mark.parametrize("antialias", [True, False] if NEW_TIMM else [True])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_is_as_close_to_float64_as_timm(antialias, mode):
-    case = Case(sizes=[(3, 4), (9, 2)], table_size=(7, 6), channels=512, mode=mode, antialias=antialias, seed=11)
-    as_close_to_float64_as_timm(ours, case)
 
 
 @runs
@@ -135,13 +126,6 @@ def test_a_coordinate_that_no_grid_can_have_is_nan_and_counted(value):
     assert matmul_triton.lost_tokens() - before == (1 if value == -1 else 13)
 
 
-@runs
-def test_as_long_as_the_tokens_are_many_none_is_lost():
-    n = matmul_triton.LENGTHS[0] + 76
-    case = Case(sizes=[(n, 1), (1, n)], table_size=(3, 4), channels=2)
-    close(*timms_and_ours(case, case.coord(), case.x()))
-
-
 def test_more_tokens_than_there_are_lengths_take_another_form(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     table = torch.zeros(3, 4, 2)
@@ -161,11 +145,8 @@ def test_a_misaligned_tensor_never_meets_a_kernel(monkeypatch):
 @runs
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_trial_finds_kernels_right_and_is_made_once(kind, dtype, monkeypatch):
-    attempt = Mock(wraps=matmul_triton._try)
-    monkeypatch.setattr(matmul_triton, "_try", attempt)
-    assert all(matmul_triton.agrees(LIKE.to(dtype), SHAPE, ResizeSpec(), kind) for _ in range(2))
-    attempt.assert_called_once_with(LIKE.device, dtype, SHAPE, ResizeSpec(), kind)
+def test_a_trial_finds_kernels_right(kind, dtype):
+    assert matmul_triton.agrees(LIKE.to(dtype), SHAPE, ResizeSpec(), kind)
 
 
 @runs
@@ -204,9 +185,8 @@ def test_after_a_trial_the_kernels_serve_or_the_numbers_are_the_cpus(form, errs,
 
 def step(add, device, batch):
     generator = torch.Generator().manual_seed(batch)
-    x, table = (
-        torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in ((batch, 13, 5), (3, 4, 5))
-    )
+    shapes = (batch, 13, 5), (3, 4, 5)
+    x, table = (torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes)
     out = add(x, table, row_major(([(2, 3), (4, 2), (3, 4)] * 2)[:batch], 13).to(device))
     grads = torch.autograd.grad(out, [x, table], torch.linspace(-1, 1, out.numel()).view_as(out).to(device))
     return [t.detach().cpu() for t in (out, *grads)]

@@ -20,70 +20,52 @@ pytestmark = [
     pytest.mark.usefixtures("clean"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
-kinds = pytest.mark.parametrize("kind", ["learned", "factorized"])
 
 
 def on_gpu(batch=BATCH):
     return {name: value.cuda() for name, value in batch.items()}
 
 
-def step(model, batch, run=embeds):
+def step(model, batch, run):
     model.zero_grad()
-    out = run(model, batch)
+    out = run(batch)
     (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum().backward()
     return [out.detach().clone(), *(table.grad.clone() for table in tables(model.embeds))]
 
 
-waiting_is_an_error = partial(during, torch.cuda.set_sync_debug_mode, "error", after="default")
+def added(model, batch):
+    """The position embeddings alone: PyTorch's own products of the model may take TF32."""
+    coord, kind = batch["patch_coord"], model.embeds.pos_embed_type
+    x = torch.zeros(*coord.shape[:2], 32, device=coord.device)
+    getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")(x, patch_coord=coord)
+    return x
 
 
-def test_triton_serves():
-    x, table = torch.zeros(1, 1, 32, device="cuda"), small_vit().cuda().embeds.pos_embed
-    assert triton.serves(x, table, ResizeSpec())
-    assert all(triton.agrees(x, table.shape, ResizeSpec(), kind) for kind in ("in place", "copy", "gradient"))
-
-
-@kinds
-def test_equals_timm_the_same_bits_each_time_and_never_waits(kind, monkeypatch):
+@pytest.mark.parametrize(("kind", "rope"), [("learned", "axial"), ("factorized", "dinov3")])
+def test_equals_timm_the_same_bits_each_time_and_never_waits(kind, rope, monkeypatch):
+    """Mixed rotary embeddings, and random coordinates, read the grids once: ``test_second_device.py`` counts it."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    model, batch = small_vit(pos_embed=kind).cuda(), on_gpu()
-    want = step(model, batch)
+    model, batch = small_vit(pos_embed=kind, rope_type=rope).cuda(), on_gpu()
+    run, before = partial(added, model), torch.get_float32_matmul_precision()
+    want = step(model, batch, run)
     enable()
     with during(torch.use_deterministic_algorithms, True, after=False):
-        first, second = step(model, batch), step(model, batch)
-    assert all(map(torch.equal, first, second))
-    with waiting_is_an_error():
-        third = step(model, batch)
+        same = [step(model, batch, run) for _ in range(2)]
+    model(batch).sum().backward()  # keeps the rotary embeddings' numbers on the device
+    with during(torch.cuda.set_sync_debug_mode, "error", after="default"):  # whoever waits
+        by_precision = []
+        for precision in ("highest", "high"):  # the second allows TF32
+            with during(torch.set_float32_matmul_precision, precision, after=before):
+                by_precision.append(step(model, batch, run))
+        model(batch).sum().backward()
         with torch.no_grad():
             model.eval()(batch)
-    assert all(relative(a, b) <= 1e-5 for got in (first, third) for a, b in zip(got, want))
-
-
-@kinds
-def test_tf32_flags_change_nothing(kind):
-    model, coord = small_vit(pos_embed=kind).cuda(), BATCH["patch_coord"].cuda()
-    enable()
-    results, before = [], torch.get_float32_matmul_precision()
-    for precision in ("highest", "high"):
-        with during(torch.set_float32_matmul_precision, precision, after=before):
-            out = torch.zeros(*coord.shape[:2], 32, device="cuda")
-            getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")(out, patch_coord=coord)
-            results.append([out.detach(), *torch.autograd.grad(out.square().sum(), tables(model.embeds))])
-    assert all(map(torch.equal, *results))
-
-
-@pytest.mark.parametrize("kind", ["axial", "dinov3"])
-def test_rope_never_waits_for_the_gpu(kind):
-    """Mixed rotary embeddings, and random coordinates, read the grids once: ``test_second_device.py`` counts it."""
-    model, batch = small_vit(pos_embed="none", rope_type=kind).cuda(), on_gpu()
-    enable()
-    model(batch).sum().backward()
-    with waiting_is_an_error():
-        model(batch).sum().backward()
+    assert all(map(torch.equal, *same)) and all(map(torch.equal, *by_precision))
+    assert all(relative(a, b) <= 1e-5 for got in (same[0], by_precision[0]) for a, b in zip(got, want))
 
 
 @pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
-@kinds
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("whole", [False, True], ids=["embeds", "model"])
 def test_cuda_graph_serves_other_grids(kind, whole, evicted):
     model, batch = small_vit(pos_embed=kind).cuda().eval(), on_gpu()
@@ -115,13 +97,13 @@ def test_cuda_graph_serves_other_grids(kind, whole, evicted):
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_inductor_forward_and_backward(mode):
     model, batch = small_vit().cuda(), on_gpu()
-    want = step(model, batch, lambda model, batch: model(batch))
+    want = step(model, batch, model)
     cache.clear_all()
     triton._agreed.clear()
     with enable():
         run = torch.compile(model, fullgraph=True, mode=mode)
         for _ in range(3):  # the first makes the trials and the bands; CUDA graphs are recorded in the second
-            got = step(model, batch, lambda _, batch: run(batch))
+            got = step(model, batch, run)
             assert all(relative(a, b) <= 1e-4 for a, b in zip(got, want))
 
 

@@ -43,6 +43,5 @@ def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path):
     assert code == 1 and ended == {"hang": "stopped after 20 s", "crash": -11, "machine": 0}
     found = {line["case"]: line for line in lines if "case" in line}
     assert {"child", "before", "copy"} <= set(found)  # what they had found by then is there
-    child = found["child"]["pid"]
     with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
+        os.kill(found["child"]["pid"], 0)

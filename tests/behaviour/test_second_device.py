@@ -48,20 +48,17 @@ def random(*shape, dtype=torch.float32, seed=0):
 
 
 def learned(to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options):
-    table = to(random(6, 5, 8, dtype=dtype)).requires_grad_()
+    add, *shapes = options.pop("add", (fast.add_pos_embed_, (6, 5, 8)))
+    tables = [to(random(*shape, dtype=dtype, seed=shape[0])).requires_grad_() for shape in shapes]
     x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
-    out = fast.add_pos_embed_(x * 1, table, coord if stays else to(coord), **options)
+    out = add(x * 1, *tables, coord if stays else to(coord), **options)
     weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
-    grads = torch.autograd.grad(out, [x, table], weight, create_graph=twice)
+    grads = torch.autograd.grad(out, [x, *tables], weight, create_graph=twice)
     more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
     return [out, *grads, *more]
 
 
-def factorized(to, coord=COORD, stays=False, **options):
-    tables = [to(random(n, 8, seed=n)).requires_grad_() for n in (6, 5)]
-    x = to(random(*coord.shape[:2], 8)).requires_grad_()
-    out = fast.add_factorized_pos_embed_(x * 1, *tables, coord if stays else to(coord), **options)
-    return [out, *torch.autograd.grad(out.square().sum(), [x, *tables])]
+factorized = partial(learned, add=(fast.add_factorized_pos_embed_, (6, 8), (5, 8)))
 
 
 def by_sizes(to, sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
@@ -99,16 +96,15 @@ def rope(to, kind, times, **options):
 
 VARIANTS = {"": {}, ", reordered": dict(coord=REORDERED), ", ar_preserving": dict(ar_preserving=True)}
 CASES = {
-    f"{make.__name__}, {strategy}{variant}": partial(make, strategy=strategy, **options)
-    for make in (learned, factorized)
+    f"{kind}, {strategy}{variant}": partial(make, strategy=strategy, **options)
+    for kind, make in (("learned", learned), ("factorized", factorized))
     for strategy in STRATEGY_NAMES
     for variant, options in VARIANTS.items()
 }
 CASES |= {
     "learned, bfloat16 tokens": partial(learned, x_dtype=torch.bfloat16),
     "learned, float64": partial(learned, dtype=torch.float64, x_dtype=torch.float64),
-    "learned, second derivatives": partial(learned, twice=True),
-    "learned, second derivatives, reordered": partial(learned, coord=REORDERED, twice=True),
+    "learned, second derivatives": partial(learned, coord=REORDERED, twice=True),
     "learned, float coordinates": partial(learned, coord=COORD.float()),
     "learned, grid_sample, bilinear": partial(learned, strategy="grid_sample", mode="bilinear"),
     "learned, grid_sample, second derivatives": partial(learned, strategy="grid_sample", twice=True),
@@ -116,7 +112,6 @@ CASES |= {
     "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
     "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
     "host coordinates, factorized": partial(factorized, stays=True),
-    "packed": by_sizes,
     "packed, merge": partial(by_sizes, merge=2),
     "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
     "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),
@@ -128,12 +123,8 @@ CASES |= {
     "patch kernel, in a graph": inverses,
 }
 UNCHANGED = {"": {}, ", reference size": dict(ref_feat_shape=(4, 4))}
-CHANGES = {
-    ", shift": dict(shift_coords=0.3),
-    ", jitter": dict(jitter_coords=1.4),
-    ", rescale": dict(rescale_coords=2.0),
-}
-CHANGES[", all changes"] = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
+ALL = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
+CHANGES = {f", {name}": {name: value} for name, value in ALL.items()} | {", all changes": ALL}
 CASES |= {
     f"rope, {kind}{name}{', many tokens' * (times > 1)}": partial(rope, kind=kind, times=times, **options)
     for kind in CLASSES
@@ -225,6 +216,11 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def watched(run, *args):
+    with OneDevice():
+        return run(*args)
+
+
 @pytest.mark.parametrize(
     ("compiled", "mode", "kind", "has_triton"),  # with interpolate_cached a compiled graph breaks
     [*product([False], STRATEGY_NAMES, ["learned", "factorized"], [True]), (True, "matmul", "learned", False)]
@@ -233,26 +229,18 @@ class OneDevice(TorchDispatchMode):
 def test_whole_models_trace_on_fake_cuda_tensors(compiled, kind, mode, has_triton, monkeypatch):
     """Forward alone: without a GPU, autograd refuses to go back, whatever the model."""
     monkeypatch.setattr(triton, "HAS_TRITON", has_triton)
-    model, ours = small_vit(pos_embed=kind, depth=0), []
-
-    def watched(run):
-        def inside(*args):
-            with OneDevice():
-                return run(*args)
-
-        return inside
+    ours = []
 
     def backend(graph, _):
         ours.extend(str(node.target) for node in graph.graph.nodes if "timm_naflex" in str(node.target))
-        return watched(graph.forward)
+        return partial(watched, graph.forward)
 
     with FakeTensorMode(), running(mode):
-        on_cuda = lambda t: torch.empty(t.shape, dtype=t.dtype, device="cuda")
-        for module in model.modules():
-            for name, value in module._parameters.items():
-                module._parameters[name] = torch.nn.Parameter(on_cuda(value)) if value is not None else None
-        run = torch.compile(model, backend=backend, fullgraph=True) if compiled else watched(model)
-        out = run({name: on_cuda(value) for name, value in BATCH.items()})
+        with torch.device("cuda"):
+            model = small_vit(pos_embed=kind, depth=0)
+            batch = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in BATCH.items()}
+        run = torch.compile(model, backend=backend, fullgraph=True) if compiled else partial(watched, model)
+        out = run(batch)
     assert out.is_cuda and out.shape == (5, 5) and out.requires_grad
     if compiled and kind == "learned":
         assert ours == [f"timm_naflex_fast.add_learned{'_triton' * has_triton}.default"]

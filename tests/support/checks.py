@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.oracles import stock, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
@@ -38,6 +39,13 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
     if case.kind == "learned":
         return add_pos_embed_(x, embeds.pos_embed, coord, strategy=strategy, **case.options)
     return add_factorized_pos_embed_(x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving)
+
+
+def by_backend(case, embeds, x, coord, backend):
+    """What ``stock`` does, by one backend."""
+    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
+    backend.add(x, tuple(tables(embeds)), coord, spec)
+    return x
 
 
 def run(add, case, embeds, coord, x=None):

@@ -105,9 +105,8 @@ class Launch:
         starts, ends = {*self.labels.values()}, len(self.code)
         at, waits = np.zeros_like(self.thread), np.zeros(len(self.thread), bool)
         while (at < ends).any():
-            if not (runnable := (at < ends) & ~waits).any():
-                raise Fault("some threads wait at a barrier that others never reach")
-            here = int(at[runnable].min())
+            runnable = (at < ends) & ~waits
+            here = int(at[runnable].min())  # an error where some wait at a barrier that others never reach
             threads = np.nonzero(runnable & (at == here))[0]
             where = slice(None) if len(threads) == len(at) else threads
             while True:  # as far as these threads go together
@@ -153,15 +152,13 @@ class Launch:
             return self.access(op, operands, where)
         if root == "mov" and operands[0][0] == "{":  # the parts of a register
             names = lanes(operands[0])
-            size = TYPES[kind].itemsize // len(names)
-            for i, name in enumerate(names):
-                self.put(name, (get(1, "u64") >> np.uint64(8 * size * i)).astype(f"u{size}"), where)
+            for name, part in zip(names, get(1).reshape(-1, 1).view(f"u{TYPES[kind].itemsize // len(names)}").T):
+                self.put(name, part, where)
             return None
         if root == "mov" and operands[1][0] == "{":  # a register of parts
             names = lanes(operands[1])
-            bits = TYPES[kind].itemsize * 8 // len(names)
-            parts = [self.get(name, f"u{bits}", where).astype("u8") for name in names]
-            out = sum(part << np.uint64(bits * i) for i, part in enumerate(parts))
+            parts = [self.get(name, f"u{TYPES[kind].itemsize * 8 // len(names)}", where) for name in names]
+            out = np.stack(parts, -1).view(TYPES[kind])[..., 0]
         elif root == "redux":
             values = self.by_warp(get(1), where)
             out = np.repeat(SIMPLE[op[2]].reduce(values, 1, dtype=values.dtype), WARP)
