@@ -117,6 +117,12 @@ def test_compiled_kernels_give_the_cpus_numbers(name, emulated):
     assert all(kernel.launches for kernel in emulated.values()) or name.startswith("radio")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["in place", "copy", "gradient"])
+def test_the_trial_of_compiled_kernels_succeeds(kind, emulated):
+    assert matmul_triton._try(torch.device("cpu"), BF16, torch.Size((6, 8, 48)), BICUBIC, kind)
+
+
 MUTANTS = [  # of a kernel's code, what is replaced by what, and which time it occurs (None: every time)
     *((name, r"bar\.sync", "// ", 1) for name in ("plan_kernel", "strips_kernel", "strips_grad_kernel")),
     *((name, r"@%p\d+ (?=st\.global)", "", -1) for name in KERNELS[1:]),  # the guard of a store
