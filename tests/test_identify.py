@@ -90,19 +90,20 @@ def test_every_convention_is_tried_and_given_back():
 
 
 def test_a_convention_in_words():
+    plain = Convention(antialias=False, cubic_coefficient=-0.75, drops_border=True)
     squares = Convention(align_corners=True, half_pixel=False, ar_preserving=True, transposed="size")
-    for convention, text in {
-        Convention(cubic_coefficient=-0.75): "bicubic with antialiasing, cubic coefficient -0.75",
-        Convention(antialias=False): "bicubic without antialiasing, cubic coefficient -0.5",
-        Convention(antialias=False, cubic_coefficient=-0.75, drops_border=True): "bicubic without antialiasing, "
-        "taps outside the table dropped",
-        squares: "bicubic with antialiasing, aligned corners, aspect-preserving (resized to a square, then cut), "
+    columns = Convention(half_pixel=False, transposed="order", merge=2, bfloat16="weights")
+    for convention, said in {
+        Convention(cubic_coefficient=-0.75): "with antialiasing, cubic coefficient -0.75",
+        Convention(antialias=False): "without antialiasing, cubic coefficient -0.5",
+        plain: "without antialiasing, taps outside the table dropped",
+        squares: "with antialiasing, aligned corners, aspect-preserving (resized to a square, then cut), "
         "height and width exchanged",
-        Convention(half_pixel=False, transposed="order", merge=2, bfloat16="weights"): "bicubic with antialiasing, "
-        "positions without half pixels, tokens column by column, tokens in 2 x 2 blocks, weights rounded to bfloat16",
-        Convention(transposed="table"): "bicubic with antialiasing, table transposed",
+        columns: "with antialiasing, positions without half pixels, tokens column by column, tokens in 2 x 2 blocks, "
+        "weights rounded to bfloat16",
+        Convention(transposed="table"): "with antialiasing, table transposed",
     }.items():
-        assert words(convention) == text
+        assert words(convention) == f"bicubic {said}"
 
 
 def test_bad_input_is_named():

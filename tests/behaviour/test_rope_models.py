@@ -106,8 +106,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_tracers_and_transforms_meet_plain_operations(kind):
     rope, coord = build(kind), BATCH["patch_coord"]
-    x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, coord)
+    x, want = torch.zeros(*coord.shape[:2], 4), ours(rope, coord)
 
     def replacement(rope, x, coord):
         model = SimpleNamespace(rope=rope, num_prefix_tokens=0)  # all that is asked of a NaFlexVit
@@ -142,15 +141,11 @@ def test_flag_and_choice_of_one_model():
     assert used(other) and not used(mine)
 
 
-class OtherRope(timms.RotaryEmbeddingCat):
-    """A user's own."""
-
-
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize(
     ("rope", "options", "reason"),
     [
-        (OtherRope, dict(in_pixels=False), "type OtherRope"),
+        (type("OtherRope", (timms.RotaryEmbeddingCat,), {}), dict(in_pixels=False), "type OtherRope"),
         (timms.RotaryEmbeddingCat, {}, "'pixel' grid"),
         (timms.RotaryEmbeddingCat, dict(feat_shape=(3, 4), in_pixels=False), "for one grid alone"),
     ],

@@ -142,14 +142,6 @@ def reference(table, size, spec):
     return torch.einsum("yh,xw,hwc->yxc", *matrices, table)
 
 
-def cell_weights(h, w, table_size, spec):
-    """(h*w, H0*W0): the weight of every table cell in every grid cell."""
-    if (h, w) == tuple(table_size) and spec.copies_own_size:
-        return torch.eye(h * w)
-    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], spec) for axis in (0, 1))
-    return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
-
-
 def relative(ours, theirs):
     """Largest difference over the largest value."""
     if theirs.numel() == 0:
