@@ -111,9 +111,8 @@ def test_bad_input_is_named():
     wrong_tables = (table[0], table.to(torch.int64), table > 0, table.to(torch.complex64), table[:0], table[..., :0])
     wrong_tables += (table[:1, :1], table[:1, :1].expand(8, 9, 3), torch.ones(8, 9, 3))  # these tell nothing
     wrong_sizes = ((4, 0), [[1, 1, 2, 3]], 4, (4.0, 4.0), [], torch.zeros(0, 2, dtype=torch.int64), (True, True))
-    whole, true = torch.ones(16, 3, dtype=torch.int64), torch.ones(16, 3, dtype=torch.bool)
-    few, nan = torch.ones(15, 3), torch.full((16, 3), torch.nan)
-    wrong_results = (few, nan, whole, true, whole + 1j, result, None, result[:0])
+    whole = torch.ones(16, 3, dtype=torch.int64)
+    wrong_results = (torch.ones(15, 3), result + torch.nan, whole, whole > 0, whole + 1j, result, None, result[:0])
     for place, wrongs in enumerate((wrong_tables, wrong_sizes, wrong_results)):
         for wrong in wrongs:
             arguments = [table, size, torch.ones(16, 3)]
