@@ -141,17 +141,15 @@ def test_flag_and_choice_of_one_model():
     assert used(other) and not used(mine)
 
 
+AXIAL, FRACTION = timms.RotaryEmbeddingCat, dict(in_pixels=False)
+UNKNOWN = {"type OtherRope": (type("OtherRope", (AXIAL,), {}), FRACTION), "'pixel' grid": (AXIAL, {})}
+UNKNOWN["for one grid alone"] = AXIAL, dict(feat_shape=(3, 4)) | FRACTION
+
+
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize(
-    ("rope", "options", "reason"),
-    [
-        (type("OtherRope", (timms.RotaryEmbeddingCat,), {}), dict(in_pixels=False), "type OtherRope"),
-        (timms.RotaryEmbeddingCat, {}, "'pixel' grid"),
-        (timms.RotaryEmbeddingCat, dict(feat_shape=(3, 4), in_pixels=False), "for one grid alone"),
-    ],
-)
-def test_what_we_do_not_know_stays_with_timm_and_is_said_once(rope, options, reason, monkeypatch, recwarn):
-    model = vit("axial")
+@pytest.mark.parametrize("reason", UNKNOWN)
+def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatch, recwarn):
+    model, (rope, options) = vit("axial"), UNKNOWN[reason]
     model.rope = rope(16, **options)
     library.warned.clear()
     enable()

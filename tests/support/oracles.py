@@ -89,13 +89,12 @@ class Case:
         return row_major(self.sizes, self.length, dtype)
 
     @property
-    def spec(self):
-        return ResizeSpec(*self.options.values())
+    def options(self):
+        return {name: getattr(self, name) for name in ("mode", "antialias", "align_corners", "ar_preserving")}
 
     @property
-    def options(self):
-        names = ("mode", "antialias", "align_corners", "ar_preserving")
-        return {name: getattr(self, name) for name in names}
+    def spec(self):
+        return ResizeSpec(*self.options.values())
 
 
 BASE = Case(length=21)
