@@ -57,6 +57,11 @@ def test_drops_them():
     test_leaves_tables()
     disable()
 """
+ALONE = """
+from timm_naflex_fast import disable
+def test_leaves_stock(naflex_leaks): disable()
+def test_does_not_ask(): disable()
+"""
 THEIR_LEAKS = """
 import pytest
 from tests.patching.test_transformers import embed, made
@@ -109,10 +114,11 @@ def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "suite", "options", "leaky"),
     [
-        ("leaks_matmul", LEAKS, "--naflex-mode matmul", ["a_mode", "a_model", "stock"]),
-        ("leaks_stock", LEAKS, "--naflex-mode stock", ["a_mode", "a_model", "stock"]),
-        ("leaks_tables", CACHES, "--naflex-mode stock", ["tables"]),
-        ("their_leaks", THEIR_LEAKS, "--naflex-library transformers", ["a_mode", "stock", "timm"]),
+        ("leaks_matmul", LEAKS, "--naflex-leaks --naflex-mode matmul", ["a_mode", "a_model", "stock"]),
+        ("leaks_stock", LEAKS, "--naflex-leaks --naflex-mode stock", ["a_mode", "a_model", "stock"]),
+        ("leaks_tables", CACHES, "--naflex-leaks --naflex-mode stock", ["tables"]),
+        ("their_leaks", THEIR_LEAKS, "--naflex-leaks --naflex-library transformers", ["a_mode", "stock", "timm"]),
+        ("fixture_alone", ALONE, "--naflex-mode matmul", ["stock"]),
     ],
 )
 def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, tmp_path, monkeypatch, capsys):
@@ -121,9 +127,10 @@ def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, 
         pytest.importorskip("transformers", minversion="5.21")
         monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
     (tmp_path / f"test_{name}.py").write_text(suite)
-    assert run(tmp_path, *options.split(), "--naflex-leaks") == pytest.ExitCode.TESTS_FAILED
+    assert run(tmp_path, *options.split()) == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
     assert "FAILED" not in out and "replaced methods" not in out, out  # those follow from the settings
+    assert ("left the settings for every model" in out) == (suite is not CACHES)
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
     assert sorted(re.findall(r"^ERROR .*::test_(\w+)", out, re.M)) == [f"leaves_{what}" for what in leaky]
 
@@ -131,11 +138,3 @@ def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, 
 def test_of_methods_only_those_that_differ_are_named():
     changed, disabled = {"a": "matmul", "b": "stock"}, {"a": "matmul"}
     assert _only(changed, disabled) == {"b": "stock"} and _only(disabled, changed) == {} and _only([1], [2]) == [1]
-
-
-def test_the_fixture_alone(tmp_path, capsys):
-    tests = "def test_asks(naflex_leaks): disable()\ndef test_does_not(): disable()\n"
-    (tmp_path / "test_who_asks.py").write_text(f"from timm_naflex_fast import disable\n{tests}")
-    assert run(tmp_path) == pytest.ExitCode.TESTS_FAILED
-    out = capsys.readouterr().out
-    assert "1 error" in out and "2 passed" in out and "left the settings for every model" in out

@@ -34,10 +34,8 @@ def results(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrap", two_processes.WRAPS)
 def test_two_processes_train_like_one(wrap, kind, results):
-    if wrap not in two_processes.WRAPS:
-        pytest.skip("this torch has no torch.distributed.fsdp.fully_shard")
     want, expected = two_processes.train(small_vit(pos_embed=kind), two_processes.WHOLE)
     losses, grads, calls = results[wrap, kind]
     assert calls == {("pos_embed", "matmul"): 3}  # one of each step

@@ -3,9 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from tests.support import two_processes
 from tests.support.oracles import small_vit
 from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
@@ -39,18 +37,6 @@ def result_and_gradient(function, table):
     return result.detach(), gradient
 
 
-def check_replicated(mesh, names=(), compiled=lambda function: function):
-    whole = tensor.distribute_tensor(TABLE, mesh, [tensor.Replicate()])
-    for strategy in ("matmul", "interpolate_cached"):
-        for name in names or functions(strategy):
-            function = functions(strategy)[name]
-            want, want_gradient = result_and_gradient(function, TABLE)
-            got, gradient = result_and_gradient(compiled(function), whole)
-            assert isinstance(gradient, tensor.DTensor) and gradient.placements == whole.placements, name
-            torch.testing.assert_close(got, want, atol=2e-6, rtol=0, msg=name)
-            torch.testing.assert_close(gradient.to_local(), want_gradient, atol=1e-5, rtol=1e-5, msg=name)
-
-
 @pytest.fixture
 def mesh(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
@@ -58,9 +44,16 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_replicated_table_is_the_table_of_each_rank(mesh):
-    check_replicated(mesh)
-    check_replicated(mesh, ("padded", "coordinates"), lambda function: torch.compile(function, backend="eager"))
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+def test_a_replicated_table_is_the_table_of_each_rank(mesh, strategy):
+    whole, runs = tensor.distribute_tensor(TABLE, mesh, [tensor.Replicate()]), functions(strategy)
+    runs |= {f"{name}, compiled": torch.compile(runs[name], backend="eager") for name in ("padded", "coordinates")}
+    for name, function in runs.items():
+        want, want_gradient = result_and_gradient(function, TABLE)
+        got, gradient = result_and_gradient(function, whole)
+        assert isinstance(gradient, tensor.DTensor) and gradient.placements == whole.placements, name
+        torch.testing.assert_close(got, want, atol=2e-6, rtol=0, msg=name)
+        torch.testing.assert_close(gradient.to_local(), want_gradient, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
@@ -70,6 +63,9 @@ def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
             for placement in (tensor.Shard(0), tensor.Shard(2)) * (name != "factorized"):
                 with pytest.raises(ValueError, match=r"table is a DTensor .*Shard.*full_tensor\(\)"):
                     function(tensor.distribute_tensor(TABLE, mesh, [placement]))
+    sharded = tensor.distribute_tensor(TABLE, mesh, [tensor.Shard(0)]).requires_grad_()
+    fast.resample_pos_embeds(sharded.full_tensor(), SIZES, mode="bilinear").sum().backward()  # what the error says
+    assert sharded.grad.placements == sharded.placements
     tokens = tensor.distribute_tensor(torch.zeros(3, 35, 8), mesh, [tensor.Replicate()])
     with pytest.raises(ValueError, match=r"x is a DTensor.*to_local\(\)"):
         fast.add_pos_embed_(tokens, TABLE, COORD)
@@ -88,22 +84,3 @@ def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
             got = model(patches, patch_coord=COORD[:1])[0]
             assert set(status().fallbacks) == {"a tensor of the class DTensor"}
     torch.testing.assert_close(got.to_local(), want, atol=2e-6, rtol=0)
-
-
-def rank(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    mesh = dist.init_device_mesh("cpu", (2,))
-    check_replicated(mesh)
-    for placement in (tensor.Shard(0), tensor.Shard(1)):
-        sharded = tensor.distribute_tensor(TABLE, mesh, [placement]).requires_grad_()
-        with pytest.raises(ValueError, match=r"full_tensor\(\)"):
-            fast.resample_pos_embeds(sharded, SIZES, mode="bilinear")
-        fast.resample_pos_embeds(sharded.full_tensor(), SIZES, mode="bilinear").sum().backward()  # what the error says
-        assert sharded.grad.placements == (placement,)
-    two_processes.end()
-
-
-@pytest.mark.slow
-def test_two_processes(tmp_path):
-    mp.spawn(rank, (str(tmp_path),), nprocs=2)

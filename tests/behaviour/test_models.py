@@ -14,18 +14,13 @@ SMALL = dict(depth=1, embed_dim=192, num_heads=3)
 RADIO = dict(pos_embed_grid_size=(128, 128), pos_embed_interp_mode="bilinear", pos_embed_ar_preserving=True)
 RADIO |= dict(class_token=True, reg_tokens=4)
 RADIO |= dict(pos_embed_antialias=False, pos_embed_align_corners=True) if NEW_TIMM else {}
-MODELS = {
-    "siglip": ("naflexvit_base_patch16_siglip", {}),
-    "radio": ("naflexvit_base_patch16_gap", RADIO),
-    "factorized": ("naflexvit_base_patch16_parfac_gap", {}),
-}
+MODELS = {"siglip": {}, "gap": RADIO, "parfac_gap": {}}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     torch.manual_seed(0)
-    name, settings = MODELS[request.param]
-    return timm.create_model(name, **SMALL, **settings).eval()
+    return timm.create_model(f"naflexvit_base_patch16_{request.param}", **SMALL, **MODELS[request.param]).eval()
 
 
 def step(model, batch, mode):
@@ -49,22 +44,12 @@ def test_outputs_and_gradients_equal_stock(model, mode):
         assert any("pos_embed" in name and grad.abs().max() > 1e-7 for name, grad in want[1].items())
 
 
-def test_grid_sample_differs_and_by_how_much_at_least(model):
-    batch = tuple(vit_batch([(5, 9), (7, 6), (10, 3)], 16, 3).values())
-    drift = relative(step(model, batch, "grid_sample")[0], step(model, batch, "stock")[0])
-    if model.embeds.pos_embed_type == "factorized" or (NEW_TIMM and not model.embeds.pos_embed_antialias):
-        assert drift <= 1e-4  # nothing is antialiased there, so sampling is exact too
-    else:
-        assert drift >= 1e-3
-
-
 @pytest.mark.parametrize("proj", ["linear", "conv"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_plain_images_equal_stock(kind, proj):
     model, images = small_vit(pos_embed=kind, embed_proj_type=proj, depth=1), torch.randn(3, 1, 20, 36)
     want = step(model, (images,), "stock")
-    with torch.no_grad():
-        plain = model.embeds(images)
+    plain = model.embeds(images)
     for mode in STRATEGY_NAMES:
         assert far(step(model, (images,), mode), want) <= 1e-5
         for _ in range(2):  # the second time from the cache where there is one

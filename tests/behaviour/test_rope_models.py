@@ -106,8 +106,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_tracers_and_transforms_meet_plain_operations(kind):
     rope, coord = build(kind), BATCH["patch_coord"]
-    x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, coord)
+    x, want = torch.zeros(*coord.shape[:2], 4), ours(rope, coord)
 
     def replacement(rope, x, coord):
         model = SimpleNamespace(rope=rope, num_prefix_tokens=0)  # all that is asked of a NaFlexVit
@@ -142,21 +141,15 @@ def test_flag_and_choice_of_one_model():
     assert used(other) and not used(mine)
 
 
-class OtherRope(timms.RotaryEmbeddingCat):
-    """A user's own."""
+AXIAL, FRACTION = timms.RotaryEmbeddingCat, dict(in_pixels=False)
+UNKNOWN = {"type OtherRope": (type("OtherRope", (AXIAL,), {}), FRACTION), "'pixel' grid": (AXIAL, {})}
+UNKNOWN["for one grid alone"] = AXIAL, dict(feat_shape=(3, 4)) | FRACTION
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize(
-    ("rope", "options", "reason"),
-    [
-        (OtherRope, dict(in_pixels=False), "type OtherRope"),
-        (timms.RotaryEmbeddingCat, {}, "'pixel' grid"),
-        (timms.RotaryEmbeddingCat, dict(feat_shape=(3, 4), in_pixels=False), "for one grid alone"),
-    ],
-)
-def test_what_we_do_not_know_stays_with_timm_and_is_said_once(rope, options, reason, monkeypatch, recwarn):
-    model = vit("axial")
+@pytest.mark.parametrize("reason", UNKNOWN)
+def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatch, recwarn):
+    model, (rope, options) = vit("axial"), UNKNOWN[reason]
     model.rope = rope(16, **options)
     library.warned.clear()
     enable()
@@ -181,11 +174,7 @@ def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     assert torch.equal(got, draw())
 
 
-@pytest.mark.usefixtures("clean")
 def test_wrong_inputs_are_named():
-    model = vit("axial")
-    enable()
-    x = torch.zeros(2, 6, 32)
     for coord in (torch.zeros(2, 6), torch.zeros(2, 5, 2), torch.zeros(3, 6, 2)):
-        with pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
-            model._generate_rope_naflex(x, coord)
+        with enable(), pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
+            vit("axial")._generate_rope_naflex(torch.zeros(2, 6, 32), coord)

@@ -89,13 +89,12 @@ class Case:
         return row_major(self.sizes, self.length, dtype)
 
     @property
-    def spec(self):
-        return ResizeSpec(*self.options.values())
+    def options(self):
+        return {name: getattr(self, name) for name in ("mode", "antialias", "align_corners", "ar_preserving")}
 
     @property
-    def options(self):
-        names = ("mode", "antialias", "align_corners", "ar_preserving")
-        return {name: getattr(self, name) for name in names}
+    def spec(self):
+        return ResizeSpec(*self.options.values())
 
 
 BASE = Case(length=21)
@@ -140,14 +139,6 @@ def reference(table, size, spec):
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
     matrices = (axis_matrix(axis, *size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
     return torch.einsum("yh,xw,hwc->yxc", *matrices, table)
-
-
-def cell_weights(h, w, table_size, spec):
-    """(h*w, H0*W0): the weight of every table cell in every grid cell."""
-    if (h, w) == tuple(table_size) and spec.copies_own_size:
-        return torch.eye(h * w)
-    a_h, a_w = (axis_matrix(axis, h, w, table_size[axis], spec) for axis in (0, 1))
-    return torch.einsum("yh,xw->yxhw", a_h, a_w).reshape(h * w, -1)
 
 
 def relative(ours, theirs):

@@ -20,7 +20,7 @@ from timm_naflex_fast.patching import library
 
 FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
-asked = Counter()  # what was chosen and overruled, after ``force_stock``
+asked = Counter()  # what was chosen and overruled, where FORCED
 
 
 @contextmanager
@@ -74,18 +74,7 @@ def watch_a_child():
     atexit.register(lambda: path.write_text(json.dumps([*seen.items()])))
 
 
-def write_outcome(red, green):
-    """Write what a run with the library's own code in place of ours found."""
-    from timm_naflex_fast.measure.output import provenance
-
-    found = {"ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
-    assert FORCED is not None
-    Path(FORCED).parent.mkdir(parents=True, exist_ok=True)
-    Path(FORCED).write_text(json.dumps({**provenance("uv run pytest"), **found}, indent=1) + "\n")
-
-
-def force_stock():
-    """Let every call go to the library's own code, as a plugin that does nothing would."""
+if FORCED:  # every call goes to the library's own code, as a plugin that does nothing would let it
     resolve = library.resolve
 
     def stock(*arguments):
@@ -93,7 +82,3 @@ def force_stock():
         return "stock", None
 
     library.resolve = stock
-
-
-if FORCED:
-    force_stock()

@@ -18,9 +18,8 @@ if __name__ == "__main__":
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     sizes = np.random.default_rng(0).integers(64, 160, (24, 2)).tolist()
     pictures = [(Image.new("RGB", size, "red" if i % 3 else "blue"), i % 3) for i, size in enumerate(sizes)]
-    how = dict(patch_size=16, train_seq_lens=(12, 24, 40), max_seq_len=40, batch_size=6, is_training=True)
-    where = dict(distributed=True, rank=dist.get_rank(), world_size=dist.get_world_size(), device="cpu")
-    where |= dict(num_workers=1, use_prefetcher=False, pin_memory=False, persistent_workers=False)
+    how = dict(train_seq_lens=(12, 24, 40), max_seq_len=40, batch_size=6, is_training=True, device="cpu", num_workers=1)
+    where = dict(distributed=True, rank=dist.get_rank(), world_size=2, use_prefetcher=False, persistent_workers=False)
     model = timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=32, num_heads=2, num_classes=3)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -39,13 +39,6 @@ def wrapped(model, wrap):
     return fully_shard(model)
 
 
-def end():
-    """Wait for the other process, then end this one; its results must be saved."""
-    dist.barrier()
-    # To take gloo's threads down sometimes aborts the process ("terminate called without an active exception").
-    os._exit(0)
-
-
 def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -60,4 +53,6 @@ def work(rank, folder):
             results[wrap, kind] = losses / 2, {n.removeprefix("module."): g for n, g in grads.items()}, calls
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
-    end()
+    dist.barrier()
+    # To take gloo's threads down sometimes aborts the process ("terminate called without an active exception").
+    os._exit(0)
