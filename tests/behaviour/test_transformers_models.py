@@ -27,10 +27,8 @@ def made(kind, **tower):
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
     both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
     torch.manual_seed(0)
-    if kind == "vision":
-        model = transformers.Siglip2VisionModel(vision)
-    else:
-        model = (transformers.Siglip2Model if kind == "both" else transformers.Siglip2ForImageClassification)(both)
+    cls = {"vision": "VisionModel", "both": "Model", "labels": "ForImageClassification"}[kind]
+    model = getattr(transformers, f"Siglip2{cls}")(vision if kind == "vision" else both)
     (table,) = [p for name, p in model.named_parameters() if "text" not in name and p.shape[0] == 16]
     torch.nn.init.normal_(table)
     return model.eval()
