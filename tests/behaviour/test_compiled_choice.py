@@ -43,9 +43,8 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
     enable("grid_sample")
     for _ in range(3):
         assert gives(compiled, results) == gives(model, results) == "grid_sample"
-    assert counter.frame_count == 1 and status().calls == {
-        ("pos_embed", "grid_sample"): 4
-    }  # one trace, three eager calls
+    # One trace, three eager calls.
+    assert counter.frame_count == 1 and status().calls == {("pos_embed", "grid_sample"): 4}
     enable("stock", model=model)
     assert gives(compiled, results) == "exact"
     enable("grid_sample", model=model)

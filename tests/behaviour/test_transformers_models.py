@@ -27,10 +27,8 @@ def made(kind, **tower):
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
     both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
     torch.manual_seed(0)
-    if kind == "vision":
-        model = transformers.Siglip2VisionModel(vision)
-    else:
-        model = (transformers.Siglip2Model if kind == "both" else transformers.Siglip2ForImageClassification)(both)
+    cls = {"vision": "VisionModel", "both": "Model", "labels": "ForImageClassification"}[kind]
+    model = getattr(transformers, f"Siglip2{cls}")(vision if kind == "vision" else both)
     (table,) = [p for name, p in model.named_parameters() if "text" not in name and p.shape[0] == 16]
     torch.nn.init.normal_(table)
     return model.eval()
@@ -115,16 +113,3 @@ def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
         for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):
             got, want = (run("vision", each, batch(sizes=sizes)) for each in (program, model))
             torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
-
-
-def test_lfm2_vl_has_the_same_tower():
-    vision = dict(model_type="siglip2_vision_model", patch_size=4, num_patches=16, **TOWER)
-    text = dict(vocab_size=60, num_key_value_heads=2, layer_types=["full_attention"], **TOWER)
-    model = transformers.Lfm2VlModel(transformers.Lfm2VlConfig(vision_config=vision, text_config=text)).eval()
-    inputs = batch(sizes=[(4, 6), (2, 4)])
-    with torch.no_grad():
-        want = model.get_image_features(**inputs).pooler_output
-        with enable(model=model):
-            got = model.get_image_features(**inputs).pooler_output
-            assert status().calls == {("pos_embed", "matmul"): 1}
-    torch.testing.assert_close(got, want, atol=5e-6, rtol=0)

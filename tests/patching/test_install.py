@@ -5,10 +5,10 @@ import functools
 import importlib
 import itertools
 import re
-import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -196,7 +196,8 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
 
 
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
-    """Another thread may hold a library's import lock and wait for ours, as under ``naflex-fast run``."""
+    """Another thread may hold a library's import lock and wait for ours, or have imported half of a file of ours."""
+    monkeypatch.setitem(sys.modules, "timm_naflex_fast.patching.torchtitan", ModuleType("half"))
     imported, model = [], small_vit()
 
     def watch(real, name, *rest):
@@ -215,22 +216,3 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     disable(model)
     status(), status(model)
     disable()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_enable_while_another_thread_imports_the_library(seconds):
-    program = f"""
-import threading, timm_naflex_fast as fast, wrapt
-for name in ("timm.models.naflexvit", "timm.layers"):
-    wrapt.register_post_import_hook(lambda module: fast.enable("grid_sample"), name)
-threads = [threading.Timer({seconds}, action) for action in (fast.enable, fast.status, fast.disable)]
-threads.append(threading.Thread(target=__import__, args=["timm"]))
-for thread in threads:
-    thread.daemon = True
-    thread.start()
-for thread in threads:
-    thread.join(60)
-assert not any(thread.is_alive() for thread in threads)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

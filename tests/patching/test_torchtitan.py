@@ -54,8 +54,7 @@ homes = pytest.mark.parametrize("home", LOOPS)
 @pytest.fixture(autouse=True)
 def functions(monkeypatch):
     """torchtitan's function by its home: defined there, it calls the loop above."""
-    monkeypatch.setitem(sys.modules, "torchtitan", ModuleType("torchtitan"))
-    sys.modules["torchtitan"].__version__ = "0.3.0"
+    monkeypatch.setitem(sys.modules, "torchtitan", SimpleNamespace(__version__="0.3.0"))
     for home, loop in LOOPS.items():
         module, arguments = ModuleType(home[:-1]), inspect.signature(loop)
         module.loop, module._get_temporal_pos_embed = loop, time_embed
