@@ -110,6 +110,8 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     assert (code, out.splitlines(), err) == (0, lines, NOT_IMPORTED)
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
     assert "missing_module" in run("user_setup.py", cwd=tmp_path, env=env)[2]
+    code, _, err = run("-", launch=["-I", *RUN])  # a Python that ignores the environment is refused
+    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
 
 
 SIGLIP2 = """
@@ -190,11 +192,6 @@ def test_a_variable_that_is_gone_prepares_nothing_and_a_timm_without_naflex_is_n
     monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
     monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
     assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
-
-
-def test_a_python_that_ignores_the_environment_is_refused():
-    code, _, err = run("-", launch=["-I", *RUN])
-    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
 
 
 @pytest.mark.slow
