@@ -17,7 +17,6 @@ from timm_naflex_fast.identify import FAMILIES, Convention, question
 
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
-BILINEAR = Convention("bilinear", cubic_coefficient=None)
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def identify(tmp_path, capsys):
 
 def port(dtype=torch.float32, sizes=SIZES, **settings):
     """What a port computed that errs in these settings, beside its table and sizes."""
-    convention = Convention(**{**vars(BILINEAR), **settings})
+    convention = Convention(**{"mode": "bilinear", "cubic_coefficient": None, **settings})
     result = convention.tokens(TABLE.double(), sizes).to(dtype)
     return {"table": TABLE, "sizes": torch.tensor(sizes), "result": result.contiguous()}
 
@@ -112,7 +111,6 @@ def fill(parameter, table):
 
 
 def modeling(name):
-    """transformers' file of this model; it imports the model's config too."""
     return import_module(f"transformers.models.{name}.modeling_{name}")
 
 
@@ -123,7 +121,6 @@ def siglip2(table, sizes):
 
 
 def lfm2_vl(table, sizes):
-    """Its tower is Siglip2's."""
     vision = modeling("lfm2_vl").Lfm2VlConfig().vision_config
     assert isinstance(vision, modeling("siglip2").Siglip2VisionConfig) and vision.num_patches == len(table) ** 2
     return siglip2(table, sizes)

@@ -1,4 +1,4 @@
-"""``naflex-fast info`` says what a report of a problem needs."""
+"""``naflex-fast info``."""
 
 import re
 

@@ -20,18 +20,14 @@ RUN = ["-m", "timm_naflex_fast", "run"]
 NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it started are patched if they did\n"
 
 
-def start(*arguments, launch=RUN, env=(), **options):
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
-    environment["OMP_NUM_THREADS"] = "1"
-    options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"env": environment | dict(env)}
-    return subprocess.Popen([sys.executable, *launch, *arguments], text=True, **options)
-
-
-def run(*arguments, given=None, **options):
+def run(*arguments, launch=RUN, env=(), given="", cwd=None):
     """Exit status, stdout and stderr."""
-    process = start(*arguments, **options)
-    out, err = process.communicate(given, timeout=300)
-    return process.returncode, out, err
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
+    environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
+    command = [sys.executable, *launch, *arguments]
+    options = dict(capture_output=True, text=True, timeout=300, env=environment, cwd=cwd)
+    done = subprocess.run(command, input=given, **options)
+    return done.returncode, done.stdout, done.stderr
 
 
 SCRIPT = """
@@ -45,22 +41,29 @@ print(isinstance(__builtins__, type(sys)), __annotations__)
 sys.exit(7)
 """
 FLAGS = "import sys; print(sys.stdout.write_through, sys.flags.interactive)"
+CTRL_C = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test was started with
+os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 @pytest.mark.parametrize(
     ("options", "script", "given", "status"),
     [
-        *((["-O", "-Werror::FutureWarning"], script, None, 7) for script in ("script.py", ".", "app.zip")),
+        *((["-O", "-Werror::FutureWarning"], script, "", 7) for script in ("script.py", ".", "app.zip")),
         (["-O"], "-", SCRIPT, 7),
-        (["-O"], "-m package.tool", None, 7),
-        ([], "fails.py", None, 1),
+        (["-O"], "-m package.tool", "", 7),
+        ([], "fails.py", "", 1),
+        ([], "ctrl_c.py", "", -signal.SIGINT),
         (["-u", "-i"], "flags.py", "import sys\nsys.exit(3)\n", 3),
-        ([], "no_such_script.py", None, 2),
+        ([], "no_such_script.py", "", 2),
     ],
 )
 def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_path):
     texts = dict.fromkeys(["script.py", "__main__.py", "package/tool.py"], SCRIPT)
-    texts |= {"package/__init__.py": "", "fails.py": "def f(): raise ValueError('mine')\nf()", "flags.py": FLAGS}
+    texts |= {"package/__init__.py": "", "fails.py": "def f(): raise ValueError('mine')\nf()"}
+    texts |= {"flags.py": FLAGS, "ctrl_c.py": CTRL_C}
     (tmp_path / "package").mkdir()
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -107,6 +110,8 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     assert (code, out.splitlines(), err) == (0, lines, NOT_IMPORTED)
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
     assert "missing_module" in run("user_setup.py", cwd=tmp_path, env=env)[2]
+    code, _, err = run("-", launch=["-I", *RUN])  # a Python that ignores the environment is refused
+    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
 
 
 SIGLIP2 = """
@@ -187,28 +192,6 @@ def test_a_variable_that_is_gone_prepares_nothing_and_a_timm_without_naflex_is_n
     monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
     monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
     assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
-
-
-def test_a_python_that_ignores_the_environment_is_refused():
-    code, _, err = run("-", launch=["-I", *RUN])
-    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
-
-
-WAITS = """
-import signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test was started with
-print("here", flush=True)
-time.sleep(100)
-"""
-
-
-def test_ctrl_c_ends_the_script_by_its_signal(tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS)
-    process = start("waits.py", cwd=tmp_path)
-    assert process.stdout.readline() == "here\n"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT and err.endswith(f"KeyboardInterrupt\n{NOT_IMPORTED}")
 
 
 @pytest.mark.slow

@@ -96,7 +96,12 @@ def test_finished_file_takes_in_new_images_and_loses_none(embed, photos, out, tm
 
 @ran("matmul")
 @pytest.mark.parametrize("finished", [True, False])
-def test_refuses_to_mix(embed, out, tmp_path, capsys, finished):
+def test_refuses_to_mix_and_a_file_of_something_else(embed, out, tmp_path, capsys, finished):
+    out.parent.mkdir()
+    out.write_bytes(other := save({"x": torch.zeros(1)}) if finished else b"no safetensors")
+    assert embed() == 2 and out.read_bytes() == other
+    assert "was not written by siglip2_embed.py" in capsys.readouterr().err
+    out.unlink()
     assert embed() == 0
     if not finished:
         Path(f"{out}.parts").mkdir()
@@ -113,14 +118,6 @@ def test_refuses_to_mix(embed, out, tmp_path, capsys, finished):
         err = capsys.readouterr().err
         assert word in err and "choose another --out" in err and err.count("\n") == 1
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
-
-
-@pytest.mark.parametrize("data", [save({"x": torch.zeros(1)}), b"no safetensors"])
-def test_refuses_a_file_of_something_else(data, embed, out, capsys):
-    out.parent.mkdir()
-    out.write_bytes(data)
-    assert embed() == 2 and out.read_bytes() == data
-    assert "was not written by siglip2_embed.py" in capsys.readouterr().err
 
 
 @ran("matmul")

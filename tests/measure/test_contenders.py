@@ -15,8 +15,7 @@ from timm_naflex_fast.patching.settings import MODES
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in MODES])
 def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, mode):
     model, batch = small_vit(pos_embed_interp_mode=mode).eval(), vit_batch(GRIDS)
-    setting = dict(pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-"))
-    timms = small_vit(**setting).eval()
+    timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-")).eval()
     timms.load_state_dict(model.state_dict())
     with use(name, model):
         assert torch.equal(embed(model, batch), embed(timms, batch))

@@ -19,8 +19,7 @@ def test_provenance():
 
 
 def test_files_that_cannot_be_written(tmp_path):
-    old = tmp_path / "old.json"
-    old.write_text("kept")
+    (old := tmp_path / "old.json").write_text("kept")
     for file in (old, tmp_path / "new.json"):
         output.check_writable(file)
     assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"

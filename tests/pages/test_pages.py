@@ -53,8 +53,7 @@ def check(monkeypatch, capsys, option, *shown):
 
 
 def test_an_old_page_is_noticed(results, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
+    (page := tmp_path / "page.md").write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     assert check(monkeypatch, capsys, "--check", page) == (1, "page.md is old: uv run tools/pages.py")
     assert "1.5 times" in page.read_text()

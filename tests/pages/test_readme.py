@@ -46,8 +46,7 @@ def test_the_table_of_modes_names_tests_that_exist():
     assert len(named) >= 15 and named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
 
 
-NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast)
-NAMES |= dict.fromkeys(functional.__all__, functional)
+NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast) | dict.fromkeys(functional.__all__, functional)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -36,9 +36,8 @@ def measure(model, *names, batch=1, dtype="float32", phase="infer", rounds=1):
 
 @ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
-    file = tmp_path / "m.json"
-    options = ["--model", NAME, "--batch", "2", "--max-seq-len", "16", "--rounds", "3", "--json", str(file)]
-    assert cli.main(["bench", *options]) == 0
+    words, file = f"bench --model {NAME} --batch 2 --max-seq-len 16 --rounds 3 --json".split(), tmp_path / "m.json"
+    assert cli.main([*words, str(file)]) == 0
     text = capsys.readouterr().out
     assert f"B=2, float32, {NAME}, " in text and "share of embeddings" in text and "bench --model" not in text
     rows = json.loads(file.read_text())["rows"]
@@ -77,7 +76,6 @@ def test_the_batch_is_what_timms_collator_makes_and_bfloat16_runs_under_autocast
     own = [(torch.zeros(len(coord), 768), coord, torch.ones(len(coord)).bool()) for coord in coords]
     samples = [(dict(zip(("patches", "patch_coord", "patch_valid"), one)), 0) for one in own]
     want, _ = NaFlexCollator(max_seq_len=max(map(len, coords)))(samples)
-    assert autocast == [True, True]
-    assert seen[0]["patches"].shape == want["patches"].shape
+    assert autocast == [True, True] and seen[0]["patches"].shape == want["patches"].shape
     for key in ("patch_coord", "patch_valid"):
         assert torch.equal(seen[0][key], want[key]) and seen[0][key].dtype == want[key].dtype

@@ -51,8 +51,7 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
 
 @ran("matmul")
 @pytest.mark.parametrize("phase", ["infer", "frozen", "train"])
-def test_what_a_phase_is(phase, small):
-    """The table changes but for "frozen", and only "train" goes backward."""
+def test_the_table_changes_but_for_frozen_and_only_train_goes_backward(phase, small):
     (contender,) = small(phase, "float32", "matmul").contenders
     steps, seen = [], []
     for _ in range(2):

@@ -12,9 +12,8 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, folder_workload, read_sizes
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name):
-    workload = WORKLOADS[name]
+@pytest.mark.parametrize(("name", "workload"), WORKLOADS.items())
+def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name, workload):
     assert workload.grids(40) == workload.grids(40) == workload.grids(60)[:40]
     assert workload.grids(1) == workload.grids(2)[:1] and len(workload.grids(60)) == 60
     assert (len({*workload.grids(40)}) > 1) == (name != "single")

@@ -55,8 +55,7 @@ def test_without_labels_and_without_a_classifier():
         survey(model, [])
 
 
-def test_coordinates_name_the_place_of_a_patch():
-    """The kept image follows the coordinates, not the order of the tokens."""
+def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
     batch = vit_batch([(2, 3)])
     turned = {**batch, "patches": batch["patches"].flip(1), "patch_coord": batch["patch_coord"].flip(1)}
     a, b = (survey(table_model(), [(one, None)], ["grid_sample"], pictures=True) for one in (batch, turned))
@@ -71,8 +70,8 @@ def test_measures_by_hand():
     ours = torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]])
     found = cosine_distance(ours, torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]])).tolist()
     assert found == pytest.approx([0, 1, 1 - 0.5**0.5, 2], abs=1e-12)
-    tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]]))
-    assert tiny.item() == pytest.approx(5e-13, rel=1e-4)
+    tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]])).item()
+    assert tiny == pytest.approx(5e-13, rel=1e-4)
     assert nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])).tolist() == [1, 0, 3, 2]
     many = torch.randn(1500, 8)  # more than one part of the similarity matrix
     directions = F.normalize(many.double(), dim=-1)
