@@ -7,28 +7,21 @@ from hypothesis import strategies as st
 
 from tests.support.checks import one_by_one, reading_is_an_error
 from tests.support.oracles import Largest, relative, row_major
-from timm_naflex_fast.functional import (
-    add_factorized_pos_embed_,
-    add_pos_embed_,
-    resample_patch_kernel,
-    resample_pos_embed,
-    resample_pos_embeds,
-    resize_matrix,
-)
+from timm_naflex_fast import functional as fast
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 COORD = row_major([(2, 3), (3, 2)])
 TABLE, LINE = torch.randn(5, 5, 4), torch.randn(5, 4)
-STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
 
 
 def embedded(table=TABLE, coord=COORD, **options):
     """What ``add_pos_embed_`` adds to zeros."""
     x = torch.zeros(2, 6, 4)
-    assert add_pos_embed_(x, table, coord, **options) is x
+    assert fast.add_pos_embed_(x, table, coord, **options) is x
     return x
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 def test_what_else_describes_the_same(strategy):
     """A leading 1, sizes in place of coordinates, and bfloat16 tables: those are resampled in float32."""
     want = embedded(strategy=strategy)
@@ -41,15 +34,15 @@ def test_what_else_describes_the_same(strategy):
     got.sum().backward()
     assert half.grad.shape == half.shape and half.grad.dtype == torch.bfloat16
     x, y = torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)
-    assert add_factorized_pos_embed_(x, LINE, LINE, COORD, strategy=strategy) is x
-    assert torch.equal(add_factorized_pos_embed_(y, LINE[None], LINE[None], COORD, strategy=strategy), x)
+    assert fast.add_factorized_pos_embed_(x, LINE, LINE, COORD, strategy=strategy) is x
+    assert torch.equal(fast.add_factorized_pos_embed_(y, LINE[None], LINE[None], COORD, strategy=strategy), x)
 
 
 NO_NUMBERS = [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)]
 NO_SIZES = [(dict(size=size), r"size must be \(h, w\)") for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))]
 NAMES, MODES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'", "valid: 'bilinear', 'bicubic'"
 WRONG = {
-    add_pos_embed_: [
+    fast.add_pos_embed_: [
         (dict(strategy="stock"), NAMES),
         (dict(mode="nearest"), MODES),
         (dict(table=torch.zeros(2, 5, 5, 4)), "table must have shape"),
@@ -66,24 +59,16 @@ WRONG = {
         (dict(patch_coord=None, grid_sizes=[(2, 3)]), "one size for each of the 2"),
         (dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)]), "image 1 has 8 tokens"),
     ],
-    add_factorized_pos_embed_: [
+    fast.add_factorized_pos_embed_: [
         (dict(table_x=torch.zeros(4)), "table_x must have shape"),
         (dict(table_x=torch.zeros(5, 3)), "of one width"),
         *[(dict(table_y=table[0]), "table_y must be a tensor of real numbers") for table in NO_NUMBERS],
         (dict(strategy="nope"), "strategy='nope' is not a strategy"),
     ],
-    resample_pos_embed: [
-        (dict(table=LINE), r"shape \(H0, W0, C\)"),
-        (dict(mode="area"), MODES),
-        *NO_SIZES,
-    ],
-    resample_patch_kernel: [
-        (dict(weight=TABLE), r"\(O, I, H0, W0\)"),
-        (dict(mode="nearest"), MODES),
-        *NO_SIZES,
-    ],
-    resize_matrix: [(dict(mode="nearest"), MODES), (dict(n=0), "n and n0 must be lengths")],
-    resample_pos_embeds: [
+    fast.resample_pos_embed: [(dict(table=LINE), r"shape \(H0, W0, C\)"), (dict(mode="area"), MODES), *NO_SIZES],
+    fast.resample_patch_kernel: [(dict(weight=TABLE), r"\(O, I, H0, W0\)"), (dict(mode="nearest"), MODES), *NO_SIZES],
+    fast.resize_matrix: [(dict(mode="nearest"), MODES), (dict(n=0), "n and n0 must be lengths")],
+    fast.resample_pos_embeds: [
         (dict(merge=3), "merge must divide every height and width; 3 does not divide 4 x 4"),
         (dict(merge=0), "merge must be an integer of at least 1"),
         (dict(length=15), "image 0 has 16 tokens, length is 15"),
@@ -97,12 +82,12 @@ WRONG = {
     ],
 }
 RIGHT = {
-    add_pos_embed_: dict(x=None, table=TABLE, patch_coord=COORD),
-    add_factorized_pos_embed_: dict(x=None, table_y=LINE, table_x=LINE, patch_coord=COORD),
-    resample_pos_embed: dict(table=TABLE, size=(2, 3)),
-    resample_patch_kernel: dict(weight=torch.zeros(2, 3, 4, 4), size=(2, 3)),
-    resize_matrix: dict(n=3, n0=4),
-    resample_pos_embeds: dict(table=TABLE, grid_sizes=[(4, 4), (2, 6)], mode="bilinear"),
+    fast.add_pos_embed_: dict(x=None, table=TABLE, patch_coord=COORD),
+    fast.add_factorized_pos_embed_: dict(x=None, table_y=LINE, table_x=LINE, patch_coord=COORD),
+    fast.resample_pos_embed: dict(table=TABLE, size=(2, 3)),
+    fast.resample_patch_kernel: dict(weight=torch.zeros(2, 3, 4, 4), size=(2, 3)),
+    fast.resize_matrix: dict(n=3, n0=4),
+    fast.resample_pos_embeds: dict(table=TABLE, grid_sizes=[(4, 4), (2, 6)], mode="bilinear"),
 }
 
 
@@ -119,7 +104,7 @@ def test_errors_name_what_is_valid_and_change_nothing(function, change, message)
 
 def test_the_mode_of_packed_embeddings_has_no_default():
     with pytest.raises(TypeError, match="mode"):
-        resample_pos_embeds(TABLE, [(4, 4)])
+        fast.resample_pos_embeds(TABLE, [(4, 4)])
 
 
 sides, flags, few = st.integers(1, 12), st.booleans(), st.integers(1, 3)
@@ -141,7 +126,7 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
         fill = [image[:1] * (padding == "first") for image in want]
         want = [torch.cat([i, f.expand(extra["length"] - len(i), -1)])[None] for i, f in zip(want, fill)]
     want = torch.cat(want)
-    got = resample_pos_embeds(table, torch.tensor(grids), strategy=strategy, **how, **extra)
+    got = fast.resample_pos_embeds(table, torch.tensor(grids), strategy=strategy, **how, **extra)
     assert got.shape == want.shape and got.dtype == table.dtype
     assert (got - want).abs().max() <= 2e-6 * max(1.0, table.abs().max().item())
     weight = torch.randn_like(got)
@@ -149,7 +134,7 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
     assert relative(*grads) <= 1e-5
     with torch.no_grad():
         for _ in range(3):  # kept tables too
-            assert (resample_pos_embeds(table, grids, strategy=strategy, **how, **extra) - got).abs().max() <= 2e-6
+            assert (fast.resample_pos_embeds(table, grids, strategy=strategy, **how, **extra) - got).abs().max() <= 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -157,7 +142,7 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 def test_computed_in_float32_at_least_and_cast_once(dtype, mode):
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
     want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode))
-    got = resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode)
+    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode)
     assert got.dtype == dtype
     assert relative(got, want) <= max(torch.finfo(dtype).eps / 2, 1e-12) + 1e-6 * (dtype != torch.float64)
 
@@ -165,7 +150,7 @@ def test_computed_in_float32_at_least_and_cast_once(dtype, mode):
 def test_linear_in_tokens_and_no_loop_over_images_in_the_backward():
     table, sizes = torch.randn(16, 16, 8, requires_grad=True), [(9, 28)] * 40
     with Largest() as largest:
-        out = resample_pos_embeds(table, sizes, mode="bilinear")
+        out = fast.resample_pos_embeds(table, sizes, mode="bilinear")
     nodes = [out.grad_fn]
     for node in nodes:  # which grows meanwhile
         nodes += [n for n, _ in node.next_functions if n is not None]
@@ -174,8 +159,8 @@ def test_linear_in_tokens_and_no_loop_over_images_in_the_backward():
 
 def test_sizes_on_the_host_are_read_from_no_tensor(monkeypatch):
     sizes = [(3, 4), (8, 2)]
-    want = resample_pos_embeds(TABLE, sizes, mode="bilinear")
+    want = fast.resample_pos_embeds(TABLE, sizes, mode="bilinear")
     reading_is_an_error(monkeypatch)
-    got = resample_pos_embeds(TABLE.clone(), sizes, mode="bilinear")
+    got = fast.resample_pos_embeds(TABLE.clone(), sizes, mode="bilinear")
     monkeypatch.undo()
     assert torch.equal(got, want)

@@ -10,9 +10,7 @@ ELSEWHERE = {  # a module: the file that tests it
     "strategies/base": "contract/test_fourth_strategy",
     "__main__": "cli/test_main",
     "cli/startup/sitecustomize": "cli/test_run",
-    "rope/embeds": "rope/test_batched",
-    "rope/grids": "rope/test_batched",
-    "rope/settings": "rope/test_batched",
+    **dict.fromkeys(("rope/embeds", "rope/grids", "rope/settings"), "rope/test_batched"),
     "measure/drift/pictures": "measure/drift/test_report",
     "measure/drift/plots": "measure/drift/test_report",
 }

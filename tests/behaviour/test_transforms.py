@@ -13,13 +13,7 @@ from tests.support.checks import slow, written
 from tests.support.oracles import Case, relative, row_major, tables
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.functional import (
-    add_factorized_pos_embed_,
-    add_pos_embed_,
-    resample_patch_kernel,
-    resample_pos_embed,
-    resample_pos_embeds,
-)
+from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 SIZES = [(3, 4), (5, 2), (3, 4)]
@@ -33,15 +27,15 @@ def tokens(t):
 
 # Each function of ``functional``, linear in its argument.
 LINEAR = {
-    "resample_pos_embed": (TABLE, lambda t, **_: resample_pos_embed(t, (3, 4))),
-    "packed": (TABLE, lambda t, **how: resample_pos_embeds(t, SIZES, mode="bilinear", **how)),
-    "padded, merged": (TABLE, lambda t, **how: resample_pos_embeds(t, [(2, 4)], length=9, merge=2, **BICUBIC, **how)),
-    "frames": (TABLE, lambda t, **how: resample_pos_embeds(t, [(2, 3, 4)], padding="first", **BICUBIC, **how)),
-    "sizes on a device": (TABLE, lambda t, **how: resample_pos_embeds(t, ON_DEVICE, length=12, **BICUBIC, **how)),
-    "add_pos_embed_": (TABLE, lambda t, **how: add_pos_embed_(tokens(t), t, COORD, **how)),
-    "grid_sizes": (TABLE, lambda t, **how: add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)),
-    "factorized": (LINE, lambda t, **how: add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how)),
-    "resample_patch_kernel": (torch.randn(2, 3, 8, 8), lambda k, **_: resample_patch_kernel(k, (5, 9))),
+    "resample_pos_embed": (TABLE, lambda t, **_: fast.resample_pos_embed(t, (3, 4))),
+    "packed": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, SIZES, mode="bilinear", **how)),
+    "padded": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, [(2, 4)], length=9, merge=2, **BICUBIC, **how)),
+    "frames": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, [(2, 3, 4)], padding="first", **BICUBIC, **how)),
+    "sizes on a device": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, ON_DEVICE, length=12, **BICUBIC, **how)),
+    "add_pos_embed_": (TABLE, lambda t, **how: fast.add_pos_embed_(tokens(t), t, COORD, **how)),
+    "grid_sizes": (TABLE, lambda t, **how: fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)),
+    "factorized": (LINE, lambda t, **how: fast.add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how)),
+    "resample_patch_kernel": (torch.randn(2, 3, 8, 8), lambda k, **_: fast.resample_patch_kernel(k, (5, 9))),
 }
 
 
@@ -87,7 +81,7 @@ def test_compiled_models_have_tangents(mode, kind):
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
 def test_what_is_written_down_holds_for_other_tables(how, strategy):
     def f(table, x, coord):
-        return add_pos_embed_(x * 1, table, coord, strategy=strategy)
+        return fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
 
     x, other, swapped = torch.zeros(3, 13, 4), torch.randn(6, 5, 4), row_major(SIZES[::-1], 13)
     for times in (0,) if "symbolic" in how.values() else (0, 3):
@@ -99,8 +93,8 @@ def test_what_is_written_down_holds_for_other_tables(how, strategy):
 
 
 ADDS = {
-    "learned": lambda x, coord: add_pos_embed_(x * 1, TABLE, coord),
-    "factorized": lambda x, coord: add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord),
+    "learned": lambda x, coord: fast.add_pos_embed_(x * 1, TABLE, coord),
+    "factorized": lambda x, coord: fast.add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord),
 }
 WRITES = ["export", "trace", "make_fx", "compile"]
 
@@ -126,13 +120,13 @@ def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how):
 
 def test_no_images_and_no_channels():
     def empty(_):
-        assert resample_pos_embeds(TABLE, [], **BICUBIC).shape == (0, 4)
+        assert fast.resample_pos_embeds(TABLE, [], **BICUBIC).shape == (0, 4)
         for sizes, length in product(([], torch.zeros(0, 2, dtype=torch.int64)), (0, 5)):
-            assert resample_pos_embeds(TABLE, sizes, length=length, **BICUBIC).shape == (0, length, 4)
+            assert fast.resample_pos_embeds(TABLE, sizes, length=length, **BICUBIC).shape == (0, length, 4)
 
     empty(None)
     vmap(empty, out_dims=None)(torch.zeros(1))
-    assert add_pos_embed_(torch.zeros(3, 13, 0), TABLE[..., :0], COORD).shape == (3, 13, 0)
+    assert fast.add_pos_embed_(torch.zeros(3, 13, 0), TABLE[..., :0], COORD).shape == (3, 13, 0)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 3])

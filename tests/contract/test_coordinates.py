@@ -32,8 +32,7 @@ BAD |= dict.fromkeys((2**31 - 2, 65504, 2000), TOO_LARGE)
 @pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize(
-    ("dtype", "bad"),
-    [(torch.int64, 2**31), (torch.int64, -1), *itertools.product((torch.float32, torch.float64), BAD)],
+    ("dtype", "bad"), [(torch.int64, 2**31), (torch.int64, -1), *itertools.product((torch.float32, torch.float64), BAD)]
 )
 def test_what_names_no_cell_or_a_far_one_is_said_and_changes_nothing(strategy, kind, bad, dtype):
     case = Case(sizes=[(4, 5)] * 3, channels=2, kind=kind)
