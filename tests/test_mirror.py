@@ -6,13 +6,11 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "timm_naflex_fast"
 CROSS = {"contract", "behaviour", "examples", "pages", "support"}  # CONTRIBUTING.md says what each asks
 ELSEWHERE = {  # a module: the file that tests it
-    "names": "contract/test_fourth_strategy",
-    "strategies/base": "contract/test_fourth_strategy",
+    **dict.fromkeys(("names", "strategies/base"), "contract/test_fourth_strategy"),
     "__main__": "cli/test_main",
     "cli/startup/sitecustomize": "cli/test_run",
     **dict.fromkeys(("rope/embeds", "rope/grids", "rope/settings"), "rope/test_batched"),
-    "measure/drift/pictures": "measure/drift/test_report",
-    "measure/drift/plots": "measure/drift/test_report",
+    **dict.fromkeys(("measure/drift/pictures", "measure/drift/plots"), "measure/drift/test_report"),
 }
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.checks import during, slow
 from tests.support.oracles import embed, is_pristine, small_vit, uses
+from tests.support.running import ran
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, settings
 from timm_naflex_fast.patching.settings import STOCK
@@ -73,6 +74,7 @@ def test_many_switches_leave_nothing(for_one):
     assert is_pristine() and not install._enabled and not install._holders
 
 
+@ran("grid_sample")
 def test_overlapping_requests_in_threads():
     model = small_vit(depth=0)
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.support.measured import batches, table_model
+from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import NAMES
 from timm_naflex_fast.measure.drift.plots import COLOURS, scale
 from timm_naflex_fast.measure.drift.report import FILES, headline, record, verdict, write
@@ -42,6 +43,7 @@ def test_headline_and_verdict_are_a_sentence_each_from_the_figures():
     assert "nothing was compared" in verdict(one_survey())
 
 
+@ran("interpolate_cached", "grid_sample", "matmul")
 def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     pytest.importorskip("matplotlib")
     found = survey(table_model(), list(batches(labels=True)), NAMES, pictures=True)

@@ -41,6 +41,7 @@ def test_survey_of_a_tiny_model():
     assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
 
 
+@ran("matmul")
 def test_without_labels_and_without_a_classifier():
     model = small_vit()
     found = survey(model, batches(), ["matmul"])
@@ -55,6 +56,7 @@ def test_without_labels_and_without_a_classifier():
         survey(model, [])
 
 
+@ran("grid_sample")
 def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
     batch = vit_batch([(2, 3)])
     turned = {**batch, "patches": batch["patches"].flip(1), "patch_coord": batch["patch_coord"].flip(1)}
