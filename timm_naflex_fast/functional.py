@@ -84,7 +84,7 @@ def add_pos_embed_(
     """
     _check_tensors(x=x, table=table)
     _check_table(table)
-    table = _of_this_rank(table)
+    x, table = _plain(x), _of_this_rank(table)
     spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
@@ -136,7 +136,7 @@ def add_factorized_pos_embed_(
         raise ValueError(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
-    table_y, table_x = _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
+    x, table_y, table_x = _plain(x), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
     spec = _spec(strategy, "bilinear", False, False, ar_preserving)
     dispatch.add(x, (table_y, table_x), patch_coord, spec, strategy)
     return x
@@ -277,8 +277,6 @@ def _check_tensors(**tensors: Tensor) -> None:
         if not isinstance(tensor, Tensor) or tensor.is_complex():
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(f"{name} must be a tensor of real numbers; got {got}")
-    if "x" in tensors and is_dtensor(tensors["x"]):
-        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
 
 
 def _of_this_rank(table: Tensor, name: str = "table") -> Tensor:
@@ -295,3 +293,9 @@ def _of_this_rank(table: Tensor, name: str = "table") -> Tensor:
             f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
         )
     return table.to_local()  # type: ignore[attr-defined]
+
+
+def _plain(x: Tensor) -> Tensor:
+    if is_dtensor(x):
+        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
+    return x

@@ -202,9 +202,10 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True), (3, 4)], ids=str)
-def test_sizes_that_do_not_fit_the_tokens(size):
-    sizes = torch.tensor([size] * (1 if size == (3, 4) else 2))  # that one fits, but there are two samples
+# Of two samples: with frames, four columns, no integers; and of one sample alone.
+@pytest.mark.parametrize("sizes", [[s] * 2 for s in ((1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True))] + [[(3, 4)]])
+def test_sizes_that_do_not_fit_the_tokens(sizes):
+    sizes = torch.tensor(sizes)
 
     def add(x):
         return add_pos_embed_(x * 1, torch.ones(6, 5, 4), grid_sizes=sizes)
