@@ -71,8 +71,8 @@ def add_pos_embed_(
 
     Raises:
         ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid far larger than the
-            number of tokens. In an exported or traced program, and where Triton's kernels run, nothing is read back to
-            the host, so a negative coordinate raises no error: the token becomes NaN.
+            number of tokens. In an exported or traced program, and in a CUDA graph, nothing is read back
+            to the host, so a negative coordinate raises no error: the token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
@@ -118,8 +118,7 @@ def add_factorized_pos_embed_(
         ``x``.
 
     Raises:
-        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph, and by "matmul" on CUDA,
-            the token becomes NaN).
+        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph the token becomes NaN).
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.

@@ -1,6 +1,6 @@
 """On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA graphs.
 
-Never run on a GPU. ``test_triton.py`` runs there too; ``test_second_device.py`` pretends to have one.
+Never run on a GPU. ``test_second_device.py`` pretends to have one.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ import torch
 from tests.support.checks import during
 from tests.support.oracles import BATCH, embeds, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import dispatch, triton
+from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
@@ -99,10 +99,9 @@ def test_inductor_forward_and_backward(mode):
     model, batch = small_vit().cuda(), on_gpu()
     want = step(model, batch, model)
     cache.clear_all()
-    triton._agreed.clear()
     with enable():
         run = torch.compile(model, fullgraph=True, mode=mode)
-        for _ in range(3):  # the first makes the trials and the bands; CUDA graphs are recorded in the second
+        for _ in range(3):  # CUDA graphs are recorded in the second
             got = step(model, batch, run)
             assert all(relative(a, b) <= 1e-4 for a, b in zip(got, want))
 

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import checks, interpreter
+from tests.support import checks
 from tests.support.checks import HALF, by_backend, by_functions, by_timms_method, run
 from tests.support.oracles import Case, cases, relative, stock, tables
 from timm_naflex_fast.backends import operator, portable
-from timm_naflex_fast.patching.timm import TIMM_SAMPLER
 
 
 @dataclass
@@ -36,11 +35,6 @@ WAYS = {
     "operator": Way(partial(by_backend, backend=operator), kinds=("learned",)),
     "portable": Way(partial(by_backend, backend=portable)),
 }
-SMALL = dict(largest=8) if interpreter.INTERPRETED else {}  # which is slow
-if interpreter.RUNS:
-    WAYS["triton"] = Way(interpreter.add, kinds=("learned",))
-    if TIMM_SAMPLER == "grid_sample":
-        WAYS["triton, grid_sample"] = Way(interpreter.add, kinds=("learned",), sampled=True)
 
 
 def ways(*, sampled=True):
@@ -79,7 +73,7 @@ def equal_but_for_ties(case, embeds, got, x):
 @given(data=st.data())
 def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
     fixed = dict(antialias=True, align_corners=False) if kind == "factorized" else {}
-    case = data.draw(cases(dtypes, kind=kind, use_grid_sample=way.sampled, **SMALL, **fixed))
+    case = data.draw(cases(dtypes, kind=kind, use_grid_sample=way.sampled, **fixed))
     embeds, coord, x = case.embeds(), case.coord(), case.x()
     if way.exact:
         x[:, ::3] = -0.0  # padding tokens too: untouched means that the sign stays
@@ -102,10 +96,10 @@ def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
     assert frozen.requires_grad and torch.equal(frozen.detach(), got)
 
 
-@pytest.mark.parametrize("name", sorted(WAYS.keys() & {"eager, matmul", "portable", "triton"}))
+@pytest.mark.parametrize("name", ["eager, matmul", "portable"])
 @given(data=st.data())
 def test_learned_is_as_close_to_float64_as_timm(name, data):
-    case = data.draw(cases(**SMALL))
+    case = data.draw(cases())
     case.channels = 1024 if case.length <= 64 else 128
     checks.as_close_to_float64_as_timm(WAYS[name].add, case)
 
@@ -194,13 +188,11 @@ def test_empty_batch(way, kind, shape):
     assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize("name", sorted(WAYS.keys() & {"portable", "triton"}))
-def test_nothing_is_read_back_to_the_host(name, monkeypatch):
+def test_the_portable_backend_reads_nothing_back_to_the_host(monkeypatch):
     case = Case(length=21)
     embeds, coord = case.embeds(), case.coord()
-    run(WAYS[name].add, case, embeds, coord)  # the first call makes the bands of such a table
     checks.reading_is_an_error(monkeypatch)
-    WAYS[name].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
+    WAYS["portable"].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
 
 
 @ways()

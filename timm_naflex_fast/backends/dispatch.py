@@ -1,15 +1,14 @@
-"""Which backend resamples the position tables: told from who is tracing, and from where the tensors are.
+"""Which backend resamples the position tables: told from who is tracing.
 
 | who calls | which backend |
 | --- | --- |
-| ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func`` | ``portable``: PyTorch's own operations alone |
-| ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``triton`` or ``eager`` runs |
-| eager code on CUDA | ``triton``, where it can: nothing is read on the host |
-| other eager code | ``eager``, which reads the grids on the host |
+| eager code, on any device | ``eager``, which reads the grids on the host, once for a batch |
+| ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
+| ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``portable``: plain operations |
 
-Factorized tables take ``portable`` in every graph and, with "matmul", on CUDA. A strategy that ``needs_host`` takes
-``eager``, and a graph breaks there; where operations are recorded or transformed it takes ``portable``. ``patching``
-decides before: in an eager model under ``torch.func`` timm's own code runs. The path of a call::
+Factorized tables take ``portable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled graph
+breaks there; where operations are recorded or transformed it takes ``portable``. ``patching`` decides before: in an
+eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
@@ -28,12 +27,14 @@ from torch import Tensor
 
 from ..resampling import grids
 from ..resampling.checks import check_tokens
-from ..resampling.grids import Batch, FrameSizes
+from ..resampling.grids import Batch
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
-from ..tracing import recorded, refuse_in_cuda_graph, tracer
-from . import eager, portable, triton
+from ..tracing import in_cuda_graph, recorded, refuse_in_cuda_graph, tracer
+from . import eager, portable
 from .eager import Placement
+
+FROM_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
 
 
 def add(
@@ -53,25 +54,26 @@ def add(
         # timm's flag takes affine positions for factorized tables in every release.
         sampler = "interpolate" if spec.sampler == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, sampler=sampler)
-    backend = _backend(x, tables, spec, strategy)
-    if not isinstance(placement, Tensor) and not recorded():
+    in_graph = recorded() or in_cuda_graph(x.device)
+    backend = _backend(x, tables, strategy)
+    if not isinstance(placement, Tensor) and not in_graph:
         backend = eager  # the host knows the one grid of plain images
     if backend is eager:
-        if torch.compiler.is_dynamo_compiling():
-            return _add_outside_graphs(x, tables, placement, spec, STRATEGIES[strategy])
-        batch = eager.batch_on_host(x, placement, spec, STRATEGIES[strategy].whole_square)
-        eager.add_batch(x, tables, batch, STRATEGIES[strategy])
-    elif isinstance(placement, Tensor):
+        add_eagerly = _add_outside_graphs if torch.compiler.is_dynamo_compiling() else eager.add
+        add_eagerly(x, tables, placement, spec, STRATEGIES[strategy])
+        return
+    if isinstance(placement, Tensor):
         if placement.device != x.device:
-            refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
+            refuse_in_cuda_graph(x.device, FROM_HOST)
         backend.add(x, tables, placement, spec)
-    else:  # plain images in a graph: the embeddings of their one grid, added to all of them
-        grids.check_whole(x, placement)
-        cell = torch.arange(x.shape[1], device=x.device)
-        patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
-        one = x.new_zeros(1, *x.shape[1:])
-        backend.add(one, tables, patch_coord, spec)
-        x.add_(one)
+        return
+    # In a graph: the embeddings of their one grid, added to all of them.
+    grids.check_whole(x, placement)
+    cell = torch.arange(x.shape[1], device=x.device)
+    patch_coord = torch.stack((cell // placement[1], cell % placement[1]), -1)[None]  # (1, N, 2)
+    one = x.new_zeros(1, *x.shape[1:])
+    backend.add(one, tables, patch_coord, spec)
+    x.add_(one)
 
 
 # The grids are read on the host, which cannot be captured: a graph breaks here, as it does at timm's own loops.
@@ -81,7 +83,7 @@ _add_outside_graphs = torch.compiler.disable(eager.add)
 def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strategy: str = "matmul") -> None:
     """As :func:`add`, for a learned table, from sizes (B, 2) as (h, w) in place of coordinates."""
     check_tokens(x, table.shape[-1])
-    backend, graph = _backend(x, (table,), spec, strategy), recorded()
+    backend, graph = _backend(x, (table,), strategy), recorded()
     if graph and backend is eager:
         return _add_sizes_outside_graphs(x, table, grid_sizes, spec, strategy)
     if graph and isinstance(grid_sizes, Tensor):
@@ -89,12 +91,12 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
         if len(sizes) != len(x):
             raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
     else:
-        refuse_in_cuda_graph(x.device, eager.NEEDS_HOST)
+        refuse_in_cuda_graph(x.device, FROM_HOST)
         listed = grids.sizes_on_host(grid_sizes, (2,), batch=len(x))
         grouped = grids.group_sizes(listed, embeds_padding=spec.embeds_padding, length=x.shape[1])
         if backend is eager:
             return eager.add_batch(x, (table,), Batch(*grouped, spec, x.dtype), STRATEGIES[strategy])
-        sizes = _on_device(listed, x)
+        sizes = torch.tensor(listed, device=x.device).view(-1, 3)[:, 1:]
     backend.add(x, (table,), portable.coordinates(sizes, x.shape[1]), spec)
 
 
@@ -115,7 +117,7 @@ def resample(
 
     Tokens after an image get zeros, or its first cell.
     """
-    backend, graph = _backend(table, (table,), spec, strategy), recorded()
+    backend, graph = _backend(table, (table,), strategy), recorded()
     options: dict[str, Any] = dict(merge=merge, length=length, embeds_padding=embeds_padding)
     if graph and backend is eager:
         return _resample_outside_graphs(table, grid_sizes, spec, strategy, **options)
@@ -123,21 +125,19 @@ def resample(
         if length is None:
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         sizes = _sizes_in_graph(grid_sizes, table, (2, 3), merge, length)
-        return _resample_on_device(backend, table, sizes, spec, merge, length, embeds_padding)
-    refuse_in_cuda_graph(table.device, eager.NEEDS_HOST)
+        return _resample_in_graph(backend, table, sizes, spec, merge, length, embeds_padding)
+    refuse_in_cuda_graph(table.device, FROM_HOST)
     listed = grids.sizes_on_host(grid_sizes, (2, 3))
     groups, counts = grids.group_sizes(listed, merge=merge, length=length, embeds_padding=embeds_padding)
-    tokens = [t * h * w for t, h, w in listed]
-    longest = max(tokens, default=0) if length is None else length
-    # A video packed together with small images: most of a padded batch would be padding.
-    wasteful = len(listed) * longest > 2 * sum(map(sum, counts))
-    if backend is eager or (wasteful and not graph and backend is not portable):
+    if backend is eager:
         dtype = torch.promote_types(table.dtype, torch.float32)
         out = torch.zeros(sum(map(sum, counts)), table.shape[-1], dtype=table.dtype, device=table.device)
         eager.add_batch(out, (table,), Batch(groups, counts, spec, out.dtype, dtype), STRATEGIES[strategy])
         return out if length is None else out.view(len(listed), length, table.shape[-1])
-    sizes = _on_device(listed, table)
-    out = _resample_on_device(backend, table, sizes, spec, merge, longest, embeds_padding)
+    tokens = [t * h * w for t, h, w in listed]
+    sizes = torch.tensor(listed, device=table.device).view(-1, 3)
+    longest = max(tokens, default=0) if length is None else length
+    out = _resample_in_graph(backend, table, sizes, spec, merge, longest, embeds_padding)
     if length is not None:
         return out
     return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, out.shape[-1])
@@ -146,7 +146,7 @@ def resample(
 _resample_outside_graphs = torch.compiler.disable(resample)
 
 
-def _resample_on_device(
+def _resample_in_graph(
     backend: ModuleType,
     table: Tensor,
     sizes: Tensor,
@@ -178,25 +178,22 @@ def _sizes_in_graph(sizes: Tensor, like: Tensor, columns: tuple[int, ...], merge
     return sizes
 
 
-def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: str) -> ModuleType:
+def _backend(x: Tensor, tables: tuple[Tensor, ...], strategy: str) -> ModuleType:
     """The backend for coordinates: a module with a function ``add(x, tables, patch_coord, spec)``, or ``eager``."""
-    who, learned = tracer(x, *tables), len(tables) == 1
+    who = tracer(x, *tables)
     if who == "export" or who == "transform":
         return portable
     if STRATEGIES[strategy].needs_host:
+        refuse_in_cuda_graph(x.device, FROM_HOST)
         return eager
     if who == "compile":
-        if not learned:
+        if len(tables) == 2:
             return portable
         _import_operator()
         from . import operator
 
         return operator
-    if not x.is_cuda:
-        return eager
-    if learned:
-        return triton if triton.serves(x, tables[0], spec) else eager
-    return portable if spec.sampler == "interpolate" else eager
+    return portable if in_cuda_graph(x.device) else eager
 
 
 # Registering operators takes longer than importing all the rest, so they are imported when a graph needs them. The
@@ -204,11 +201,3 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], spec: ResizeSpec, strategy: 
 @torch.compiler.assume_constant_result
 def _import_operator() -> None:
     from . import operator  # noqa: F401
-
-
-def _on_device(sizes: FrameSizes, like: Tensor) -> Tensor:
-    """Sizes (B, 3), or (B, 2) if there are no frames, on the device of ``like``, for which the host does not wait."""
-    columns = slice(0 if any(t > 1 for t, _, _ in sizes) else 1, 3)
-    listed = torch.tensor([size[columns] for size in sizes], dtype=torch.int64, device="cpu")
-    listed = listed.view(len(sizes), -1) if sizes else listed.view(0, 2)
-    return listed.to(like.device, non_blocking=True)

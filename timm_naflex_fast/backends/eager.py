@@ -21,14 +21,10 @@ from ..resampling.grids import Batch, GridGroup
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
 from ..strategies import STRATEGIES, Strategy
-from ..tracing import refuse_in_cuda_graph, why_unsupported
+from ..tracing import why_unsupported
 
 Placement = Tensor | tuple[int, int]
 """Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a batch of plain images."""
-NEEDS_HOST = (
-    "here the grids are read on the host, or copied from it, which no CUDA graph can record; it can record "
-    'mode="matmul" of a NaFlex batch, with Triton, whose coordinates are on the GPU; run the model once before'
-)
 LARGEST_COMPARED = 2**13  # coordinates: a larger batch is grouped anew each time
 
 
@@ -43,8 +39,6 @@ def add_batch(x: Tensor, tables: tuple[Tensor, ...], batch: Batch, strategy: Str
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
-    if x.is_cuda:
-        refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not batch.groups or not x.shape[-1]:
         return
     _raise_malloc_thresholds()  # pragma: no mutate: it changes times alone
@@ -68,13 +62,6 @@ def add_batch(x: Tensor, tables: tuple[Tensor, ...], batch: Batch, strategy: Str
             tokens.add(group, embedding.to(x.dtype))
 
 
-def operator_sum(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
-    """``x`` plus the table in a new tensor."""
-    out = x.clone(memory_format=torch.contiguous_format)
-    add(out, (table,), patch_coord, spec, STRATEGIES["matmul"])
-    return out
-
-
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
     batch = batch_on_host(g, patch_coord, spec)._replace(dtype=torch.promote_types(g.dtype, torch.float32))
@@ -86,8 +73,6 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
 
 def batch_on_host(x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False) -> Batch:
     """The grids of the batch, read on the host; ``spec`` with the largest of them where that counts."""
-    if x.is_cuda:
-        refuse_in_cuda_graph(x.device, NEEDS_HOST)
     if not isinstance(placement, Tensor):
         return Batch(*grids.whole_batch(x, placement), spec, x.dtype)
     whole_square = whole_square and spec.ar_preserving
@@ -134,8 +119,6 @@ def _resample_frozen(
 
 def _gradients(shapes: Sequence[Sequence[int]], batch: Batch, strategy: Strategy, g: Tensor) -> Iterable[Tensor]:
     """The gradients of the strategy's inputs, which have these shapes, from that of the tokens ``g``."""
-    if g.is_cuda:
-        refuse_in_cuda_graph(g.device, NEEDS_HOST)
     if not batch.counts:  # it is empty
         return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):

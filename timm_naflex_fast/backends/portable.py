@@ -3,16 +3,9 @@
 ``torch.export`` and ``torch.jit.trace`` record these operations, so that a program runs without this package; and
 ``torch.func`` transforms them.
 
-Each token needs ``sum_ij a[i] b[j] P[i, j]``. To share the first contraction, a sample's tokens are sorted along the
-shorter axis of its grid ("lines") and cut into blocks of at most ``BLOCK`` tokens of one line, which fit a layout whose
-size follows from the shape of ``x`` alone. Then
-
-1. per block, one row of the resize matrix times the table: (B*Q, H0 + W0) @ (H0 + W0, L0*C),
-2. per block, a row of the other axis' matrix for each token: (B*Q, BLOCK, L0) @ (B*Q, L0, C),
-3. every token reads its slot.
-
-All are products and gathers, and no gradient is accumulated by atomics. The products are float64: a graph
-cannot know under which autocast and TF32 flags it will run, and those leave float64 alone.
+Each token has a row of H0*W0 weights, computed from its coordinate in closed form, and one product takes all tokens to
+their embeddings: (B, N, H0*W0) @ (H0*W0, C). It is float64: a graph cannot know under which autocast and TF32 flags it
+will run, and those leave float64 alone.
 
 Where a token reads few cells of a large table (``few_taps``), no product runs: ``_by_taps`` gathers these cells and
 adds them in float32, which no flag rounds either.
@@ -21,7 +14,6 @@ adds them in float32, which no flag rounds either.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,8 +24,6 @@ from ..resampling.checks import LARGEST
 from ..resampling.closed_form import axis_weights, tap_weights
 from ..resampling.grids import whole_numbers
 from ..resampling.matrices import ResizeSpec
-
-BLOCK = 16
 
 
 class DeviceGrids(NamedTuple):
@@ -51,24 +41,11 @@ class DeviceGrids(NamedTuple):
     wrong: Tensor
 
 
-class SlotLayout(NamedTuple):
-    """The slots of the tokens: Q blocks per sample, BLOCK slots per block; empty slots name token 0.
-
-    ``slot_of_token`` (B, N) counts over a sample's Q * BLOCK slots, ``token_of_slot`` (B, Q, BLOCK) is its inverse,
-    ``by_column`` (B, 1) tells whose lines are columns.
-    """
-
-    slot_of_token: Tensor
-    token_of_slot: Tensor
-    by_column: Tensor
-
-
 def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``.
 
-    Tokens may come in any order, and up to three quarters of a grid's tokens may be missing. If more are missing, the
-    layout has no room for some tokens, which get NaN, never a wrong number. So do tokens with a negative or non-finite
-    coordinate, and those of a grid with far more cells than there are tokens.
+    Tokens may come in any order, and any may be missing. Those with a negative or non-finite coordinate get NaN, and
+    those of a grid with far more cells than there are tokens.
     """
     if x.shape[1] == 0:
         return
@@ -109,8 +86,8 @@ def grids_on_device(patch_coord: Tensor, spec: ResizeSpec) -> DeviceGrids:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to it."""
     coord = whole_numbers(patch_coord)
     length = coord.shape[1]
-    size = coord.amax(1, keepdim=True) + 1
-    h, w = size.unbind(-1)
+    h, w = (axis.amax(1, keepdim=True) + 1 for axis in coord.unbind(-1))
+    size = torch.stack((h, w), -1)
     in_grid = torch.arange(length, device=coord.device) < h * w
     negative = (coord < 0).any(-1)
     no_grid = (size < 1).any(-1) | (size > LARGEST).any(-1) | (h * w > 64 * length + 4096)  # (B, 1)
@@ -127,7 +104,7 @@ def _learned(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, t
     table = tables[0].reshape(tables[0].shape[-3:])
     if not spec.copies_own_size:  # the same positions and weights as F.interpolate's, without antialiasing
         spec = replace(spec, antialias=False)
-    return (_by_taps if few_taps(table, spec) else _by_blocks)(table, grids, spec).to(token_dtype)
+    return (_by_taps if few_taps(table, spec) else _by_product)(table, grids, spec).to(token_dtype)
 
 
 def _factorized(tables: tuple[Tensor, ...], grids: DeviceGrids, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
@@ -151,92 +128,20 @@ def lengths(grids: DeviceGrids, table_size: tuple[int, ...], spec: ResizeSpec) -
     return torch.where(same, grids.h, longest), torch.where(same, grids.w, longest)
 
 
-def slot_layout(grids: DeviceGrids) -> SlotLayout:
-    """Sort each sample's tokens by line, and begin a new block wherever a line begins or a block is full.
-
-    With BLOCK = 2 and the lines 0 0 0 1 1 (sorted), the slots are 0 1 2 4 5, and slot 3 stays empty.
-    """
-    batch, length = grids.y.shape
-    blocks = block_count(length)
-    by_column = grids.h > grids.w
-    line, order = torch.where(by_column, grids.x, grids.y).sort(dim=1)
-    place = torch.arange(length, device=line.device).expand(batch, length)  # 0 1 2 3 4
-    begins = (line != line.gather(1, (place - 1).clamp(min=0))) | (place == 0)  # 1 0 0 1 0
-    rank = begins.to(line.dtype).cumsum(1) - 1  # of the line among those present: 0 0 0 1 1
-    # Where each line begins, by its rank: 0 3. Its first token writes that; the others write to a spare column, which
-    # nothing reads. (cummax would be shorter, but ONNX has none.)
-    spare = torch.full_like(rank, length)
-    start = torch.zeros_like(F.pad(line, (0, 1))).scatter(1, torch.where(begins, rank, spare), place)
-    place_in_line = place - start.gather(1, rank)  # 0 1 2 0 1
-    block = (place_in_line % BLOCK == 0).to(line.dtype).cumsum(1) - 1  # 0 0 1 2 2
-    slot = (block * BLOCK + place_in_line % BLOCK).clamp(max=blocks * BLOCK)  # no room: the last, which nothing reads
-    empty = slot.new_zeros(batch, blocks * BLOCK + 1)  # pragma: no mutate: more slots would do as well
-    # Read out by index: a view that splits a dimension would make tracers check divisibility.
-    slots = torch.arange(blocks, device=line.device)[:, None] * BLOCK + torch.arange(BLOCK, device=line.device)
-    token_of_slot = empty.scatter(1, slot, order)[:, slots]
-    return SlotLayout(torch.zeros_like(slot).scatter(1, order, slot), token_of_slot, by_column)
-
-
-def block_count(length: int) -> int:
-    """Q, the blocks a sample of ``length`` tokens has room for.
-
-    A line of n tokens takes ceil(n / BLOCK) blocks, so a sample takes at most N / BLOCK + lines. The shorter axis has
-    at most sqrt(h*w) lines, and h*w <= 4 N while at most three quarters of a grid's tokens were dropped:
-    2 sqrt(N) <= N / 24 + 24.
-    """
-    return length // BLOCK + length // 24 + 28
-
-
-def block_weights(
-    layout: SlotLayout, grids: DeviceGrids, table_size: tuple[int, ...], spec: ResizeSpec
-) -> tuple[Tensor, Tensor]:
-    """The two rows of resize matrices, float64: per block (B, Q, H0 + W0), per slot (B, Q, BLOCK, L0).
-
-    A block of row lines has zeros in the last W0 columns, one of column lines in the first H0. L0 = max(H0, W0).
-    """
-    rows, cols = table_size
-    weights = partial(axis_weights, spec=spec)
-    to_h, to_w = lengths(grids, table_size, spec)
-    head = layout.token_of_slot[..., 0]
-    row = weights(grids.y.gather(1, head), to_h, rows) * ~layout.by_column[..., None]
-    col = weights(grids.x.gather(1, head), to_w, cols) * layout.by_column[..., None]
-    side = max(rows, cols)
-    along = torch.where(
-        layout.by_column[..., None],
-        F.pad(weights(grids.y, to_h, rows), (0, side - rows)),
-        F.pad(weights(grids.x, to_w, cols), (0, side - cols)),
-    )
-    sample = torch.arange(along.shape[0], device=along.device)[:, None, None]
-    along = along[sample, layout.token_of_slot]
-    return torch.cat((row, col), -1), along
-
-
-def lines_of(table: Tensor) -> Tensor:
-    """The table (H0, W0, C) by rows and by columns, lines padded to L0 cells: (H0 + W0, L0, C)."""
-    rows, cols = table.shape[:2]
-    side = max(rows, cols)
-    turned = table.transpose(0, 1)
-    return torch.cat((F.pad(table, (0, 0, 0, side - cols)), F.pad(turned, (0, 0, 0, side - rows))))
-
-
 def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     """Whether gathered taps cost less than products: a gathered one costs about eight multiply-adds (measured)."""
     taps = 16 if spec.interpolation == "bicubic" else 4
     return not spec.antialias and 8 * taps <= table.shape[0]
 
 
-def _by_blocks(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
-    """Each token's embedding (B, N, C), float32 at least, by two products per block."""
-    layout = slot_layout(grids)
-    across, along = block_weights(layout, grids, table.shape[:2], spec)
-    wide = lines_of(table.double())
-    lines = torch.matmul(across, wide.flatten(1)).unflatten(2, wide.shape[1:])  # (B, Q, L0, C)
-    of_slots = torch.matmul(along, lines).to(torch.promote_types(table.dtype, torch.float32)).flatten(1, 2)
-    slots, room = layout.slot_of_token, of_slots.shape[1]  # of_slots: (B, Q*BLOCK, C)
-    first = torch.arange(of_slots.shape[0], device=of_slots.device)[:, None] * room
-    # An embedding, because its backward adds up without atomics.
-    embeddings = F.embedding(first + slots.clamp(max=room - 1), of_slots.flatten(0, 1))
-    return torch.where((slots < room)[..., None], embeddings, torch.full_like(embeddings, torch.nan))
+def _by_product(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:
+    """Each token's embedding (B, N, C), float32 at least: one product with a row of H0*W0 weights for each token."""
+    y, x = (
+        axis_weights(position, length, cells, spec)
+        for position, length, cells in zip((grids.y, grids.x), lengths(grids, table.shape[:2], spec), table.shape[:2])
+    )
+    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0) float64
+    return (weights @ table.double().flatten(0, 1)).to(torch.promote_types(table.dtype, torch.float32))
 
 
 def _by_taps(table: Tensor, grids: DeviceGrids, spec: ResizeSpec) -> Tensor:

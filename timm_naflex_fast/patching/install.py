@@ -333,9 +333,6 @@ def status(model: nn.Module | None = None) -> Status:
                 elif slot is Slot.FOREIGN:
                     notes.append(describe_foreign(owner, name))
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
-        triton = sys.modules.get(f"{__package__.partition('.')[0]}.backends.triton")
-        if triton is not None and (lost := triton.lost_tokens()):
-            notes.append(f"{lost} tokens became NaN on a GPU: they name no cell, or their grid is too long")
         # Not those that a newer enable() hides in every module that we know of.
         known = [vars(holder).get(ATTRIBUTE, ()) for holder in _alive(_holders.values())]
         hidden = {e for newest_first in known for e in newest_first[1:]} - {e for first in known for e in first[:1]}

@@ -1,6 +1,6 @@
 """What is cached between calls, under one memory bound; what a CUDA graph reads stays in memory for good.
 
-- ``cached``: results that depend on the arguments alone (resize steps, axis sums, bands, pseudo-inverses).
+- ``cached``: results that depend on the arguments alone (resize steps, axis sums, pseudo-inverses).
 - ``cached_by_bits``: the groups of a batch, for as long as its coordinates hold the same bits.
 - ``cached_resized``: position tables and patch kernels resized from a library's parameters, for as long as the
   parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all`` drops them.
