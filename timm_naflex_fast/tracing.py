@@ -74,7 +74,7 @@ def refuse_in_cuda_graph(device: torch.device, why: str) -> None:
 def why_unsupported(*tensors: Tensor) -> str | None:
     """Why our in-place sums cannot take these tensors, in words; None if they can.
 
-    Where they cannot, PyTorch's own operations have to run: a library's own code, or ``backends/portable.py``.
+    Where they cannot, PyTorch's own operations have to run: a library's own code, or ``backends/traceable.py``.
     """
     if recorded():  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None

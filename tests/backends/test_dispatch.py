@@ -7,10 +7,10 @@ import torch
 
 from tests.support.checks import reading_is_an_error
 from tests.support.oracles import relative
-from timm_naflex_fast.backends import dispatch, eager, operator, portable
+from timm_naflex_fast.backends import dispatch, eager, operator, traceable
 from timm_naflex_fast.functional import resample_pos_embeds
 
-TAKES = {"export": [portable] * 2, "transform": [portable] * 2, "compile": [operator, eager], None: [eager] * 2}
+TAKES = {"export": [traceable] * 2, "transform": [traceable] * 2, "compile": [operator, eager], None: [eager] * 2}
 
 
 @pytest.mark.parametrize("who", TAKES)
@@ -24,7 +24,7 @@ def test_who_traces_tells_the_backend(who, monkeypatch):
 def as_in_a_graph(monkeypatch):
     """Let eager code take the form that graphs take; its runs."""
     ran = []
-    add = lambda *args: ran.append(tuple(args[0].shape)) or portable.add(*args)
+    add = lambda *args: ran.append(tuple(args[0].shape)) or traceable.add(*args)
     monkeypatch.setattr(dispatch, "_backend", lambda *_: SimpleNamespace(add=add))
     return ran
 

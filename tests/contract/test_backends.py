@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support import checks
 from tests.support.checks import HALF, by_backend, by_functions, by_timms_method, run
 from tests.support.oracles import Case, cases, relative, stock, tables
-from timm_naflex_fast.backends import operator, portable
+from timm_naflex_fast.backends import operator, traceable
 
 
 @dataclass
@@ -33,7 +33,7 @@ WAYS = {
     "eager, interpolate_cached": Way(partial(by_functions, strategy="interpolate_cached"), exact=True),
     "patched, grid_sample": Way(partial(by_timms_method, strategy="grid_sample"), sampled=True),
     "operator": Way(partial(by_backend, backend=operator), kinds=("learned",)),
-    "portable": Way(partial(by_backend, backend=portable)),
+    "traceable": Way(partial(by_backend, backend=traceable)),
 }
 
 
@@ -96,7 +96,7 @@ def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
     assert frozen.requires_grad and torch.equal(frozen.detach(), got)
 
 
-@pytest.mark.parametrize("name", ["eager, matmul", "portable"])
+@pytest.mark.parametrize("name", ["eager, matmul", "traceable"])
 @given(data=st.data())
 def test_learned_is_as_close_to_float64_as_timm(name, data):
     case = data.draw(cases())
@@ -188,11 +188,11 @@ def test_empty_batch(way, kind, shape):
     assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
 
 
-def test_the_portable_backend_reads_nothing_back_to_the_host(monkeypatch):
+def test_the_traceable_backend_reads_nothing_back_to_the_host(monkeypatch):
     case = Case(length=21)
     embeds, coord = case.embeds(), case.coord()
     checks.reading_is_an_error(monkeypatch)
-    WAYS["portable"].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
+    WAYS["traceable"].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
 
 
 @ways()

@@ -1,4 +1,4 @@
-"""What every form of a strategy must hold: shared by the tests of the eager and the portable form."""
+"""What every form of a strategy must hold: shared by the tests of the eager and the traceable form."""
 
 from contextlib import contextmanager
 from functools import partial

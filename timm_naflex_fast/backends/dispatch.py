@@ -4,11 +4,11 @@
 | --- | --- |
 | eager code, on any device | ``eager``, which reads the grids on the host, once for a batch |
 | ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
-| ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``portable``: plain operations |
+| ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
 
-Factorized tables take ``portable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled graph
-breaks there; where operations are recorded or transformed it takes ``portable``. ``patching`` decides before: in an
-eager model under ``torch.func`` timm's own code runs. The path of a call::
+Factorized tables take ``traceable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled
+graph breaks there; where operations are recorded or transformed it takes ``traceable``. ``patching`` decides before:
+in an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
@@ -31,7 +31,7 @@ from ..resampling.grids import Batch
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from ..tracing import in_cuda_graph, recorded, refuse_in_cuda_graph, tracer
-from . import eager, portable
+from . import eager, traceable
 from .eager import Placement
 
 FROM_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
@@ -97,7 +97,7 @@ def add_sizes(x: Tensor, table: Tensor, grid_sizes: Any, spec: ResizeSpec, strat
         if backend is eager:
             return eager.add_batch(x, (table,), Batch(*grouped, spec, x.dtype), STRATEGIES[strategy])
         sizes = torch.tensor(listed, device=x.device).view(-1, 3)[:, 1:]
-    backend.add(x, (table,), portable.coordinates(sizes, x.shape[1]), spec)
+    backend.add(x, (table,), traceable.coordinates(sizes, x.shape[1]), spec)
 
 
 _add_sizes_outside_graphs = torch.compiler.disable(add_sizes)
@@ -156,15 +156,15 @@ def _resample_in_graph(
     embeds_padding: bool,
 ) -> Tensor:
     """The embeddings (B, N, C), by coordinates in place of groups; no size (B, 2) or (B, 3) is read back."""
-    patch_coord = portable.coordinates(sizes, length, merge)
+    patch_coord = traceable.coordinates(sizes, length, merge)
     if not length:
         return torch.zeros(sizes.shape[0], 0, table.shape[-1], dtype=table.dtype, device=table.device)
-    if backend is portable:
-        out = portable.embeddings(table, patch_coord, spec)
+    if backend is traceable:
+        out = traceable.embeddings(table, patch_coord, spec)
     else:
         out = torch.zeros(sizes.shape[0], length, table.shape[-1], dtype=table.dtype, device=table.device)
         backend.add(out, (table,), patch_coord, spec)
-    return portable.repeat_frames(out, sizes, embeds_padding)
+    return traceable.repeat_frames(out, sizes, embeds_padding)
 
 
 def _sizes_in_graph(sizes: Tensor, like: Tensor, columns: tuple[int, ...], merge: int, length: int) -> Tensor:
@@ -182,18 +182,18 @@ def _backend(x: Tensor, tables: tuple[Tensor, ...], strategy: str) -> ModuleType
     """The backend for coordinates: a module with a function ``add(x, tables, patch_coord, spec)``, or ``eager``."""
     who = tracer(x, *tables)
     if who == "export" or who == "transform":
-        return portable
+        return traceable
     if STRATEGIES[strategy].needs_host:
         refuse_in_cuda_graph(x.device, FROM_HOST)
         return eager
     if who == "compile":
         if len(tables) == 2:
-            return portable
+            return traceable
         _import_operator()
         from . import operator
 
         return operator
-    return portable if in_cuda_graph(x.device) else eager
+    return traceable if in_cuda_graph(x.device) else eager
 
 
 # Registering operators takes longer than importing all the rest, so they are imported when a graph needs them. The

@@ -1,6 +1,6 @@
 """The matmul strategy as two ``torch.library`` operators: one graph under ``torch.compile``.
 
-A compiled graph cannot look at the values of coordinates, and ``portable``, which needs none, is many times slower. So
+A compiled graph cannot look at the values of coordinates, and ``traceable``, which needs none, is many times slower. So
 the graph holds one operator, inside which ``eager`` runs. It reads the grids on the host, so CUDA graphs leave it out.
 The backward pass of each operator calls the other, so both can be differentiated any number of times.
 """

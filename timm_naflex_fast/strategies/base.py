@@ -23,7 +23,7 @@ class Strategy(ABC):
     """
 
     needs_host = False
-    """No other backend may stand in for it: a compiled graph breaks. (Exported code takes ``portable``.)"""
+    """No other backend may stand in for it: a compiled graph breaks. (Exported code takes ``traceable``.)"""
     whole_square = False
     """With ``ar_preserving`` it computes all of (L, L), not the first (h, w) alone."""
     sampler = "interpolate"

@@ -7,9 +7,9 @@ import torch
 
 from tests.support.checks import by_backend, run
 from tests.support.oracles import NEW_TIMM, Case, relative, stock
-from timm_naflex_fast.backends import portable
+from timm_naflex_fast.backends import traceable
 
-ours = partial(by_backend, backend=portable)
+ours = partial(by_backend, backend=traceable)
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="this timm has no antialias setting")
@@ -19,7 +19,7 @@ def test_large_table_without_antialias_is_gathered(mode, side, monkeypatch):
     case = Case(sizes=[(16, 48), (31, 30)], table_size=(side, 128), channels=3, length=930, **options)
     embeds, coord = case.embeds(), case.coord()
     want, _, want_gp = run(stock, case, embeds, coord)
-    monkeypatch.setattr(portable, "_by_product", None)
+    monkeypatch.setattr(traceable, "_by_product", None)
     got, _, got_gp = run(ours, case, embeds, coord)
     torch.testing.assert_close(got, want, atol=2e-6 * 5, rtol=0)
     assert relative(got_gp[0], want_gp[0]) <= 1e-5
