@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
+from .backends.placement import Coordinates, Placement, Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling import matrices
 from .resampling.checks import check_interpolation, check_size
-from .resampling.matrices import ResizeSpec
-from .strategies import STRATEGIES
-from .tracing import is_dtensor
+from .strategies import STRATEGIES, Strategy
+from .tracing import is_dtensor, tracer
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -85,14 +85,20 @@ def add_pos_embed_(
     _check_tensors(x=x, table=table)
     _check_table(table)
     x, table = _plain(x), _of_this_rank(table)
-    spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
+    chosen = _strategy(strategy)
+    check_interpolation(mode)
+    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
+    placement: Placement
     if patch_coord is not None and grid_sizes is None:
         _check_tensors(patch_coord=patch_coord)
-        dispatch.add(x, (table,), patch_coord, spec, strategy)
+        patch_coord = _of_this_rank(patch_coord, "patch_coord")
+        placement = Coordinates(patch_coord)
     elif patch_coord is None and grid_sizes is not None:
-        dispatch.add_sizes(x, table, grid_sizes, spec, strategy)
+        placement = Sizes(grid_sizes, (2,), length=x.shape[1] if x.ndim == 3 else None, embeds_padding=spec.embeds_padding)
     else:
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
+    asked = (x, table) if patch_coord is None else (x, table, patch_coord)
+    dispatch.add(x, (table,), placement, spec, chosen, tracer(*asked))
     return x
 
 
@@ -136,8 +142,9 @@ def add_factorized_pos_embed_(
             f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
         )
     x, table_y, table_x = _plain(x), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
-    spec = _spec(strategy, "bilinear", False, False, ar_preserving)
-    dispatch.add(x, (table_y, table_x), patch_coord, spec, strategy)
+    patch_coord, chosen = _of_this_rank(patch_coord, "patch_coord"), _strategy(strategy)
+    tables, spec = (table_y, table_x), chosen.spec("linear", False, False, ar_preserving)
+    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, tracer(x, *tables, patch_coord))
     return x
 
 
@@ -186,14 +193,15 @@ def resample_pos_embeds(
     _check_table(table)
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
-    table = _of_this_rank(table)
-    spec = _spec(strategy, mode, antialias, align_corners, ar_preserving)
+    table, chosen = _of_this_rank(table), _strategy(strategy)
+    check_interpolation(mode)
+    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    options: dict[str, Any] = dict(merge=merge, length=length, embeds_padding=padding == "first")
-    return dispatch.resample(table, grid_sizes, spec, strategy, **options)
+    sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
+    return dispatch.resample(table, sizes, spec, chosen, tracer(table))
 
 
 def resample_pos_embed(
@@ -222,8 +230,8 @@ def resample_pos_embed(
     table = _of_this_rank(table)
     h, w = check_size(size)
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    spec = _spec("matmul", mode, antialias, align_corners, ar_preserving)
-    return dispatch.resample(table, [(h, w)], spec, "matmul").view(h, w, -1)
+    how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
+    return resample_pos_embeds(table, [(h, w)], **how).view(h, w, -1)
 
 
 def resize_matrix(
@@ -256,12 +264,10 @@ def resize_matrix(
     return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
-def _spec(strategy: str, mode: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
-    check_interpolation(mode)
-    sampler = STRATEGIES[strategy].sampler
-    return ResizeSpec(mode, antialias and sampler == "interpolate", align_corners, ar_preserving, sampler)
+def _strategy(name: str) -> Strategy:
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy={name!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
+    return STRATEGIES[name]
 
 
 def _check_table(table: Tensor, name: str = "table", *axes: str) -> None:

@@ -6,13 +6,15 @@ merely runs a model while another thread compiles. So this file asks what belong
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 Tracer = Literal["compile", "export", "transform"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def tracer(*tensors: Tensor) -> Tracer | None:
@@ -45,8 +47,17 @@ _PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchMod
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
+def constant_while_traced(function: Function) -> Function:
+    """A decorator: the compiler calls the function while it reads the code around it, and takes what it returns.
+
+    PyTorch's own ``torch.compiler.assume_constant_result`` marks it alike, but imports the compiler to do so (2 s).
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # The compiler reads no C function, but calls this one while it traces, when the transforms around it are active.
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _transforming_while_traced() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 

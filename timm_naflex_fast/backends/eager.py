@@ -8,131 +8,120 @@ through untouched, and is read once for the tables.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..resampling import cache, dense_resize, grids
+from ..resampling import cache, dense_resize, grids, sparse_resize
 from ..resampling.checks import check_writable
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import Batch, GridGroup
+from ..resampling.grids import GridGroup, NamesNoCell, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
-from ..strategies import STRATEGIES, Strategy
-from ..tracing import why_unsupported
+from ..strategies import Strategy
+from ..tracing import refuse_in_cuda_graph, why_unsupported
+from . import traceable
+from .placement import Placement, Sizes
 
-Placement = Tensor | tuple[int, int]
-"""Coordinates (B, N, 2) of a NaFlex batch, or the grid (h, w) of every sample of a batch of plain images."""
-LARGEST_COMPARED = 2**13  # coordinates: a larger batch is grouped anew each time
+NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
-    add_batch(x, tables, batch_on_host(x, placement, spec, strategy.whole_square), strategy)
+    try:
+        plan = placement.plan(x, spec, strategy.resizes_square)
+    except NamesNoCell:
+        traceable.add(x, tables, placement.coordinates(x), spec)  # at the coordinate itself, as timm's flag samples
+    else:
+        add_planned(x, tables, plan, strategy)
 
 
-def add_batch(x: Tensor, tables: tuple[Tensor, ...], batch: Batch, strategy: Strategy) -> None:
+def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
+    """The table ([1,] H0, W0, C) resampled to ``sizes``, packed or padded; see ``dispatch.resample``."""
+    refuse_in_cuda_graph(table.device, NEEDS_HOST)
+    plan = sizes.plan(table, spec, strategy.resizes_square)
+    plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
+    out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
+    add_planned(out, (table,), plan, strategy)
+    return out if sizes.length is None else out.view(-1, sizes.length, table.shape[-1])
+
+
+def add_planned(x: Tensor, tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy) -> None:
     """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T, C).
 
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
-    if not batch.groups or not x.shape[-1]:
+    if not plan.groups or not x.shape[-1]:
         return
-    _raise_malloc_thresholds()  # pragma: no mutate: it changes times alone
-    sources, ndim, trains = tables, 3 if len(tables) == 1 else 2, False
-    tables = ()
-    for table in sources:
-        tables += (table if table.ndim == ndim else table.squeeze(0),)
+    ndim, trains, shaped = 3 if len(tables) == 1 else 2, False, tuple[Tensor, ...]()
+    for table in tables:
+        shaped += (table if table.ndim == ndim else table.squeeze(0),)
         trains |= table.requires_grad
-    inputs: Sequence[Tensor] = ()
-    if trains and torch.is_grad_enabled():
-        cache.invalidate(*sources)
-        inputs, embeddings = strategy.inputs(tables, strategy.resample(tables, batch))
-    else:
-        embeddings = _resample_frozen(sources, tables, batch, strategy)
-    if torch.is_grad_enabled() and (inputs or x.requires_grad):
-        gradients = partial(_gradients, [tensor.shape for tensor in inputs], batch, strategy)
-        AddedInPlace.apply(x, gradients, *inputs)  # before we write: autograd may forbid it
-    tokens = Tokens.split(x.detach(), batch.counts)
     with torch.no_grad():
-        for group, embedding in embeddings:
+        if torch._C._len_torch_dispatch_stack():
+            # ``allow_mutation_on_saved_tensors`` looks for x as it is before the write, which this one is for autograd.
+            x[:1, :1].add_(-0.0)
+    inputs = shaped if trains and torch.is_grad_enabled() else ()
+    if inputs:
+        cache.invalidate(*tables)
+    if torch.is_grad_enabled() and (inputs or x.requires_grad):
+        backward = partial(_gradients, [tensor.shape for tensor in inputs], plan)
+        AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
+    tokens = Tokens.split(x.detach(), plan.counts)
+    with torch.no_grad():
+        for group, embedding in strategy.resample(shaped, plan) if inputs else _frozen(tables, shaped, plan, strategy):
             tokens.add(group, embedding.to(x.dtype))
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
-    batch = batch_on_host(g, patch_coord, spec)._replace(dtype=torch.promote_types(g.dtype, torch.float32))
-    if not batch.groups:
-        return g.new_zeros(table_shape, dtype=batch.dtype)
-    (grad,) = _gradients([table_shape], batch, STRATEGIES["matmul"], g)
-    return grad
+    wide = torch.promote_types(g.dtype, torch.float32)
+    try:
+        plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=wide)
+    except NamesNoCell:
+        with torch.enable_grad():
+            table, x = g.new_zeros(table_shape, dtype=wide, requires_grad=True), torch.zeros_like(g)
+            traceable.add(x, (table,), patch_coord, spec)
+        return torch.autograd.grad(x, table, g)[0]
+    return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
 
 
-def batch_on_host(x: Tensor, placement: Placement, spec: ResizeSpec, whole_square: bool = False) -> Batch:
-    """The grids of the batch, read on the host; ``spec`` with the largest of them where that counts."""
-    if not isinstance(placement, Tensor):
-        return Batch(*grids.whole_batch(x, placement), spec, x.dtype)
-    whole_square = whole_square and spec.ar_preserving
-    group = partial(grids.group_grids, placement, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
-    if placement.is_cpu and 0 < placement.numel() <= LARGEST_COMPARED:
-        # A service often repeats its grids: the same bits, the same groups.
-        groups, counts = cache.cached_by_bits("groups", placement, (spec.embeds_padding, whole_square), group)
-    else:
-        groups, counts = group()
-    if spec.sampler == "affine_grid" and groups:
-        h, w = max(group.h for group in groups), max(group.w for group in groups)
-        spec = replace(spec, batch_max=spec.lengths(h, w))
-    return Batch(groups, counts, spec, x.dtype)
+def _frozen(sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy) -> Embeddings:
+    """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
-
-def _resample_frozen(
-    sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], batch: Batch, strategy: Strategy
-) -> Embeddings:
-    """The embeddings of tables that need no gradient: cached from the second call on, if that costs less.
-
-    A grid of a learned table's own size takes the table as it is: nothing is cached, nothing compared.
+    To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a
+    learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
-    own_size = tables[0].shape[:2] if len(tables) == 1 and batch.spec.copies_own_size else None
-    own, resized, sizes = [], [], []
-    for group in batch.groups:
-        size = (group.h, group.w)
-        if size == own_size:
-            own.append(group)
-        else:
-            resized.append(group)
-            sizes.append(size)
-    if not resized or not strategy.worth_keeping(tables, resized) or not cache.seen_before(sources):
-        return strategy.resample(tables, batch)
+    if not cache.usable():
+        return strategy.resample(tables, plan)
+    own_size = tuple(tables[0].shape[:2]) if len(tables) == 1 and plan.spec.copies_own_size else None
+    settings = (strategy, *plan[2:])
+    others = [group for group in plan.groups if (group.h, group.w) != own_size]
+    before = cache.worth_keeping(sources, [((group.h, group.w), settings) for group in others])
+    again = [group for group, was in zip(others, before) if was]
+    cells = sum(group.h * group.w for group in again)
+    if not again or (len(tables) == 1 and tables[0].shape[0] * tables[0].shape[1] > 4 * cells):
+        return strategy.resample(tables, plan)
 
-    def build(copies: tuple[Tensor, ...], size: tuple[int, int]) -> Tensor:
+    def build(copies: tuple[Tensor, ...], key: tuple[tuple[int, int], object]) -> Tensor:
         copies = tuple(copy.view(table.shape) for copy, table in zip(copies, tables))
-        one = batch._replace(groups=[GridGroup(*size, [], 0)])
-        ((_, embedding),) = strategy.resample(copies, one)
-        return embedding.to(batch.token_dtype)
+        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(*key[0], [])]))
+        return embedding.to(plan.token_dtype)
 
-    made = zip(resized, cache.cached_resized(sources, sizes, (strategy, *batch[2:]), build))
-    return [*made, *strategy.resample(tables, batch._replace(groups=own))] if own else made
+    kept = {id(group) for group in again}
+    made = zip(again, cache.cached_resized(sources, [((g.h, g.w), settings) for g in again], build))
+    new = plan._replace(groups=[group for group in plan.groups if id(group) not in kept])
+    return [*made, *strategy.resample(tables, new)] if new.groups else made
 
 
-def _gradients(shapes: Sequence[Sequence[int]], batch: Batch, strategy: Strategy, g: Tensor) -> Iterable[Tensor]:
-    """The gradients of the strategy's inputs, which have these shapes, from that of the tokens ``g``."""
-    if not batch.counts:  # it is empty
+def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -> Sequence[Tensor]:
+    """The gradients of tables of these shapes from that of the tokens ``g``."""
+    refuse_in_cuda_graph(g.device, NEEDS_HOST)
+    if not plan.counts:  # it is empty
         return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
-        make = partial(strategy.differentiable, batch=batch)
-        return dense_resize.gradients_by_autograd(g, shapes, make, batch.counts)
+        return dense_resize.gradients_by_autograd(g, shapes, plan)
     with torch.no_grad():
-        return strategy.transpose(Tokens.split(g.detach(), batch.counts), shapes, batch)
-
-
-@lru_cache(maxsize=1)
-def _raise_malloc_thresholds() -> None:
-    """Make glibc reuse temporaries of a few MB: to free one block of 31 MiB raises its thresholds to that size.
-
-    By default glibc returns them to the kernel at once, and the next call faults them in again page by page, which took
-    longer than the sums (27 ms instead of 11, 64 samples of a 32 x 32 table). No memory is touched here.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
+        return sparse_resize.gradients(Tokens.split(g.detach(), plan.counts), shapes, plan)

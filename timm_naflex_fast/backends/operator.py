@@ -16,8 +16,9 @@ from torch import Tensor
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from . import eager
+from .placement import Coordinates
 
-SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str sampler"
+SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference"
 """The fields of ``ResizeSpec`` as an operator's arguments, except ``batch_max``, which is read from the batch."""
 
 _options: dict[str, Any] = dict(mutates_args=())
@@ -28,7 +29,7 @@ if hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.
 def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
     (table,) = tables
-    settings = (spec.interpolation, spec.antialias, spec.align_corners, spec.ar_preserving, spec.sampler)
+    settings = (spec.interpolation, spec.antialias, spec.align_corners, spec.ar_preserving, spec.reference)
     total, _ = add_learned(x, table.reshape(table.shape[-3:]), patch_coord, *settings)
     x.copy_(total)  # the compiler removes this copy
 
@@ -41,7 +42,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out = x.clone(memory_format=torch.contiguous_format)
-    eager.add(out, (table.detach(),), patch_coord, ResizeSpec(*settings), STRATEGIES["matmul"])
+    eager.add(out, (table.detach(),), Coordinates(patch_coord), ResizeSpec(*settings), STRATEGIES["matmul"])
     return out, patch_coord.clone()
 
 

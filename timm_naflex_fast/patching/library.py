@@ -46,7 +46,7 @@ class Library:
     settings: Settings = STOCK  # those of the newest ``enable()``, for every model that has none of its own
 
 
-SAME_RESULT = {name: name for name, strategy in STRATEGIES.items() if strategy.sampler == "interpolate"}
+SAME_RESULT = {name: name for name, strategy in STRATEGIES.items() if strategy.reference == "interpolate"}
 """The impls, by mode, where nothing was ever trained with timm's ``pos_embed_use_grid_sample``."""
 
 Place = tuple[Any, str, Replacement]

@@ -18,6 +18,7 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
+from ..backends.placement import Coordinates, OneGrid
 from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
 from ..resampling.checks import check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
@@ -34,7 +35,7 @@ INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 # Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
-TIMM_SAMPLER = "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
+TIMM_REFERENCE = "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
 
 _calling = threading.local()
 
@@ -94,13 +95,14 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             getattr(embeds, "pos_embed_antialias", True),
             getattr(embeds, "pos_embed_align_corners", False),
             embeds.pos_embed_ar_preserving,
-            "interpolate" if STRATEGIES[strategy].sampler == "interpolate" else TIMM_SAMPLER,
+            "interpolate" if STRATEGIES[strategy].reference == "interpolate" else TIMM_REFERENCE,
         )
-        return dispatch.add(x, found, placement, spec, strategy)
+        where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
+        return dispatch.add(x, found, where, spec, STRATEGIES[strategy], tracer(x, *found))
     own = own_settings(embeds)
     chosen = STRATEGIES.get((LIBRARY.settings if own is None else own).pos_embed)
     if LIBRARY.replacements[EMBEDS, name].impls is NAFLEX_BATCH and not unknown:
-        if chosen is not None and chosen.sampler == "grid_sample":
+        if chosen is not None and chosen.reference == "grid_sample":
             name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
     original(type(embeds), name)(embeds, x, placement)
 

@@ -1,28 +1,31 @@
-"""What is cached between calls, under one memory bound; what a CUDA graph reads stays in memory for good.
+"""What is kept between calls, under one memory bound; what a CUDA graph reads stays in memory for good.
 
-- ``cached``: results that depend on the arguments alone (resize steps, axis sums, pseudo-inverses).
-- ``cached_by_bits``: the groups of a batch, for as long as its coordinates hold the same bits.
+- ``cached``: results that depend on the arguments alone (the taps of an axis, resize steps, pseudo-inverses).
+- ``cached_grids``: the groups of a batch, for as long as its coordinates hold the same bytes.
 - ``cached_resized``: position tables and patch kernels resized from a library's parameters, for as long as the
   parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all`` drops them.
+
+Modes watch operators: a selective checkpoint counts them, others change what they return. So in sight of a mode nothing
+is taken from the cache and nothing is put there (``usable``): every call computes all that it needs, in the same order.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest time goes first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
 
@@ -46,9 +49,9 @@ def read_limit(text: str | None) -> int:
 class _Frozen:
     """What was made from some parameters, as long as they hold these bits."""
 
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] = ()
     bits: tuple[Tensor, ...] = ()  # copies, taken when the first resized one is made
-    made: OrderedDict[Hashable, Tensor] = field(default_factory=OrderedDict)  # oldest use first
+    made: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)  # oldest use first; None: asked for
 
 
 _limit = read_limit(os.environ.get(VARIABLE))
@@ -56,6 +59,7 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to a result or a _Frozen, oldest use first
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
+FROZEN = "resized tables and kernels"
 
 
 def hold_over_fork(lock: Any) -> None:
@@ -67,16 +71,30 @@ def hold_over_fork(lock: Any) -> None:
 hold_over_fork(_lock)
 
 
+def usable() -> bool:
+    """Whether something may be taken from the cache or put there: no mode watches this thread's operators.
+
+    A default device is a mode too, and harmless: what is built here names its devices.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    if not torch._C._len_torch_function_stack():
+        return True
+    return all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments. Do not write to them."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
         def call(*args: Hashable) -> Result:
+            if not usable():
+                return function(*args)
             key = (kind, *args)
             found = _get(_entries, key)
             if found is None:
-                with no_modes():
+                with plainly():
                     found = (function(*args),)  # a tuple, so that None can be kept
                 _keep(key, found)
             return found[0]
@@ -93,71 +111,84 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def cached_by_bits(kind: str, source: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
-    """``build()``, or its last result if ``source`` has the same bits as then. One is kept for each shape and key."""
-    full_key = (kind, source.shape, source.dtype, key)
+def cached_grids(patch_coord: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
+    """``build()``, or its last result if ``patch_coord``, integers on the CPU, holds the same bytes as then.
+
+    One result is kept for each shape, dtype and ``key``.
+    """
+    if not usable():
+        return build()
+    full_key = ("groups", patch_coord.shape, patch_coord.dtype, key)
+    now = patch_coord.numpy().tobytes()
     found = _get(_entries, full_key)
-    if found is not None and _same_bits(found[0], source):
+    if found is not None and found[0] == now:
         return found[1]
-    with no_modes():
-        bits = source.detach().clone()
-    with torch.inference_mode(False):
+    with plainly():
         result = build()
-    _keep(full_key, (bits, result))
+    _keep(full_key, (now, result))
     return result
 
 
-def seen_before(sources: tuple[Tensor, ...]) -> bool:
-    """Whether these sources were asked for before and, as far as their version counters tell, not changed since.
+def worth_keeping(sources: tuple[Tensor, ...], keys: list[Hashable]) -> list[bool]:
+    """For each key, whether this table was asked for before, of these sources, unchanged as far as their versions tell.
 
-    Ask it before :func:`cached_resized` for a position table: one that nobody uses again would only cost memory.
+    Ask it before :func:`cached_resized` for a position table: one that nobody uses again would only cost memory, and
+    to compare the bits of the sources costs time.
     """
     versions: tuple[int, ...] = ()
     for source in sources:
         versions += (0 if source.is_inference() else source._version,)
-    key = ("resized tables and kernels", *map(id, sources))
-    entry = _entries.get(key)
-    if entry is not None and entry.versions == versions:
-        return True
-    _keep(key, _Frozen(versions))
-    return False
+    parameters = (FROZEN, *map(id, sources))
+    entry = _entries.get(parameters)
+    if entry is None or entry.versions != versions:
+        entry = _Frozen(versions)
+        _keep(parameters, entry)
+    before = []
+    for key in keys:
+        before.append(key in entry.made)
+        if not before[-1]:
+            _add(parameters, entry, key, None)
+    return before
 
 
 def cached_resized(
-    sources: tuple[Tensor, ...],
-    sizes: list[tuple[int, int]],
-    key: Hashable,
-    build: Callable[[tuple[Tensor, ...], tuple[int, int]], Tensor],
+    sources: tuple[Tensor, ...], keys: list[Hashable], build: Callable[[tuple[Tensor, ...], Any], Tensor]
 ) -> Iterator[Tensor]:
-    """The table for each size in turn: a cached one, or ``build(copies of the sources, size)`` if the bits differ.
+    """The table for each key in turn: a cached one, or ``build(copies of the sources, key)`` if the bits differ.
 
     The contents of the sources are compared bit by bit on each call. Their version counters and addresses do not
-    change when somebody writes to ``.data``, and a weak reference to a parameter would forbid PyTorch to swap it. What
-    is built comes from the copies that are compared: another thread may write to the sources meanwhile.
+    change when somebody writes to ``.data``; and ``torch.utils.swap_tensors`` refuses tensors that have weak
+    references, so an entry is found by the ids of its sources. What is built comes from the copies that are compared:
+    another thread may write to the sources meanwhile.
     """
-    parameters = ("resized tables and kernels", *map(id, sources))
+    if not usable():
+        yield from map(partial(build, sources), keys)
+        return
+    parameters = (FROZEN, *map(id, sources))
     entry = _get(_entries, parameters)
     if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
-        with no_modes():
+        with plainly():
             bits = tuple(source.detach().clone() for source in sources)
         entry = _Frozen(() if entry is None else entry.versions, bits)
         _keep(parameters, entry)
-    for size in sizes:
-        table = _get(entry.made, (size, key))
+    for key in keys:
+        table = _get(entry.made, key)
         if table is None:
-            with no_modes():
-                table = build(entry.bits, size).contiguous()
+            with plainly():
+                table = build(entry.bits, key).contiguous()
                 if any(table.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in entry.bits):
                     table = table.clone()
-            _add(parameters, entry, (size, key), table)
+            _add(parameters, entry, key, table)
         yield table
 
 
 def invalidate(*sources: Tensor) -> None:
     """Drop what is cached of these sources: they are about to change."""
     global _nbytes
-    with _lock:
-        _nbytes -= _bytes_of(_entries.pop(("resized tables and kernels", *map(id, sources)), None))
+    parameters = (FROZEN, *map(id, sources))
+    if parameters in _entries:
+        with _lock:
+            _nbytes -= _bytes_of(_entries.pop(parameters, None))
 
 
 def clear_all() -> None:
@@ -173,7 +204,7 @@ def stats() -> tuple[dict[str, int], int, int]:
     with _lock:
         counts: Counter[str] = Counter()
         for (kind, *_), value in _entries.items():
-            counts[kind] += len(value.made) if isinstance(value, _Frozen) else 1
+            counts[kind] += sum(t is not None for t in value.made.values()) if isinstance(value, _Frozen) else 1
         return dict(+counts), _nbytes, _limit
 
 
@@ -184,15 +215,14 @@ def report() -> str:
     return f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB cached" + (f": {kinds}" if kinds else "")
 
 
-def no_modes() -> ExitStack:
-    """Build what is cached in this context: no inference mode, gradient, autocast or dispatch mode.
+def plainly() -> ExitStack:
+    """Build what is cached in this context: without inference mode, gradient or autocast.
 
-    A cached inference tensor could not be used in training later, and a fake one, of a tracer, never. The caller's
-    default device stays: name a device wherever you make a tensor. (``torch.device`` as a context costs 3 us a call.)
+    A cached inference tensor could not be used in training later.
     """
     stack = ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch.inference_mode(False))
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
@@ -217,11 +247,11 @@ def _keep(key: tuple[Any, ...], value: Any) -> None:
         _shrink()
 
 
-def _add(parameters: tuple[Any, ...], entry: _Frozen, key: Hashable, table: Tensor) -> None:
+def _add(parameters: tuple[Any, ...], entry: _Frozen, key: Hashable, table: Tensor | None) -> None:
     global _nbytes
     with _lock:
         if _entries.get(parameters) is entry:  # else another thread has replaced it
-            _nbytes += _bytes_of(table) - _bytes_of(entry.made.get(key))
+            _nbytes += _bytes_of(table) - _bytes_of(entry.made.pop(key, None))
             entry.made[key] = table
             _entries.move_to_end(parameters)
             _shrink()
@@ -244,21 +274,13 @@ def _bytes_of(value: Any) -> int:
         return _bytes_of((*value.bits, *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
-    return 64 if value is not None else 0
+    return 0 if value is None else 64 + (len(value) if isinstance(value, bytes) else 0)
 
 
 def _same_bits(before: Tensor, now: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
     if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
         return False
-    if _memcmp is not None and now.is_cpu and before.is_contiguous() and now.is_contiguous() and not now.is_neg():
-        return _memcmp(before.data_ptr(), now.data_ptr(), before.nbytes) == 0
     before, now = before.resolve_neg(), now.detach().resolve_neg()
     as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[now.element_size()]
     return torch.equal(before.view(as_int), now.view(as_int))
-
-
-# C's own comparison of memory takes two thirds of the time of ``torch.equal`` (786 kB, the table of 16 x 16 cells).
-_memcmp = getattr(ctypes.CDLL(None), "memcmp", None) if os.name == "posix" else None
-if _memcmp is not None:
-    _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -59,10 +59,10 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
 def check_cells(coord: Tensor, sample: int, h: int, w: int, lowest: Sequence[int]) -> None:
     """A sample's grid (h, w) must have cells, and its tokens of ``coord`` (B, N, 2) must name them.
 
-    ``lowest``: the sample's lowest y and x, those of its padding too.
+    ``lowest``: the sample's lowest y and x, those of its padding too; empty: they are not looked at.
     """
     no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
-    if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):
+    if no_grid or (min(lowest, default=0) < 0 and int(coord[sample, : h * w].min()) < 0):
         raise ValueError(
             f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
             "coordinates count from 0, and padding tokens carry (0, 0)"

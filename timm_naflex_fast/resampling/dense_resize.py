@@ -1,59 +1,88 @@
-"""``sparse_resize`` once more as products of dense float64 matrices, of operations that PyTorch can differentiate.
+"""The definition: ``A_h . P . A_w^T`` as a product of dense float64 matrices.
 
-Slower. It runs for second derivatives and for ``is_grads_batched``: PyTorch derives the transpose from it. Float64 is
-touched neither by autocast nor by TF32.
+All else in this package computes this formula faster. The definition itself runs where PyTorch has to derive it (second
+derivatives, ``is_grads_batched``), in exported programs of plain images, and for factorized tables, whose two products
+are thin. Neither autocast nor TF32 touches float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from .grids import GridGroup, TokenCounts
+from .cache import cached
+from .grids import GridGroup, ResamplePlan
 from .matrices import ResizeSpec, axis_matrix
+from .tokens import Tokens
 
 Embeddings = Iterable[tuple[GridGroup, Tensor]]
 """Each group with the embeddings (h*w, C) of its grid."""
 
 
-def resample(tables: Sequence[Tensor], groups: list[GridGroup], spec: ResizeSpec) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings: of a table (H0, W0, C), or the sum ``y + x`` of two, (H0, C) and (W0, C)."""
-    table = tables[0]
-    size = (len(table), table.shape[1] if len(tables) == 1 else len(tables[1]))
-    for group in groups:
-        a_h, a_w = (
-            axis_matrix(axis, group.h, group.w, n0, spec).to(table.device, table.dtype, non_blocking=True)
-            for axis, n0 in enumerate(size)
-        )
-        if len(tables) == 2:
-            yield group, ((a_h @ table)[:, None] + a_w @ tables[1]).flatten(0, 1)
-        elif spec.copies_own_size and (group.h, group.w) == size:
-            yield group, table.flatten(0, 1)
+def resize(table: Tensor, a_h: Tensor, a_w: Tensor) -> Tensor:
+    """A learned table (H0, W0, C) resized by ``a_h`` (h, H0) and ``a_w`` (w, W0): (h*w, C). All of one dtype."""
+    import einx  # here, because it takes seconds
+
+    return einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table, a_w)
+
+
+def resize_factorized(tables: Sequence[Tensor], a_h: Tensor, a_w: Tensor, dtype: torch.dtype) -> Tensor:
+    """Two tables (H0, C) and (W0, C), each resized and cast to ``dtype`` as timm casts them, and added: (h*w, C)."""
+    y, x = (a_h @ tables[0]).to(dtype), (a_w @ tables[1]).to(dtype)  # (h, C), (w, C)
+    return (y[:, None] + x).flatten(0, 1)
+
+
+@cached("dense matrices")
+def axis_matrices(
+    h: int, w: int, size: tuple[int, int], spec: ResizeSpec, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """``A_h`` (h, H0) and ``A_w`` (w, W0), float64, for a table of a ``size``; identities for a grid of that size."""
+    if spec.copies_own_size and spec.interpolation != "linear" and (h, w) == size:
+        y, x = (torch.eye(n, dtype=torch.float64, device=device) for n in size)
+    else:
+        y, x = (axis_matrix(axis, h, w, n0, spec).to(device, torch.float64) for axis, n0 in enumerate(size))
+    return y, x
+
+
+def resample(tables: Sequence[Tensor], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings: of a table in float64, of two in the tokens' dtype. PyTorch can derive all."""
+    wide = [table.double() for table in tables]
+    size = (len(wide[0]), wide[0].shape[1] if len(wide) == 1 else len(wide[1]))
+    for group in plan.groups:
+        a_h, a_w = axis_matrices(group.h, group.w, size, plan.spec, wide[0].device)
+        if len(wide) == 1:
+            yield group, resize(wide[0], a_h, a_w)
         else:
-            strip = (a_h @ table.flatten(1)).view(group.h, *table.shape[1:])  # (h, W0, C)
-            yield group, torch.matmul(a_w, strip).flatten(0, 1)
+            yield group, resize_factorized(wide, a_h, a_w, plan.token_dtype)
 
 
-def gradients_by_autograd(
-    g: Tensor, shapes: Sequence[Sequence[int]], make: Callable[[list[Tensor]], Embeddings], counts: TokenCounts
-) -> Sequence[Tensor]:
-    """The gradients of some leaves of these shapes, float64, from that of the tokens ``g``.
+def factorized_gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> list[Tensor]:
+    """The gradients (H0, C) and (W0, C) of two tables, float64, from that of the tokens."""
+    totals = [torch.zeros(*shape, dtype=torch.float64, device=tokens.device) for shape in shapes]
+    size = (shapes[0][0], shapes[1][0])
+    for group in plan.groups:
+        g = tokens.sum(group, torch.promote_types(tokens.dtype, torch.float32)).unflatten(0, (group.h, group.w))
+        a_h, a_w = axis_matrices(group.h, group.w, size, plan.spec, tokens.device)
+        totals[0] += a_h.t() @ g.sum(1, dtype=torch.float64)  # of (h, w, C) over w
+        totals[1] += a_w.t() @ g.sum(0, dtype=torch.float64)
+    return totals
 
-    ``make(leaves)`` computes the embeddings of all groups, which ``Tokens.add`` would add to the tokens (``counts``).
-    """
+
+def gradients_by_autograd(g: Tensor, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> Sequence[Tensor]:
+    """The gradients of tables of these shapes, float64, from that of the tokens ``g``, which can be derived again."""
     with torch.enable_grad():
         leaves = [torch.zeros(s, dtype=torch.float64, device=g.device, requires_grad=True) for s in shapes]
         parts = {}
-        for group, embeddings in make(leaves):
+        for group, embeddings in resample(leaves, plan._replace(token_dtype=torch.float64)):
             padding = embeddings[:1] if group.embeds_padding else torch.zeros_like(embeddings[:1])
-            if group.cell_of_token is None:
-                embeddings = embeddings[: group.tokens]
-            else:  # a product, because the gradient of an index cannot be batched
-                cell = group.cell_of_token.to(g.device, non_blocking=True)
-                embeddings = torch.nn.functional.one_hot(cell, len(embeddings)).double() @ embeddings
             for sample in group.samples:
-                parts[sample] = torch.cat((embeddings, padding.expand(counts[sample][1], -1)))
-        tokens = torch.cat([parts[sample] for sample in range(len(counts))]).view(g.shape)
+                in_grid, after = plan.counts[sample]
+                cell, own = group.cells.get(sample), embeddings[:in_grid]
+                if cell is not None:  # a product, because the gradient of an index cannot be batched
+                    one_hot = torch.nn.functional.one_hot(cell.to(g.device, non_blocking=True), len(embeddings))
+                    own = one_hot.double() @ embeddings
+                parts[sample] = torch.cat((own, padding.expand(after, -1)))
+        tokens = torch.cat([parts[sample] for sample in range(len(plan.counts))]).view(g.shape)
     return torch.autograd.grad(tokens, leaves, g.double(), create_graph=torch.is_grad_enabled())

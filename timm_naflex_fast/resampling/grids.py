@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .cache import cached_grids
 from .checks import LARGEST, check_cells, check_tokens, whole
 from .matrices import ResizeSpec
 
@@ -16,26 +18,25 @@ FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
+LARGEST_COMPARED = 2**13  # coordinates: those of a larger batch are read anew each time
 
 
 @dataclass(frozen=True)
 class GridGroup:
     """Samples of one batch that share a grid of ``h`` x ``w`` cells.
 
-    ``tokens`` of each sample get an embedding. Token n takes cell n of the grid in row-major order or, where
-    ``cell_of_token`` is given, that cell. With ``embeds_padding`` the tokens after them get cell 0, that of the
-    coordinate (0, 0).
+    Token n of a sample takes cell n of the grid, in row-major order; or, for a sample in ``cells``, the cell that is
+    named there. With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0).
     """
 
     h: int
     w: int
     samples: list[int]
-    tokens: int
-    cell_of_token: Tensor | None = None
+    cells: Mapping[int, Tensor] = field(default_factory=dict)  # (tokens,) of samples in another order
     embeds_padding: bool = False
 
 
-class Batch(NamedTuple):
+class ResamplePlan(NamedTuple):
     """The grids of a batch, and how position tables are resampled to them: summed in ``dtype``, cast to the tokens'."""
 
     groups: list[GridGroup]
@@ -45,6 +46,10 @@ class Batch(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
+class NamesNoCell(ValueError):
+    """timm's flag samples the table at the coordinate itself; this one is no cell: fractional, or negative."""
+
+
 def whole_numbers(patch_coord: Tensor) -> Tensor:
     """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1: to cast others is undefined."""
     coord = patch_coord.detach()
@@ -52,6 +57,24 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
         coord = coord.clamp(-1, LARGEST + 1).nan_to_num(nan=-1)
     return coord.to(torch.int64)
+
+
+def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, whole_square: bool = False) -> ResamplePlan:
+    """The grids of tokens ``x`` (B, N, C) by their coordinates (B, N, 2); ``spec`` with the largest where that counts.
+
+    Args and errors: see :func:`group_grids`. A service often repeats its grids: the same bytes, the same groups.
+    """
+    whole_square = whole_square and spec.ar_preserving
+    group = partial(group_grids, patch_coord, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
+    if patch_coord.is_cpu and not patch_coord.is_floating_point() and 0 < patch_coord.numel() <= LARGEST_COMPARED:
+        check_tokens(x, x.shape[-1], patch_coord)
+        groups, counts = cached_grids(patch_coord, (spec.embeds_padding, whole_square), group)
+    else:
+        groups, counts = group()
+    if spec.reference == "affine_grid" and groups:
+        h, w = max(group.h for group in groups), max(group.w for group in groups)
+        spec = replace(spec, batch_max=spec.lengths(h, w))
+    return ResamplePlan(groups, counts, spec, x.dtype)
 
 
 def group_grids(
@@ -66,58 +89,62 @@ def group_grids(
         whole_square: the table is resized to (L, L), L = max(h, w), all of it, although only (h, w) is kept.
 
     Returns:
-        One group for each distinct grid of row-major samples, in order of first appearance, then one group for each
-        sample whose tokens were reordered or dropped; and the counts. No group when the batch holds no token. Padding
-        tokens, those from the h*w-th on, are not looked at; with ``embeds_padding`` they are, and where they name no
-        cell of the grid they count as (0, 0).
+        One group for each distinct grid, in order of first appearance; and the counts. No group when the batch holds no
+        token. Padding tokens, those from the h*w-th on, are not looked at, except with ``embeds_padding``.
 
     Raises:
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
+        NamesNoCell: with ``embeds_padding``, a coordinate that is negative or no whole number.
     """
     check_tokens(x, x.shape[-1], patch_coord)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return [], [(0, length)] * batch
     coord = whole_numbers(patch_coord)
-    cell, facts = _facts(coord, embeds_padding)
+    cell, facts = _read_grids(coord, embeds_padding)
 
-    row_major: dict[tuple[int, int], list[int]] = {}
-    reordered, counts = [], []
-    for sample, (h, w, misplaced, *lowest) in enumerate(facts):
-        check_cells(coord, sample, h, w, lowest)
+    samples: dict[tuple[int, int], list[int]] = {}
+    cells: dict[tuple[int, int], dict[int, Tensor]] = {}
+    counts = []
+    for sample, (h, w, not_row_major, *lowest) in enumerate(facts):
+        check_cells(coord, sample, h, w, () if embeds_padding else lowest)
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
         _check_not_too_many(sample, (h, w), side, length)
-        tokens = min(length, h * w)
-        if not misplaced:
-            row_major.setdefault((h, w), []).append(sample)
-        else:
-            tokens = length if embeds_padding else tokens
-            reordered.append(GridGroup(h, w, [sample], tokens, cell[sample, :tokens]))
+        tokens = length if embeds_padding and not_row_major else min(length, h * w)
+        samples.setdefault((h, w), []).append(sample)
+        if not_row_major:
+            cells.setdefault((h, w), {})[sample] = cell[sample, :tokens]
         counts.append((tokens, length - tokens))
-    groups = [
-        GridGroup(h, w, samples, min(length, h * w), embeds_padding=embeds_padding)
-        for (h, w), samples in row_major.items()
-    ]
-    return groups + reordered, counts
+    if embeds_padding:
+        fractional = patch_coord.is_floating_point() and bool((coord != patch_coord).any())
+        if fractional or any(min(lowest) < 0 for _, _, _, *lowest in facts):
+            raise NamesNoCell("patch_coord names no cell of a grid: it is negative, or no whole number")
+    groups = [GridGroup(*grid, found, cells.get(grid, {}), embeds_padding) for grid, found in samples.items()]
+    return groups, counts
 
 
-def _facts(coord: Tensor, embeds_padding: bool) -> tuple[Tensor, list[list[int]]]:
+def grid_sizes(patch_coord: Tensor) -> Tensor:
+    """The grid of each sample, (B, 2) as (h, w), from coordinates (B, N, 2): the largest on each axis + 1.
+
+    The package asks nowhere else. One maximum for each axis: OpenVINO 2026.4 computes one over both wrong.
+    """
+    return torch.stack([axis.amax(1) for axis in patch_coord.unbind(-1)], -1) + 1
+
+
+def _read_grids(coord: Tensor, embeds_padding: bool) -> tuple[Tensor, list[list[int]]]:
     """On the device: the cell of each token (B, N). On the host, of each sample: h, w, how many tokens are not where
     row-major order has them, and its lowest y and x. This is the device-to-host copy."""
-    lowest, highest = torch.aminmax(coord, dim=1)
-    size = highest + 1
+    size = grid_sizes(coord)
     h, w = size.unbind(1)
     order = torch.arange(coord.shape[1], device=coord.device)
-    cell = torch.addcmul(coord[..., 1], coord[..., 0], w[:, None])
+    cell = torch.addcmul(coord[..., 1], coord[..., 0], w[:, None])  # (B, N)
     in_grid = order < (h * w)[:, None]
-    misplaced = ((cell != order) & in_grid).sum(1)
+    elsewhere = (cell != order) & in_grid
     if embeds_padding:
-        names_cell = ((coord >= 0) & (coord < size[:, None])).all(2)
-        cell = torch.where(in_grid | names_cell, cell, 0)
-        misplaced += ((cell != 0) & ~in_grid).sum(1)
-    return cell, torch.stack((h, w, misplaced, *lowest.unbind(1)), 1).tolist()
+        elsewhere |= (cell != 0) & ~in_grid
+    return cell, torch.cat((size, elsewhere.sum(1, keepdim=True), coord.amin(1)), 1).tolist()
 
 
 def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> None:
@@ -139,9 +166,8 @@ def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], T
         ValueError: N is not h*w.
     """
     check_whole(x, grid_size)
-    h, w = int(grid_size[0]), int(grid_size[1])
     batch, length = x.shape[:2]
-    return [GridGroup(h, w, list(range(batch)), length)], [(length, 0)] * batch
+    return [GridGroup(int(grid_size[0]), int(grid_size[1]), list(range(batch)))], [(length, 0)] * batch
 
 
 def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
@@ -204,9 +230,9 @@ def group_sizes(
         counts += [(h * w, 0)] * (t - 1) + [(h * w, padding)]
     groups = []
     for (h, w), samples in frames.items():
-        cell_of_token = None
+        cells: dict[int, Tensor] = {}
         if merge > 1:
             blocks = torch.arange(h * w, device="cpu").view(h // merge, merge, w // merge, merge)
-            cell_of_token = blocks.transpose(1, 2).flatten()
-        groups.append(GridGroup(h, w, samples, h * w, cell_of_token, embeds_padding))
+            cells = dict.fromkeys(samples, blocks.transpose(1, 2).flatten())
+        groups.append(GridGroup(h, w, samples, cells, embeds_padding))
     return groups, counts

@@ -15,6 +15,7 @@ own weights with PyTorch's own rounding. The weights are a triangle (bilinear), 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +34,9 @@ class ResizeSpec:
         antialias: widen the filter when the table is made smaller.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
-        sampler: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without antialiasing, at the
-            positions of timm's ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of
-            older timm.
+        reference: whose result it is: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without
+            antialiasing, at the positions of timm's ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm,
+            ``"affine_grid"`` of older timm.
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
 
     Attributes:
@@ -47,13 +48,13 @@ class ResizeSpec:
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
-    sampler: str = "interpolate"
+    reference: str = "interpolate"
     batch_max: tuple[int, int] = (0, 0)
     copies_own_size: bool = field(init=False, repr=False, compare=False)
     embeds_padding: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        is_interpolate = self.sampler == "interpolate"
+        is_interpolate = self.reference == "interpolate"
         object.__setattr__(self, "copies_own_size", is_interpolate)
         object.__setattr__(self, "embeds_padding", not is_interpolate)
 
@@ -64,12 +65,58 @@ class ResizeSpec:
 
 def axis_matrix(axis: int, h: int, w: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
-    n = spec.lengths(h, w)[axis]
-    if spec.sampler == "interpolate":
-        matrix = resize_matrix(n, n0, spec.interpolation, spec.antialias, spec.align_corners, dtype)
+    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
+    return _resize_axis(identity, (h, w)[axis], spec.lengths(h, w)[axis], spec, spec.batch_max[axis]).to(dtype)
+
+
+def axis_taps(
+    n: int, length: int, n0: int, spec: ResizeSpec, batch_max: int, dtype: torch.dtype, transpose: bool
+) -> Taps:
+    """The taps of the first ``n`` rows of the matrix (length, n0) that resizes an axis; or of the transpose of these.
+
+    They are all cells that PyTorch reads, those of weight 0 too. Which it reads, a NaN tells: it spreads to whatever
+    reads its cell. So a NaN of a table spreads by these taps as it does by PyTorch's own resize.
+    """
+    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
+    signals = torch.cat((identity, identity.masked_fill(identity == 1, torch.nan)))
+    matrix, spread = _resize_axis(signals, n, length, spec, batch_max).split(n0, 1)  # (n, N0) each
+    return taps(matrix.to(dtype).t(), spread.isnan().t()) if transpose else taps(matrix.to(dtype), spread.isnan())
+
+
+class Taps(NamedTuple):
+    """For each row of a matrix the columns that are read, and their weights, both (n, K), K those of the fullest row.
+
+    A row that reads fewer repeats its first column, with the weight 0; ``real`` (n, K) tells its own.
+    """
+
+    index: Tensor
+    weights: Tensor
+    real: Tensor
+
+
+def taps(matrix: Tensor, read: Tensor) -> Taps:
+    """The taps of a matrix (n, n0) of which the cells ``read`` (n, n0), boolean, are read."""
+    counts = read.sum(1, keepdim=True)
+    index = read.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : max(int(counts.max()), 1)]
+    real = torch.arange(index.shape[1], device="cpu") < counts
+    index = torch.where(real, index, index[:, :1])
+    return Taps(index.to(torch.int32), matrix.gather(1, index) * real, real)
+
+
+def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
+    """PyTorch cannot resize half precision everywhere, and timm's flag computes its positions in float32."""
+    return torch.float32 if dtype.itemsize < 4 or spec.reference != "interpolate" else dtype
+
+
+def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_max: int) -> Tensor:
+    """Signals (K, n0), resized to ``length`` cells, of which the first n are kept: (n, K)."""
+    if spec.reference == "interpolate":
+        resized = _interpolate(signals, length, spec.interpolation, spec.antialias, spec.align_corners)
+    elif spec.reference == "affine_grid":
+        resized = sample(signals, affine_positions(length, batch_max), spec)
     else:
-        matrix = sample_matrix(n, n0, spec, spec.batch_max[axis]).to(dtype)
-    return matrix[: (h, w)[axis]]  # with ar_preserving the first rows; otherwise all
+        resized = sample(signals, cell_positions(length, spec.align_corners), spec)
+    return resized[:n]
 
 
 def resize_matrix(
@@ -86,23 +133,20 @@ def resize_matrix(
     ``mode="linear"`` is the 1-D mode of ``F.interpolate``, which has no antialiasing. Half precision is rounded at the
     end: PyTorch cannot resize in it everywhere.
     """
-    if dtype.itemsize < 4:
-        return resize_matrix(n, n0, mode, antialias, align_corners, torch.float32, device).to(dtype)
-    basis = torch.eye(n0, dtype=dtype, device=device)
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    identity = torch.eye(n0, dtype=wide, device=device)
+    return _interpolate(identity, n, mode, antialias, align_corners).to(dtype).contiguous()
+
+
+def _interpolate(signals: Tensor, n: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
+    """Signals (K, n0), resized to n by ``F.interpolate``: (n, K)."""
     if mode == "linear":
-        return F.interpolate(basis[None], size=n, mode=mode, align_corners=align_corners)[0].t().contiguous()
-    # Each unit vector becomes an image of 4 equal columns, and one column is kept. Not an image of 1 column: PyTorch
+        return F.interpolate(signals[None], size=n, mode=mode, align_corners=align_corners)[0].t()
+    # Each signal becomes an image of 4 equal columns, and one column is kept. Not an image of 1 column: PyTorch
     # takes an (N, 1, H, 1) tensor for a channels-last one and then returns wrong numbers (torch 2.4 to 2.15).
-    images = basis.reshape(n0, 1, n0, 1).expand(-1, -1, -1, 4).contiguous()
+    images = signals[:, None, :, None].expand(-1, -1, -1, 4).contiguous()  # (K, 1, n0, 4)
     resized = F.interpolate(images, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
-    return resized[:, 0, :, 0].t().contiguous()
-
-
-def sample_matrix(n: int, n0: int, spec: ResizeSpec, batch_max: int) -> Tensor:
-    """The matrix A (n, n0), float32, with which timm's flag samples one axis: ``F.grid_sample`` at timm's positions."""
-    is_affine = spec.sampler == "affine_grid"
-    y = affine_positions(n, batch_max) if is_affine else cell_positions(n, spec.align_corners)
-    return sample(torch.eye(n0, dtype=torch.float32, device="cpu"), y, spec).contiguous()
+    return resized[:, 0, :, 0].t()
 
 
 def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
@@ -127,13 +171,3 @@ def affine_positions(n: int, batch_max: int) -> Tensor:
     theta = torch.tensor([[(0, 0, 0), (0, zoom, zoom - 1)]], dtype=torch.float32, device="cpu")
     return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
 
-
-def taps(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The non-zeros of each row of ``matrix`` (n, n0): columns and weights, both (n, K), K those of the fullest row.
-
-    A row with fewer is filled up with columns whose weight is 0.
-    """
-    nonzero = matrix != 0
-    count = max(int(nonzero.sum(1).max()), 1)
-    index = nonzero.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
-    return index, matrix.gather(1, index)

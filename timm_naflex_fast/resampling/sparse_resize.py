@@ -7,18 +7,18 @@ weight. ``torch.embedding_bag`` does that in float32 at least; neither autocast 
 
 Forward, for each distinct height h and each grid (h, w) of that height::
 
-    strip      = A_h . P           (h, W0, C)      once for each height
-    embeddings = strip . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
+    after_y    = A_h . P             (h, W0, C)      once for each height
+    embeddings = after_y . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
 
 Where it costs less, as for most bilinear tables, one sparse sum takes both axes (``both_axes_together``).
 
 Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
 
     embeddings' = sum of g over the samples of a grid
-    strip'      = sum of (embeddings' . A_w) over the grids of a height
-    P'          = sum of (A_h^T . strip') over the heights
+    after_y'    = sum of (embeddings' . A_w) over the grids of a height
+    P'          = sum of (A_h^T . after_y') over the heights
 
-Each of these three sums is taken in pairs, of blocks of 16 at most: thousands of float32 numbers added one after the
+Each of these three sums is taken in pairs, of 16 tensors at most: thousands of float32 numbers added one after the
 other would be wrong by 1e-5.
 """
 
@@ -28,13 +28,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from . import dense_resize
 from .cache import cached
-from .grids import Batch, GridGroup
-from .matrices import ResizeSpec, axis_matrix, taps
-from .tokens import IN_A_ROW, PairwiseSum, Tokens
+from .grids import GridGroup, ResamplePlan
+from .matrices import ResizeSpec, Taps, axis_taps
+from .tokens import MAX_SEQUENTIAL, PairwiseSum, Tokens
 
 
 class SparseSum(NamedTuple):
@@ -50,7 +50,7 @@ class SparseSum(NamedTuple):
 
     def __call__(self, source: Tensor) -> Tensor:
         """The sums (rows, C) of a source (R, C)."""
-        weights = self.weights.to(source.dtype)
+        weights = self.weights if self.weights.dtype is source.dtype else self.weights.to(source.dtype)
         return torch.embedding_bag(source, self.indices, self.offsets, False, 0, False, weights)[0]
 
     def to(self, device: torch.device) -> SparseSum:
@@ -60,6 +60,7 @@ class SparseSum(NamedTuple):
 
 ResizeSteps = tuple[SparseSum, ...]
 """The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
+cached_taps = cached("axis taps")(axis_taps)
 
 
 @cached("resize steps")
@@ -70,127 +71,95 @@ def resize_steps(
     h0, w0 = size
     if spec.copies_own_size and (h, w) == (h0, w0):
         return ()
-    a_h, a_w = axis_matrix(0, h, w, h0, spec, dtype), axis_matrix(1, h, w, w0, spec, dtype)
-    together = both_axes_together(int(a_h.count_nonzero()), int(a_w.count_nonzero()), (h, w), w0)
-    y, x = (taps(a.t() if transpose else a) for a in (a_h, a_w))
-    if together:
-        both = _kron(y, x, w if transpose else w0)
+    y, x = (
+        cached_taps(n, length, n0, spec, batch_max, dtype, transpose)
+        for n, length, n0, batch_max in zip((h, w), spec.lengths(h, w), size, spec.batch_max)
+    )
+    if both_axes_together(int(y.real.sum()), int(x.real.sum()), (h, w), w0):
+        both = _kron(y, x, w if transpose else w0, transpose)
         steps: ResizeSteps = (_drop_empty_rows(both) if transpose else both,)
     else:  # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell
-        along_y = _kron(y, _identity(1, dtype), 1)
-        along_x = _kron(_identity(h, dtype), x, w if transpose else w0)
+        along_y = _kron(y, _identity(1, dtype), 1, transpose)
+        along_x = _kron(_identity(h, dtype), x, w if transpose else w0, transpose)
         steps = (along_x, along_y) if transpose else (along_y, along_x)
-    return tuple(step.to(device) for step in steps)
+    return steps if device.type == "cpu" else tuple(step.to(device) for step in steps)
 
 
-def both_axes_together(nnz_y: int, nnz_x: int, grid: tuple[int, int], w0: int) -> bool:
+def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: int) -> bool:
     """Whether to sum over both axes in one step instead of one axis after the other.
 
-    ``nnz_y`` and ``nnz_x`` count the non-zeros of A_h and A_w. Together, each cell reads the product of its taps. One
-    after the other, the strip of h*W0 cells is written and read in between. Writing a cell costs as much as reading
+    ``reads_y`` and ``reads_x`` count the cells that A_h and A_w read. Together, each cell reads the product of its
+    taps. One after the other, the h*W0 cells between them are written and read. Writing a cell costs as much as reading
     four, and one more call as much as reading 400 (measured on 2 CPU cores, C=768). So bilinear tables are summed
     together and bicubic ones mostly are not. Never together with more than 16 taps: one long float32 sum rounds more
     than timm's two short ones.
     """
     h, w = grid
-    if nnz_y * nnz_x > 16 * h * w:
+    if reads_y * reads_x > 16 * h * w:
         return False
-    return nnz_y * nnz_x <= nnz_y * w0 + h * nnz_x + 4 * h * w0 + 400
+    return reads_y * reads_x <= reads_y * w0 + h * reads_x + 4 * h * w0 + 400
 
 
-def resample_learned(table: Tensor, batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings: the table (H0, W0, C) resampled to its grid, (h*w, C), in ``batch.dtype``.
+def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterable[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings (h*w, C): of a table (H0, W0, C) in ``plan.dtype``, of two in the tokens' dtype."""
+    return _learned(tables[0].detach(), plan) if len(tables) == 1 else dense_resize.resample(tables, plan)
 
-    If the sizes match, they are the table itself, not converted.
-    """
-    size, channels, spec, dtype = (table.shape[0], table.shape[1]), table.shape[2], batch.spec, batch.dtype
-    own = table.detach().reshape(-1, channels).contiguous()
-    others = []
-    for group in batch.groups:
+
+def _learned(table: Tensor, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
+    """If the sizes match, the embeddings are the table itself, not converted."""
+    size, channels, spec, dtype = (table.shape[0], table.shape[1]), table.shape[2], plan.spec, plan.dtype
+    flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
+    to_resize = []
+    for group in plan.groups:
         if spec.copies_own_size and (group.h, group.w) == size:
-            yield group, own
+            yield group, flat
         else:
-            others.append(group)
-    flat = own.to(dtype) if others else own
-    for same_height in _group_by_height(others, spec) if others else ():
-        strip = None
+            to_resize.append(group)
+    flat = flat.to(dtype) if to_resize else flat
+    for same_height in _group_by_height(to_resize, spec):
+        after_y = None
         for group in same_height:
             steps = resize_steps(group.h, group.w, size, spec, False, dtype, table.device)
             if len(steps) == 1:
                 yield group, steps[0](flat)
             else:  # a row of the table is one long row (W0*C) for the sum along y
-                strip = steps[0](flat.view(size[0], -1)).view(-1, channels) if strip is None else strip
-                yield group, steps[1](strip)
+                after_y = steps[0](flat.view(size[0], -1)).view(-1, channels) if after_y is None else after_y
+                yield group, steps[1](after_y)
 
 
-def learned_gradient(tokens: Tokens, shape: Sequence[int], batch: Batch) -> Tensor:
-    """The transpose of :func:`resample_learned` and the add: the table's gradient (H0, W0, C) from the tokens'."""
-    h0, w0, channels = shape
-    spec, dtype, device = batch.spec, torch.promote_types(batch.dtype, tokens.dtype), tokens.device
+def gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> list[Tensor]:
+    """The transpose of :func:`resample` and the add: the tables' gradients, of these ``shapes``, from the tokens'."""
+    if len(shapes) == 2:
+        return dense_resize.factorized_gradients(tokens, shapes, plan)
+    h0, w0, channels = shapes[0]
+    spec, dtype, device = plan.spec, torch.promote_types(plan.dtype, tokens.dtype), tokens.device
     total = PairwiseSum()
-    block, in_block = None, 0  # the grids that take one step (or none) add into a table of their own, 16 at a time
-    for same_height in _group_by_height(batch.groups, spec):
-        strips, along_y = PairwiseSum(), None
+    # The grids that take one step (or none) are added into a table of their own, 16 grids into each.
+    accumulator, added = None, 0
+    for same_height in _group_by_height(plan.groups, spec):
+        after_y, along_y = PairwiseSum(), None
         for group in same_height:
-            summed = tokens.sum(group, dtype)
+            summed = tokens.sum(group, dtype)  # (h*w, C)
             steps = resize_steps(group.h, group.w, (h0, w0), spec, True, dtype, device)
             if len(steps) == 2:
-                strips.add(steps[0](summed))
+                after_y.add(steps[0](summed))
                 along_y = steps[1]
                 continue
-            if block is None:
-                block = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
+            if accumulator is None:
+                accumulator = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
             if steps and steps[0].rows is not None:
-                block.index_add_(0, steps[0].rows, steps[0](summed))
+                accumulator.index_add_(0, steps[0].rows, steps[0](summed))
             else:
-                block += steps[0](summed) if steps else summed
-            in_block += 1
-            if in_block == IN_A_ROW:
-                total.add(block)
-                block, in_block = None, 0
+                accumulator += steps[0](summed) if steps else summed
+            added += 1
+            if added == MAX_SEQUENTIAL:
+                total.add(accumulator)
+                accumulator, added = None, 0
         if along_y is not None:
-            total.add(along_y(strips.total().view(-1, w0 * channels)).view(-1, channels))
-    if block is not None:
-        total.add(block)
-    return total.total().view(h0, w0, channels)
-
-
-@cached("axis sums")
-def axis_sum(
-    axis: int, h: int, w: int, n0: int, spec: ResizeSpec, transpose: bool, dtype: torch.dtype, device: torch.device
-) -> SparseSum | None:
-    """The sparse sum that resizes a 1-D table of N0 cells along an axis of the grid (h, w); None where sizes match."""
-    if spec.copies_own_size and spec.lengths(h, w)[axis] == n0:
-        return None
-    matrix = axis_matrix(axis, h, w, n0, spec, dtype)
-    return _kron(taps(matrix.t() if transpose else matrix), _identity(1, dtype), 1).to(device)
-
-
-def resample_factorized(tables: tuple[Tensor, ...], batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings of a factorized table: ``y + x`` of two 1-D tables, resized, in the tokens' dtype.
-
-    timm casts both before it adds them, and so do we.
-    """
-    for group in batch.groups:
-        axes = []
-        for axis, table in enumerate(tables):
-            resize = axis_sum(axis, group.h, group.w, len(table), batch.spec, False, batch.dtype, table.device)
-            resized = table.detach() if resize is None else resize(table.detach().to(batch.dtype).contiguous())
-            axes.append(resized[: (group.h, group.w)[axis]].to(batch.token_dtype))
-        yield group, (axes[0][:, None] + axes[1][None]).flatten(0, 1)
-
-
-def factorized_gradients(tokens: Tokens, lengths: Sequence[int], batch: Batch) -> tuple[Tensor, ...]:
-    """The transpose of :func:`resample_factorized` and the add: the gradients (H0, C) and (W0, C) of the two tables."""
-    dtype = torch.promote_types(batch.dtype, tokens.dtype)
-    totals = tuple(PairwiseSum() for _ in lengths)
-    for group in batch.groups:
-        summed = tokens.sum(group, dtype).view(group.h, group.w, -1)
-        for axis, (n0, total) in enumerate(zip(lengths, totals)):
-            line = summed.sum(1 - axis)  # a row of y is read by all columns, and the other way round
-            resize = axis_sum(axis, group.h, group.w, n0, batch.spec, True, dtype, tokens.device)
-            total.add(F.pad(line, (0, 0, 0, n0 - len(line))) if resize is None else resize(line))
-    return tuple(total.total() for total in totals)
+            total.add(along_y(after_y.total().view(-1, w0 * channels)).view(-1, channels))
+    if accumulator is not None:
+        total.add(accumulator)
+    return [total.total().view(h0, w0, channels)]
 
 
 def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list[GridGroup]]:
@@ -201,18 +170,25 @@ def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list
     return heights.values()
 
 
-def _identity(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _identity(n: int, dtype: torch.dtype) -> Taps:
     """The taps of an identity matrix."""
-    return torch.arange(n, device="cpu")[:, None], torch.ones(n, 1, dtype=dtype, device="cpu")
+    one = torch.ones(n, 1, dtype=dtype, device="cpu")
+    return Taps(torch.arange(n, dtype=torch.int32, device="cpu")[:, None], one, one.bool())
 
 
-def _kron(y: tuple[Tensor, Tensor], x: tuple[Tensor, Tensor], source_width: int) -> SparseSum:
-    """``Y (x) X``, by the ``taps`` of both, on the cells of a row-major source: one sum for each pair of rows."""
-    index = (y[0][:, None, :, None] * source_width + x[0][None, :, None, :]).flatten(2).flatten(0, 1)
-    weights = (y[1][:, None, :, None] * x[1][None, :, None, :]).flatten(2).flatten(0, 1)
-    taken = weights != 0
-    counts = taken.sum(1)
-    return SparseSum(index[taken].to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32), weights[taken])
+def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
+    """``Y (x) X``, by the taps of both, on the cells of a row-major source: one sum for each pair of rows.
+
+    With ``drop`` only real taps stay. Without, all sums are of one length, which is quicker to make for a new grid.
+    """
+    index = (y.index[:, None, :, None] * source_width + x.index[None, :, None, :]).flatten(2).flatten(0, 1)
+    weights = (y.weights[:, None, :, None] * x.weights[None, :, None, :]).flatten()
+    if not drop:
+        offsets = torch.arange(0, index.numel(), index.shape[1], dtype=torch.int32, device="cpu")
+        return SparseSum(index.flatten(), offsets, weights)
+    real = (y.real[:, None, :, None] & x.real[None, :, None, :]).flatten(2).flatten(0, 1)
+    counts = real.sum(1)
+    return SparseSum(index[real], (counts.cumsum(0) - counts).to(torch.int32), weights[real.flatten()])
 
 
 def _drop_empty_rows(sums: SparseSum) -> SparseSum:

@@ -8,12 +8,13 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .grids import GridGroup
 
 # At most this many tensors are added one after the other; longer sums are split, so that float32 rounds less.
-IN_A_ROW = 16
+MAX_SEQUENTIAL = 16
 
 
 @dataclass
@@ -54,34 +55,54 @@ class Tokens:
         if group.embeds_padding:
             for sample in group.samples:
                 self.padding[sample].add_(embeddings[:1])
-        if group.cell_of_token is not None:
-            embeddings = embeddings[group.cell_of_token.to(embeddings.device, non_blocking=True)]
-        elif group.tokens < len(embeddings):
-            embeddings = embeddings[: group.tokens]
-        if self.batch is not None and 1 < len(group.samples) == len(self.batch):
-            self.batch[:, : group.tokens].add_(embeddings)
+        if self.batch is not None and not group.cells and 1 < len(group.samples) == len(self.batch):
+            tokens = len(self.in_grid[0])
+            self.batch[:, :tokens].add_(embeddings[:tokens])
             return
+        last = taken = None  # frames of a video share their cells
         for sample in group.samples:
-            self.in_grid[sample].add_(embeddings)
+            own, cell = self.in_grid[sample], group.cells.get(sample)
+            if cell is None:
+                own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
+            else:
+                if cell is not last:
+                    last, taken = cell, embeddings[cell.to(embeddings.device, non_blocking=True)]
+                own.add_(taken)
 
-    def sum(self, group: GridGroup, dtype: torch.dtype, copy: bool = False) -> Tensor:
+    def sum(self, group: GridGroup, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
 
-        Of a single sample it may be a view of the tokens, unless a ``copy`` is wanted.
+        Of a single sample it may be a view of the tokens.
         """
-        total = self._sum(group.samples, dtype, copy or group.embeds_padding).contiguous()
-        if group.cell_of_token is not None:
-            summed = total.new_zeros(group.h * group.w, total.shape[-1])
-            total = summed.index_add_(0, group.cell_of_token.to(total.device, non_blocking=True), total)
-        elif group.tokens < group.h * group.w:
-            total = torch.nn.functional.pad(total, (0, 0, 0, group.h * group.w - group.tokens))
+        orders: dict[int, list[int]] = {}  # samples by the order of their tokens, which most share
+        for sample in group.samples:
+            orders.setdefault(id(group.cells.get(sample)), []).append(sample)
+        total, accumulator, added = PairwiseSum(), None, 0
+        for samples in orders.values():
+            summed, cell = self._sum(samples, dtype), group.cells.get(samples[0])
+            missing = group.h * group.w - len(summed)
+            if cell is None:
+                if len(orders) == 1 and not missing and not group.embeds_padding:
+                    return summed.contiguous()
+                total.add(F.pad(summed, (0, 0, 0, missing)))  # a copy, which may be written to
+                continue
+            if accumulator is None:
+                accumulator = summed.new_zeros(group.h * group.w, summed.shape[-1])
+            accumulator.index_add_(0, cell.to(self.device, non_blocking=True), summed)
+            added += 1
+            if added % MAX_SEQUENTIAL == 0:
+                total.add(accumulator)
+                accumulator = None
+        if accumulator is not None:
+            total.add(accumulator)
+        out = total.total()
         if group.embeds_padding:
-            total[0] += torch.stack([self.padding[sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
-        return total
+            out[0] += torch.stack([self.padding[sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
+        return out
 
-    def _sum(self, samples: list[int], dtype: torch.dtype, copy: bool = False) -> Tensor:
+    def _sum(self, samples: list[int], dtype: torch.dtype) -> Tensor:
         """The sum of some samples' tokens in the grid, of which all have as many, in ``dtype``."""
-        if len(samples) > IN_A_ROW:
+        if len(samples) > MAX_SEQUENTIAL:
             half = len(samples) // 2
             return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
         first, *others = (self.in_grid[sample] for sample in samples)
@@ -90,7 +111,7 @@ class Tokens:
             cells = torch.arange(len(first), device="cpu")
             rows = cells[:, None] + torch.tensor(samples, device="cpu") * self.batch.shape[1]
             return torch.embedding_bag(self.batch.flatten(0, 1), rows.flatten(), cells * len(samples))[0]
-        total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype, copy=copy)
+        total = torch.add(first.to(dtype), others[0]) if others else first.to(dtype)
         for other in others[1:]:
             total += other
         return total

@@ -1,12 +1,9 @@
-"""``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the sums of ``matmul``."""
+"""``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the sums of ``matmul``.
 
-from .matmul import SparseSums
+The same sums, with matrices that are read off ``F.grid_sample`` at timm's positions.
+"""
 
+from ..resampling import sparse_resize
+from .base import Strategy
 
-class GridSample(SparseSums):
-    """The same sums, with matrices that are read off ``F.grid_sample`` at timm's positions."""
-
-    sampler = "grid_sample"
-
-
-STRATEGY = GridSample()
+STRATEGY = Strategy(sparse_resize.resample, reference="grid_sample", for_grid_sample="grid_sample")

@@ -2,60 +2,37 @@
 
 On a CPU its forward pass is bit-identical to timm's: the same calls on the same tensors. It gains in the backward pass.
 timm adds into slices of ``x``, and for each slice autograd copies the whole gradient; here the gradient of a grid's
-embeddings is summed over its samples, in float32 at least, and then goes through ``F.interpolate`` once.
+embeddings is summed over its samples, in float32 at least, and the transposed sums of ``matmul`` take it to the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import Batch, GridGroup
-from ..resampling.tokens import Tokens
+from ..resampling.grids import GridGroup, ResamplePlan
 from .base import Strategy, Tables
 
 
-class Interpolate(Strategy):
-    """PyTorch's own resize, and PyTorch's own derivative of it."""
+def resample(tables: Tables, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings; if the sizes match, they are the table itself, not converted.
 
-    needs_host = True
-    whole_square = True
-
-    def resample(self, tables: Tables, batch: Batch) -> Iterator[tuple[GridGroup, Tensor]]:
-        """Each group with its embeddings; if the sizes match, they are the table itself, not converted.
-
-        ``batch.dtype`` is not looked at: timm computes in float32.
-        """
-        spec = batch.spec
-        options = dict(mode=spec.interpolation, align_corners=spec.align_corners, antialias=spec.antialias)
-        for group in batch.groups:
-            h, w = group.h, group.w
-            lengths = spec.lengths(h, w)
-            if len(tables) == 1:
-                yield group, _resized(tables[0], (h, w), lengths, **options)[:h, :w].flatten(0, 1)
-            else:
-                y, x = (_resized(table, (n,), (n,), mode="linear") for table, n in zip(tables, lengths))
-                y, x = y[:h].to(batch.token_dtype), x[:w].to(batch.token_dtype)
-                yield group, (y[:, None] + x[None]).flatten(0, 1)
-
-    def inputs(self, tables: Tables, embeddings: Embeddings) -> tuple[Sequence[Tensor], Embeddings]:
-        """The embeddings of all grids: PyTorch goes on from their gradients to the tables."""
-        made = list(embeddings)
-        return [embedding for _, embedding in made], made
-
-    def transpose(self, tokens: Tokens, shapes: Sequence[Sequence[int]], batch: Batch) -> Iterable[Tensor]:
-        """The gradients of the embeddings; autograd keeps them, so they are copies."""
-        dtype = torch.promote_types(batch.dtype, tokens.dtype)
-        return [tokens.sum(group, dtype, copy=True) for group in batch.groups]
-
-    def differentiable(self, inputs: Sequence[Tensor], batch: Batch) -> Embeddings:
-        """The embeddings themselves."""
-        return zip(batch.groups, inputs)
+    ``plan.dtype`` is not looked at: timm computes in float32.
+    """
+    spec = plan.spec
+    options = dict(mode=spec.interpolation, align_corners=spec.align_corners, antialias=spec.antialias)
+    for group in plan.groups:
+        h, w = group.h, group.w
+        lengths = spec.lengths(h, w)
+        if len(tables) == 1:
+            yield group, _resized(tables[0], (h, w), lengths, **options)[:h, :w].flatten(0, 1)
+        else:
+            y, x = (_resized(table, (n,), (n,), mode="linear") for table, n in zip(tables, lengths))
+            y, x = y[:h].to(plan.token_dtype), x[:w].to(plan.token_dtype)  # (h, C), (w, C)
+            yield group, (y[:, None] + x[None]).flatten(0, 1)
 
 
 def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **options: Any) -> Tensor:
@@ -67,8 +44,8 @@ def _resized(table: Tensor, size: tuple[int, ...], lengths: tuple[int, ...], **o
     channels = table.shape[-1]
     if channels == 1 and lengths[1:] == (1,):
         table = table.expand(-1, -1, 2)  # pragma: no mutate: any number above 1
-    images = table.float().contiguous().unsqueeze(0).movedim(-1, 1)
+    images = table.float().contiguous().unsqueeze(0).movedim(-1, 1)  # (1, C, H0, W0)
     return F.interpolate(images, size=lengths, **options)[0].movedim(0, -1)[..., :channels]
 
 
-STRATEGY = Interpolate()
+STRATEGY = Strategy(resample, needs_host=True, resizes_square=True)

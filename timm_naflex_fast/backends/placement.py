@@ -1,0 +1,108 @@
+"""Where the tokens of a batch lie: three ways to say it, each with two questions, ``plan`` and ``coordinates``.
+
+``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..resampling import grids
+from ..resampling.grids import ResamplePlan
+from ..resampling.matrices import ResizeSpec
+
+
+class Coordinates(NamedTuple):
+    """Each token's cell (y, x), (B, N, 2)."""
+
+    patch_coord: Tensor
+
+    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
+        """Errors: see ``group_grids``."""
+        return grids.plan_batch(x, self.patch_coord, spec, whole_square)
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """The coordinates (B, N, 2)."""
+        return self.patch_coord
+
+
+class OneGrid(NamedTuple):
+    """The grid of every sample of a batch of plain images, whose tokens are in row-major order."""
+
+    h: int
+    w: int
+
+    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
+        """ValueError: ``x`` (B, N, C) has not one token for each cell."""
+        return ResamplePlan(*grids.whole_batch(x, self), spec, x.dtype)
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """Those of one sample, (1, N, 2). ValueError: as in ``plan``."""
+        grids.check_whole(x, self)
+        cell = torch.arange(x.shape[1], device=x.device)
+        return torch.stack((cell // self.w, cell % self.w), -1)[None]
+
+
+class Sizes(NamedTuple):
+    """The size of each image, (B, 2) as (h, w) or (B, 3) as (t, h, w): a tensor or a sequence.
+
+    ``merge``: cells in merge x merge blocks. ``columns``: 2 where there are no frames. ``length``: each image has so
+    many tokens; None: as many as it has cells, one image after the other. ``embeds_padding``: those after an image get
+    its first cell.
+    """
+
+    sizes: Any
+    columns: tuple[int, ...] = (2, 3)
+    merge: int = 1
+    length: int | None = None
+    embeds_padding: bool = False
+
+    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
+        """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
+        listed = grids.sizes_on_host(self.sizes, self.columns, batch=None if 3 in self.columns else len(x))
+        return ResamplePlan(*self.group(listed), spec, x.dtype)
+
+    def group(self, listed: grids.FrameSizes) -> tuple[list[grids.GridGroup], grids.TokenCounts]:
+        """The groups of these sizes, which are on the host."""
+        return grids.group_sizes(listed, merge=self.merge, length=self.length, embeds_padding=self.embeds_padding)
+
+    def on_device(self, like: Tensor, length: int) -> Tensor:
+        """Sizes (B, 2) or (B, 3), int64, beside ``like``. Their shape is checked now; the values when the graph runs.
+
+        Those that are on the host are checked now.
+        """
+        sizes = self.sizes
+        if not isinstance(sizes, Tensor):
+            listed = grids.sizes_on_host(sizes, self.columns)
+            self.group(listed)
+            return torch.tensor(listed, device=like.device).view(-1, 3)
+        if sizes.ndim != 2 or sizes.shape[1] not in self.columns or sizes.is_floating_point() or sizes.dtype is torch.bool:
+            raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
+        sizes = sizes.to(like.device, torch.int64)
+        fits = (sizes > 0).all() & (sizes[:, -2:] % self.merge == 0).all() & (sizes.prod(1) <= length).all()
+        # No number in the message: to write ``length`` into it would fix it, one graph for each length.
+        torch._assert_async(fits, "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens")
+        return sizes
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them carry (0, 0)."""
+        sizes = self.on_device(x, x.shape[1])
+        if len(sizes) != len(x):
+            raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
+        return row_major(sizes, x.shape[1], self.merge)
+
+
+def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry (0, 0)."""
+    h, w = sizes[:, -2:, None].unbind(1)
+    cell = torch.arange(length, device=sizes.device)[None]
+    block, inner = cell // (merge * merge), cell % (merge * merge)
+    y = block // (w // merge) * merge + inner // merge
+    x = block % (w // merge) * merge + inner % merge
+    return torch.stack((y, x), -1) * (cell < h * w)[..., None]
+
+
+Placement = Coordinates | OneGrid | Sizes
