@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Interpolation = Literal["bilinear", "bicubic"]
-Sizes = Tensor | Sequence[Sequence[int]]
+GridSizes = Tensor | Sequence[Sequence[int]]
 
 
 def add_pos_embed_(
@@ -44,7 +44,7 @@ def add_pos_embed_(
     table: Tensor,
     patch_coord: Tensor | None = None,
     *,
-    grid_sizes: Sizes | None = None,
+    grid_sizes: GridSizes | None = None,
     strategy: StrategyName = "matmul",
     mode: Interpolation = "bicubic",
     antialias: bool = True,
@@ -94,7 +94,8 @@ def add_pos_embed_(
         patch_coord = _of_this_rank(patch_coord, "patch_coord")
         placement = Coordinates(patch_coord)
     elif patch_coord is None and grid_sizes is not None:
-        placement = Sizes(grid_sizes, (2,), length=x.shape[1] if x.ndim == 3 else None, embeds_padding=spec.embeds_padding)
+        length = x.shape[1] if x.ndim == 3 else None
+        placement = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
     else:
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     asked = (x, table) if patch_coord is None else (x, table, patch_coord)
@@ -150,7 +151,7 @@ def add_factorized_pos_embed_(
 
 def resample_pos_embeds(
     table: Tensor,
-    grid_sizes: Sizes,
+    grid_sizes: GridSizes,
     *,
     mode: Interpolation,
     antialias: bool = True,

@@ -9,16 +9,15 @@ from tests.support.checks import reading_is_an_error
 from tests.support.oracles import relative
 from timm_naflex_fast.backends import dispatch, eager, operator, traceable
 from timm_naflex_fast.functional import resample_pos_embeds
+from timm_naflex_fast.strategies import STRATEGIES
 
 TAKES = {"export": [traceable] * 2, "transform": [traceable] * 2, "compile": [operator, eager], None: [eager] * 2}
 
 
 @pytest.mark.parametrize("who", TAKES)
-def test_who_traces_tells_the_backend(who, monkeypatch):
-    monkeypatch.setattr(dispatch, "tracer", lambda *_: who)
-    x, tables = torch.zeros(1, 1, 4), (torch.randn(6, 5, 4),)
-    strategies = ("matmul", "interpolate_cached")
-    assert [dispatch._backend(x, tables, strategy) for strategy in strategies] == TAKES[who]
+def test_who_traces_tells_the_backend(who):
+    strategies = (STRATEGIES["matmul"], STRATEGIES["interpolate_cached"])
+    assert [dispatch._backend(torch.device("cpu"), 1, strategy, who) for strategy in strategies] == TAKES[who]
 
 
 def as_in_a_graph(monkeypatch):

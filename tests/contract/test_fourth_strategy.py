@@ -10,17 +10,10 @@ import timm_naflex_fast
 MODULE = '''
 """``loop``: products of dense matrices, grid by grid."""
 
-from .matmul import SparseSums
+from ..resampling import dense_resize
+from .base import Strategy
 
-
-class Dense(SparseSums):
-    for_grid_sample = None
-
-    def resample(self, tables, batch):
-        return self.differentiable([table.detach() for table in tables], batch)
-
-
-STRATEGY = Dense()
+STRATEGY = Strategy(dense_resize.resample)
 '''
 
 SCRIPT = """

@@ -99,8 +99,8 @@ def test_kept_in_inference_mode_it_serves_training_of_what_comes_before(add):
     torch.testing.assert_close(leaf.grad, 2 * out.detach())
 
 
-def test_a_table_much_larger_than_the_grids_is_not_compared_by_sums(add, strategy):
+def test_a_table_much_larger_than_the_grids_is_not_compared(add):
     table = torch.randn(64, 64, 4)
     for _ in range(3):
         add(table)
-    assert bool(finished_tables()) == (strategy == "interpolate_cached")
+    assert not finished_tables()

@@ -23,7 +23,7 @@ def met(source, *sizes):
     """Ask for a table of each size, made from ``source``: the sizes of those that were not kept."""
     made = []
     build = lambda copies, size: made.append(size) or torch.ones(1000)
-    tables = list(cache.cached_resized((source,), list(sizes), "kind", build))
+    tables = list(cache.cached_resized((source,), list(sizes), build))
     assert all(torch.equal(table, torch.ones(1000)) for table in tables) and len(tables) == len(sizes)
     return made
 
@@ -127,13 +127,13 @@ def test_a_fork_waits_for_who_holds_a_lock_and_leaves_it_free(lock):
 
 
 def test_what_is_kept_is_built_plainly():
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.no_modes():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
         assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
 
 
 def test_what_is_forgotten_counts_as_never_met():
     table = torch.zeros(3)
-    assert [cache.seen_before((table,)) for _ in range(2)] == [False, True]
-    cache.invalidate(table)
-    assert [cache.seen_before((table,)) for _ in range(2)] == [False, True]
+    for _ in range(2):
+        assert [cache.worth_keeping((table,), [1, number]) for number in (1, 2)] == [[False, True], [True, False]]
+        cache.invalidate(table)

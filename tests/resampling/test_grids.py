@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major
-from timm_naflex_fast.resampling.checks import LARGEST
+from timm_naflex_fast.resampling.checks import LARGEST, NamesNoCell
 from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch, whole_numbers
 
 
@@ -13,24 +13,28 @@ from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_h
 def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
     coord = row_major([(2, 3), (4, 1), (2, 3), (1, 1)], dtype=dtype)
     groups, counts = group_grids(coord, coord.float())
-    assert groups == [GridGroup(2, 3, [0, 2], 6), GridGroup(4, 1, [1], 4), GridGroup(1, 1, [3], 1)]
+    assert groups == [GridGroup(2, 3, [0, 2]), GridGroup(4, 1, [1]), GridGroup(1, 1, [3])]
     assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
 
 
 def test_whole_batch():
-    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1], 6)], [(6, 0)] * 2)
-    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [], 6)], [])
+    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1])], [(6, 0)] * 2)
+    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [])], [])
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))
 
 
 def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
     coord = row_major([(2, 3), (2, 3)], length=10)
-    coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [-1, 1], [1, -2]])
-    (regular, other), counts = group_grids(coord, coord.float(), embeds_padding=True)
-    assert regular == GridGroup(2, 3, [0], 6, embeds_padding=True)
-    assert other.samples == [1] and other.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 0]
-    assert counts == [(6, 4), (10, 0)]
+    coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [0, 0], [1, 1]])
+    (group,), counts = group_grids(coord, coord.float(), embeds_padding=True)
+    assert group.samples == [0, 1] and group.cells.keys() == {1} and counts == [(6, 4), (10, 0)]
+    assert group.cells[1].tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 4]
+    for y in (-1, 0.5):  # timm's flag samples there
+        moved = coord.float()
+        moved[1, 7, 0] = y
+        with pytest.raises(NamesNoCell):
+            group_grids(moved, coord.float(), embeds_padding=True)
 
 
 def only(y, x, tokens):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.checks import during, one_by_one
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, taps
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, axis_taps
 
 sizes, sides = st.integers(1, 48), st.integers(1, 20)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -27,12 +27,15 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
     torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
 
 
-@given(sizes, sizes, modes, st.booleans())
-def test_taps_hold_the_whole_matrix(n, n0, mode, antialias):
-    matrix = resize_matrix(n, n0, mode, antialias)
-    index, weight = taps(matrix)
-    assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, index, weight), matrix)
-    assert index.shape[1] == max(1, (matrix != 0).sum(1).max())
+@given(sizes, sizes, modes, st.booleans(), st.booleans(), st.booleans())
+def test_taps_hold_the_whole_matrix_and_every_cell_that_is_read(n, n0, mode, antialias, align_corners, transpose):
+    matrix = resize_matrix(n, n0, mode, antialias, align_corners)
+    spec = ResizeSpec(mode, antialias, align_corners)
+    columns, weights, real = axis_taps(n, n, n0, spec, 0, torch.float32, transpose)
+    matrix = matrix.t() if transpose else matrix
+    assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, columns.long(), weights), matrix)
+    read = torch.zeros(matrix.shape).scatter_add_(1, columns.long(), real.float()) == 1  # each cell once
+    assert read[matrix != 0].all() and read.sum() == real.sum()
 
 
 def test_a_matrix_in_half_precision_is_one_cast():
@@ -47,10 +50,10 @@ def test_resample_pos_embed_is_interpolate(h, w, table_size, mode, antialias, al
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want.view(h, w, 3), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("sampler", ["interpolate", "grid_sample", "affine_grid"])
+@pytest.mark.parametrize("reference", ["interpolate", "grid_sample", "affine_grid"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
-def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(sampler, mode):
-    spec = ResizeSpec(mode, False, False, False, sampler, (9, 9))
+def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(reference, mode):
+    spec = ResizeSpec(mode, False, False, False, reference, (9, 9))
     want = axis_matrix(0, 5, 7, 6, spec)
     with torch.device("meta"), during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):
         got = axis_matrix(0, 5, 7, 6, spec)

@@ -7,19 +7,20 @@ import pytest
 import torch
 
 from tests.support.oracles import reference
-from timm_naflex_fast.resampling.grids import Batch, GridGroup
+from timm_naflex_fast.resampling.grids import GridGroup, ResamplePlan
 from timm_naflex_fast.resampling.matrices import ResizeSpec
-from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample_learned, resize_steps
+from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample, resize_steps
 
 
 def steps_of(h, w, table_size, spec, transpose=False):
     return resize_steps(h, w, table_size, spec, transpose, torch.float32, torch.device("cpu"))
 
 
-def test_steps_read_only_what_is_not_zero():
+def test_steps_read_only_what_pytorch_reads():
     spec = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
     (sums,) = steps_of(5, 9, (40, 33), spec)
-    assert len(sums.indices) == (reference(torch.eye(40 * 33).view(40, 33, -1), (5, 9), spec) != 0).sum()
+    read = reference(torch.eye(40 * 33).view(40, 33, -1), (5, 9), spec) != 0
+    assert read.sum() <= len(sums.indices) <= 4 * 5 * 9
     assert sums.indices.dtype is sums.offsets.dtype is torch.int32 and sums.weights.dtype is torch.float32
     (sums,) = steps_of(16, 20, (128, 128), spec, True)
     assert len(sums.rows) <= 4 * 16 * 20  # backward a RADIO grid leaves most of the table alone
@@ -41,8 +42,8 @@ def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
     summed, bag = [], torch.embedding_bag
     monkeypatch.setattr(torch, "embedding_bag", lambda *args: summed.append(1) or bag(*args))
     table, spec = torch.randn(32, 32, 4), ResizeSpec("bicubic")
-    groups = [GridGroup(17, w, [i], 17 * w) for i, w in enumerate((18, 20, 25))]
+    groups = [GridGroup(17, w, [i]) for i, w in enumerate((18, 20, 25))]
     assert [len(steps_of(group.h, group.w, (32, 32), spec)) for group in groups] == [2, 2, 2]
-    for group, cells in resample_learned(table, Batch(groups, [], spec, torch.float32)):
+    for group, cells in resample((table,), ResamplePlan(groups, [], spec, torch.float32)):
         torch.testing.assert_close(cells.view(17, group.w, 4), reference(table, (17, group.w), spec), atol=5e-6, rtol=0)
     assert len(summed) == 1 + 3

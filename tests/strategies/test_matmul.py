@@ -7,7 +7,7 @@ import torch
 
 from tests.support.oracles import row_major
 from timm_naflex_fast.backends import eager
-from timm_naflex_fast.resampling.grids import Batch, group_grids
+from timm_naflex_fast.resampling.grids import ResamplePlan, group_grids
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.strategies import STRATEGIES
 
@@ -26,7 +26,8 @@ def test_gradcheck(mode, antialias, ar_preserving, size):
     def add(x, *tables):
         out = x * 1
         spec = ResizeSpec(mode, antialias, ar_preserving=ar_preserving)
-        eager.add_batch(out, tables, Batch(*grouped, spec, out.dtype, torch.float64), STRATEGIES["matmul"])
+        plan = ResamplePlan(*grouped, spec, out.dtype, torch.float64)
+        eager.add_planned(out, tables, plan, STRATEGIES["matmul"])
         return out
 
     assert torch.autograd.gradcheck(add, (x, *tables), fast_mode=size != (6, 5))

@@ -6,9 +6,9 @@
 | ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
 
-Factorized tables take ``traceable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled graph
-breaks there; where operations are recorded or transformed it takes ``traceable``. ``patching`` decides before: in an
-eager model under ``torch.func`` timm's own code runs. The path of a call::
+Factorized tables take ``traceable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled
+graph breaks there; where operations are recorded or transformed it takes ``traceable``. ``patching`` decides before: in
+an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
@@ -123,7 +123,7 @@ _disabled: dict[str, Callable[..., Any]] = {}
 
 
 def _unless_traced(name: str, traced_by: Tracer | None) -> Callable[..., Any]:
-    """A function of ``eager``. While the compiler reads this, the graph breaks at it, as it does at timm's own loops."""
+    """A function of ``eager``; while the compiler reads this, the graph breaks at it, as at timm's own loops."""
     if traced_by is None:
         return getattr(eager, name)
     _import_for_graphs()

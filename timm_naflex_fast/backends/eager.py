@@ -7,7 +7,7 @@ through untouched, and is read once for the tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -16,12 +16,11 @@ from torch import Tensor
 from ..resampling import cache, dense_resize, grids, sparse_resize
 from ..resampling.checks import check_writable
 from ..resampling.dense_resize import Embeddings
-from ..resampling.grids import GridGroup, NamesNoCell, ResamplePlan
+from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
 from ..strategies import Strategy
 from ..tracing import refuse_in_cuda_graph, why_unsupported
-from . import traceable
 from .placement import Placement, Sizes
 
 NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
@@ -29,12 +28,7 @@ NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
-    try:
-        plan = placement.plan(x, spec, strategy.resizes_square)
-    except NamesNoCell:
-        traceable.add(x, tables, placement.coordinates(x), spec)  # at the coordinate itself, as timm's flag samples
-    else:
-        add_planned(x, tables, plan, strategy)
+    add_planned(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
@@ -44,7 +38,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
     plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add_planned(out, (table,), plan, strategy)
-    return out if sizes.length is None else out.view(-1, sizes.length, table.shape[-1])
+    return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
 
 
 def add_planned(x: Tensor, tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy) -> None:
@@ -78,17 +72,13 @@ def add_planned(x: Tensor, tables: tuple[Tensor, ...], plan: ResamplePlan, strat
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
     wide = torch.promote_types(g.dtype, torch.float32)
-    try:
-        plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=wide)
-    except NamesNoCell:
-        with torch.enable_grad():
-            table, x = g.new_zeros(table_shape, dtype=wide, requires_grad=True), torch.zeros_like(g)
-            traceable.add(x, (table,), patch_coord, spec)
-        return torch.autograd.grad(x, table, g)[0]
+    plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=wide)
     return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
 
 
-def _frozen(sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy) -> Embeddings:
+def _frozen(
+    sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy
+) -> Embeddings:
     """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
     To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a

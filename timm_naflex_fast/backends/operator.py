@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..resampling.checks import NamesNoCell
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
-from . import eager
+from . import eager, traceable
 from .placement import Coordinates
 
 SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference"
@@ -41,8 +42,13 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 )
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
-    out = x.clone(memory_format=torch.contiguous_format)
-    eager.add(out, (table.detach(),), Coordinates(patch_coord), ResizeSpec(*settings), STRATEGIES["matmul"])
+    out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
+    try:
+        eager.add(out, (table.detach(),), Coordinates(patch_coord), spec, STRATEGIES["matmul"])
+    except NamesNoCell:
+        if not spec.embeds_padding:
+            raise
+        traceable.add(out, (table.detach(),), patch_coord, spec)  # timm's flag samples at the coordinate itself
     return out, patch_coord.clone()
 
 
@@ -53,7 +59,16 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -
 )
 def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least."""
-    return eager.gradient(g, (rows, cols, g.shape[-1]), patch_coord, ResizeSpec(*settings))
+    shape, spec = (rows, cols, g.shape[-1]), ResizeSpec(*settings)
+    try:
+        return eager.gradient(g, shape, patch_coord, spec)
+    except NamesNoCell:
+        if not spec.embeds_padding:
+            raise
+    with torch.enable_grad():
+        table = g.new_zeros(shape, dtype=torch.promote_types(g.dtype, torch.float32), requires_grad=True)
+        embeddings = traceable.embeddings(table, patch_coord, spec)
+    return torch.autograd.grad(embeddings, table, g.to(embeddings.dtype))[0]
 
 
 @add_learned.register_fake

@@ -79,7 +79,8 @@ class Sizes(NamedTuple):
             listed = grids.sizes_on_host(sizes, self.columns)
             self.group(listed)
             return torch.tensor(listed, device=like.device).view(-1, 3)
-        if sizes.ndim != 2 or sizes.shape[1] not in self.columns or sizes.is_floating_point() or sizes.dtype is torch.bool:
+        whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
+        if not whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
             raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
         sizes = sizes.to(like.device, torch.int64)
         fits = (sizes > 0).all() & (sizes[:, -2:] % self.merge == 0).all() & (sizes.prod(1) <= length).all()

@@ -239,6 +239,6 @@ def frozen_kernel(weight: Tensor, size: Size, key: Hashable, resample: Callable[
 
     ``key`` names whatever else the result depends on.
     """
-    build = lambda copies, size: resample(copies[0], size)  # noqa: E731
-    (kernel,) = cached_resized((weight,), [size], ("patch kernel", key), build)
+    build = lambda copies, key: resample(copies[0], key[0])  # noqa: E731
+    (kernel,) = cached_resized((weight,), [(size, "patch kernel", key)], build)
     return kernel

@@ -20,14 +20,14 @@ from torch import Tensor
 from ..backends import dispatch
 from ..backends.placement import Coordinates, OneGrid
 from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
-from ..resampling.checks import check_tokens
+from ..resampling.checks import NamesNoCell, check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import Rope, read_rope
 from ..strategies import STRATEGIES
 from ..tracing import recorded, tracer
 from .compat import changed
-from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
+from .library import SAME_RESULT, Library, Replacement, original, record_call, resolve_impl
 from .settings import MODES, own_settings
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -98,7 +98,12 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             "interpolate" if STRATEGIES[strategy].reference == "interpolate" else TIMM_REFERENCE,
         )
         where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
-        return dispatch.add(x, found, where, spec, STRATEGIES[strategy], tracer(x, *found))
+        try:
+            return dispatch.add(x, found, where, spec, STRATEGIES[strategy], tracer(x, *found))
+        except NamesNoCell:
+            if not spec.embeds_padding:
+                raise
+            record_call(LIBRARY.name, "pos_embed", "stock", "coordinates that name no cell")
     own = own_settings(embeds)
     chosen = STRATEGIES.get((LIBRARY.settings if own is None else own).pos_embed)
     if LIBRARY.replacements[EMBEDS, name].impls is NAFLEX_BATCH and not unknown:

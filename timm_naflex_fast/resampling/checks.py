@@ -14,6 +14,10 @@ from .matrices import INTERPOLATIONS
 LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
+class NamesNoCell(ValueError):
+    """A coordinate that names no cell of a grid. timm's ``pos_embed_use_grid_sample`` samples the table there."""
+
+
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
@@ -59,11 +63,11 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
 def check_cells(coord: Tensor, sample: int, h: int, w: int, lowest: Sequence[int]) -> None:
     """A sample's grid (h, w) must have cells, and its tokens of ``coord`` (B, N, 2) must name them.
 
-    ``lowest``: the sample's lowest y and x, those of its padding too; empty: they are not looked at.
+    ``lowest``: the sample's lowest y and x, those of its padding too.
     """
     no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
-    if no_grid or (min(lowest, default=0) < 0 and int(coord[sample, : h * w].min()) < 0):
-        raise ValueError(
+    if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):
+        raise NamesNoCell(
             f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
             "coordinates count from 0, and padding tokens carry (0, 0)"
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cache import cached_grids
-from .checks import LARGEST, check_cells, check_tokens, whole
+from .checks import LARGEST, NamesNoCell, check_cells, check_tokens, whole
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -44,10 +44,6 @@ class ResamplePlan(NamedTuple):
     spec: ResizeSpec
     token_dtype: torch.dtype
     dtype: torch.dtype = torch.float32
-
-
-class NamesNoCell(ValueError):
-    """timm's flag samples the table at the coordinate itself; this one is no cell: fractional, or negative."""
 
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
@@ -95,7 +91,8 @@ def group_grids(
     Raises:
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
-        NamesNoCell: with ``embeds_padding``, a coordinate that is negative or no whole number.
+            With ``embeds_padding`` also a negative coordinate of padding, and one that is no whole number
+            (``NamesNoCell``).
     """
     check_tokens(x, x.shape[-1], patch_coord)
     batch, length = x.shape[:2]
@@ -108,7 +105,7 @@ def group_grids(
     cells: dict[tuple[int, int], dict[int, Tensor]] = {}
     counts = []
     for sample, (h, w, not_row_major, *lowest) in enumerate(facts):
-        check_cells(coord, sample, h, w, () if embeds_padding else lowest)
+        check_cells(coord, sample, h, w, lowest)
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
         _check_not_too_many(sample, (h, w), side, length)
@@ -120,7 +117,7 @@ def group_grids(
     if embeds_padding:
         fractional = patch_coord.is_floating_point() and bool((coord != patch_coord).any())
         if fractional or any(min(lowest) < 0 for _, _, _, *lowest in facts):
-            raise NamesNoCell("patch_coord names no cell of a grid: it is negative, or no whole number")
+            raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     groups = [GridGroup(*grid, found, cells.get(grid, {}), embeds_padding) for grid, found in samples.items()]
     return groups, counts
 

@@ -89,7 +89,7 @@ class Taps(NamedTuple):
     A row that reads fewer repeats its first column, with the weight 0; ``real`` (n, K) tells its own.
     """
 
-    index: Tensor
+    columns: Tensor
     weights: Tensor
     real: Tensor
 
@@ -170,4 +170,3 @@ def affine_positions(n: int, batch_max: int) -> Tensor:
     zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
     theta = torch.tensor([[(0, 0, 0), (0, zoom, zoom - 1)]], dtype=torch.float32, device="cpu")
     return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
-

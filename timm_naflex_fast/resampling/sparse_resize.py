@@ -101,7 +101,7 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
 
 
 def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterable[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings (h*w, C): of a table (H0, W0, C) in ``plan.dtype``, of two in the tokens' dtype."""
+    """Each group with its embeddings (h*w, C): of one table in ``plan.dtype``, of two in the tokens' dtype."""
     return _learned(tables[0].detach(), plan) if len(tables) == 1 else dense_resize.resample(tables, plan)
 
 
@@ -181,7 +181,7 @@ def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
 
     With ``drop`` only real taps stay. Without, all sums are of one length, which is quicker to make for a new grid.
     """
-    index = (y.index[:, None, :, None] * source_width + x.index[None, :, None, :]).flatten(2).flatten(0, 1)
+    index = (y.columns[:, None, :, None] * source_width + x.columns[None, :, None, :]).flatten(2).flatten(0, 1)
     weights = (y.weights[:, None, :, None] * x.weights[None, :, None, :]).flatten()
     if not drop:
         offsets = torch.arange(0, index.numel(), index.shape[1], dtype=torch.int32, device="cpu")

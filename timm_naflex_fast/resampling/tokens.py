@@ -59,15 +59,15 @@ class Tokens:
             tokens = len(self.in_grid[0])
             self.batch[:, :tokens].add_(embeddings[:tokens])
             return
-        last = taken = None  # frames of a video share their cells
+        taken: dict[int, Tensor] = {}  # frames of a video share their order
         for sample in group.samples:
             own, cell = self.in_grid[sample], group.cells.get(sample)
             if cell is None:
                 own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
-            else:
-                if cell is not last:
-                    last, taken = cell, embeddings[cell.to(embeddings.device, non_blocking=True)]
-                own.add_(taken)
+                continue
+            if id(cell) not in taken:
+                taken = {id(cell): embeddings[cell.to(embeddings.device, non_blocking=True)]}
+            own.add_(taken[id(cell)])
 
     def sum(self, group: GridGroup, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.

@@ -41,6 +41,7 @@ class Strategy:
     resizes_square: bool = False
     for_grid_sample: str | None = None
 
-    def spec(self, interpolation: str, antialias: bool, *rest: bool) -> ResizeSpec:
-        """How it resizes: as asked for, but no ``F.grid_sample`` has antialiasing. ``rest``: as in ``ResizeSpec``."""
-        return ResizeSpec(interpolation, antialias and self.reference == "interpolate", *rest, self.reference)
+    def spec(self, interpolation: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
+        """How it resizes: as asked for, but no ``F.grid_sample`` has antialiasing."""
+        antialias = antialias and self.reference == "interpolate"
+        return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, self.reference)
