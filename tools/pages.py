@@ -159,10 +159,11 @@ def race_table(name: str) -> str:
 def model_sentence() -> str:
     """What a whole step can gain at most."""
     rows = [row for record in read("model/*") for row in record["rows"]]
-    theirs, ours = ([100 * row["about"]["embeds_share"][name] for row in rows] for name in (STOCK, OURS))
+    shares = [100 * row["about"]["embeds_share"][STOCK] for row in rows]
     return (
-        f"**On a CPU** little is gained: with up to {max(row['batch'] for row in rows)} images, timm's embeddings take "
-        f"{min(theirs):.1f} to {max(theirs):.1f} % of a whole\nstep, `matmul`'s {min(ours):.1f} to {max(ours):.1f} %."
+        "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to "
+        f"{max(row['batch'] for row in rows)} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % "
+        "of it."
     )
 
 
@@ -177,30 +178,35 @@ def never_slower() -> str:
     return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
 
-def counts_sentence() -> str:
-    """What a large batch of many grids can gain: counted."""
-    timm, ours, _ = (  # as LARGE says
-        row for key, race in races("counts", (*STEP, "contender")).items() if {*key} in LARGE for row in race.values()
-    )
-    return (
-        f"**Large batches of many grids** gain most. Counted, in one training step of the embedding, {timm['batch']} "
-        f"images in {timm['grids']} grids:\ntimm's loop moves {timm['memory'] / 1e9:,.0f} GB and waits for the device "
-        f"{timm['host_waits']:,} times; `matmul` moves {number(ours['memory'] / 1e9)} GB and waits "
-        f"{'once' if ours['host_waits'] == 1 else 'more often'}."
-    )
-
-
-def graphs(short: bool = False) -> str:
-    """What the compiler makes of each mode; ``short``: of three in timm's NaFlexVit, whose name is left out."""
+def graphs() -> str:
+    """What the compiler makes of each mode."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     (record,) = read("graphs")
     for row in record["rows"]:
         text = "works" if row["way"] in ("fullgraph=True", "export") else "{graphs} / {breaks} / {recompiled}"
-        if not short or (row["library"] == "timm" and row["contender"] in (STOCK, "timm's grid_sample", OURS)):
-            ways = found.setdefault((row["library"], f"`{row['contender']}`"), {})
-            ways[row["way"]] = "fails" if "error" in row else text.format(**row)
-    lines = [[*key, *ways.values()][short:] for key, ways in found.items()]
-    return table(["model", "mode", *ways][short:], lines, [record])
+        ways = found.setdefault((row["library"], f"`{row['contender']}`"), {})
+        ways[row["way"]] = "fails" if "error" in row else text.format(**row)
+    return table(["model", "mode", *ways], [[*key, *ways.values()] for key, ways in found.items()], [record])
+
+
+def first_screen() -> str:
+    """What decides whether to install it: compiled and exported, and how far the embeddings are from timm's."""
+    (record,), (report,) = read("graphs"), read("drift/digits/report")
+    rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
+    lines = []
+    for name, contender, way in (
+        ("timm", STOCK, STOCK),
+        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bicubic"),  # the digits' table is bicubic
+        ("this package", OURS, OURS),
+    ):
+        moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
+        compiled, exported = (rows[contender, how] for how in ("compile, four lengths", "export"))
+        embeddings = f"off by {moved:.1f} % (digits)" if moved > 1e-4 else "equal but for rounding"
+        works = "fails" if "error" in exported else "works"
+        lines.append([name, compiled["graphs"], compiled["breaks"], works, embeddings if moved else "reference"])
+    headings = ["20 training batches of 4 lengths", "graphs", "breaks", "export", "embeddings"]
+    again = f"uv run benchmarks/measure.py graphs`, `{report['made']['command']}"
+    return table(headings, lines, [record, report["made"]], again)
 
 
 def drift_peers() -> str:
@@ -209,18 +215,6 @@ def drift_peers() -> str:
     found = report["survey"]["drift"].items()
     lines = [[f"`{name}`", CONTENDERS[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
     return table(["mode", "what it is", *DRIFT], lines, [report["made"]], report["made"]["command"])
-
-
-def drift_sentence() -> str:
-    """How far grid_sample moves embeddings: on the digits, and on photos at SigLIP-2's usual number of tokens."""
-    few, usual = (record["survey"] for name in ("digits", "photos") for record in read(f"drift/{name}/report"))
-    (low, high), (_, most) = ([f(grid["shrink"] for grid in one["grids"]) for f in (min, max)] for one in (few, usual))
-    moved = [100 * one["drift"]["grid_sample"]["embed_rel_rms"] for one in (few, usual)]
-    return (
-        f"**The same result.** `grid_sample` moves the embeddings by {moved[0]:.1f} % on digits, whose grids shrink "
-        f"the table {low:.1f} to\n{high:.1f} times, and by {moved[1]:.1f} % on photos at SigLIP-2's 256 tokens, which "
-        f"shrink it {most:.1f} times at most (random weights)."
-    )
 
 
 def words(run: dict[str, Any]) -> str:
@@ -254,10 +248,9 @@ def api() -> str:
     return "\n\n".join(parts)
 
 
-SENTENCES = (counts_sentence, drift_sentence, model_sentence, never_slower)
-FUNCTIONS = (graphs, *SENTENCES, drift_peers, versions, timm_tests, api)
+FUNCTIONS = (first_screen, graphs, model_sentence, never_slower, drift_peers, versions, timm_tests, api)
 SECTIONS: dict[str, Callable[[], str]] = {function.__name__: function for function in FUNCTIONS}
-SECTIONS |= {name: partial(race_table, name) for name in RACES} | {"graphs_short": partial(graphs, short=True)}
+SECTIONS |= {name: partial(race_table, name) for name in RACES}
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 

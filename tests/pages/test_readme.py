@@ -31,13 +31,16 @@ def test_links_lead_somewhere():
 def test_it_can_be_read_in_two_minutes_and_ci_runs_its_commands():
     ci = (ROOT / ".ci" / "run").read_text()
     assert all(command in ci for command in re.findall(r"pip install uv && (uv run [\w/.]+)", README))
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 800
 
 
-def test_use_runs_as_written():
-    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "enable()" in b)
+@pytest.mark.parametrize("language", ["diff", "python"])
+def test_use_runs_as_written(language):
+    (block,) = re.findall(rf"```{language}\n(.*?)```", README, re.S)
+    block = re.sub("^[+ ] ", "", block, flags=re.M) if language == "diff" else block
     exec(block.replace('.v2_webli", pretrained=True', '", depth=1'), {})
-    assert timm_naflex_fast.status().flags.is_stock
+    assert timm_naflex_fast.status().flags.is_stock == (language == "python")
+    timm_naflex_fast.disable()
 
 
 def test_the_table_of_modes_names_tests_that_exist():
