@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 Tracer = Literal["compile", "export", "transform"]
+PLAIN: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -90,7 +91,7 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     if recorded():  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+        if type(tensor) not in PLAIN:
             return f"a tensor of the class {type(tensor).__name__}"
         if tensor.is_meta:
             return "a meta tensor"

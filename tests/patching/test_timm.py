@@ -177,7 +177,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     assert status().calls == Counter([("pos_embed", who), ("pos_embed", "stock")])
 
 
-@pytest.mark.skipif(patching.TIMM_SAMPLER != "grid_sample", reason="the flag of older timm cannot be vmapped")
+@pytest.mark.skipif(patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped")
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     model, patches, coord = small_vit().requires_grad_(False), BATCH["patches"], BATCH["patch_coord"]
 
