@@ -80,8 +80,8 @@ def test_the_packages_names_are_found_when_asked_for():
         timm_naflex_fast.enabled  # noqa: B018
 
 
-# Installed only by those who use it, or brought by torch (triton), torchvision (Pillow, NumPy) and timm (tqdm).
-OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy"}
+# Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
+OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
 
 
 def test_dependencies_are_what_is_imported():

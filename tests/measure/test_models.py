@@ -1,8 +1,12 @@
 """Local weights: what trainers save is found, and nothing but tensors is read."""
 
 import argparse
+import inspect
 import os
+import re
+import socket
 import sys
+import time
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,7 +20,7 @@ from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure import models
 from timm_naflex_fast.measure.models import load_model, read_weights
 
-NAME = "vit_tiny_patch16_224"
+NAME, ROPE = "vit_tiny_patch16_224", "naflexvit_base_patch16_gap"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
 
@@ -42,6 +46,51 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     assert "state_dict" not in loaded.pretrained_cfg
 
 
+CHANGES = {
+    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
+    "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
+    "half": lambda state: dict(list(state.items())[::2]),
+    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
+    "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
+    "one more": lambda state: state | {"teacher": torch.ones(2)},
+}
+
+
+@pytest.mark.parametrize("classes", [5, 3])  # as in the file, or with a new head, where timm itself is not strict
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, classes, suffix, tmp_path):
+    own, file = trained(num_classes=5).state_dict(), tmp_path / f"last{suffix}"
+    state = CHANGES[change](own)
+    save_file(state, file) if suffix == ".safetensors" else torch.save({"model": state}, file)
+    with pytest.raises(RuntimeError, match="state dict of timm's model itself") as error:
+        load_model(NAME, file, num_classes=classes, **SMALL)
+    head = {"head.weight", "head.bias"} if classes != 5 or change[-1] == "." else set()
+    missing, unused = own.keys() - state - head, state.keys() - own
+    for names, what in ((missing, f"of the model's {len(own)} parameters"), (unused, "tensors")):
+        found = re.search(rf"(\d+) {what} [\w ]*\(([\w., ]+)\)", str(error.value))
+        assert (int(found[1]) if found else 0) == len(names) and (not names or {*found[2].split(", ")} <= names)
+
+
+def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
+    classic = timm.create_model(NAME, **SMALL)  # a 3-D table, a kernel of a convolution
+    torch.save(classic.state_dict(), tmp_path / "classic.pth")
+    model, words = load_model(NAME, tmp_path / "classic.pth", num_classes=3, **SMALL)
+    assert torch.equal(model.embeds.pos_embed.flatten(1, 2), classic.pos_embed[:, -196:])
+    assert model.num_classes == 3 and words == "file classic.pth; an untrained head of 3 classes"
+    _, words = load_model(NAME, tmp_path / "classic.pth", num_classes=0, **SMALL)
+    assert words == "file classic.pth"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_buffers_that_a_file_lacks_or_has_are_timms_own(kept, tmp_path):
+    model = timm.create_model(ROPE, **SMALL, rope_type="axial")
+    buffers = dict(model.named_buffers())
+    save_file(model.state_dict() | buffers if kept else dict(model.named_parameters()), tmp_path / "last.safetensors")
+    assert buffers
+    load_model(ROPE, tmp_path / "last.safetensors", **SMALL, rope_type="axial")
+
+
 @ran("matmul")
 @pytest.mark.parametrize("suffix", [".pth.tar", ".safetensors"])
 def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
@@ -60,15 +109,12 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     assert cli.main(["bench", *given, "--batch", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
 
 
-@pytest.mark.parametrize("written", ["zipped", "numpy._core", "numpy.core"])  # the last as by NumPy 1
-def test_numbers_of_numpy_beside_the_weights(written, tmp_path):
+@pytest.mark.parametrize("zipped", [True, False])
+def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
     state, before = trained().state_dict(), set(torch.serialization.get_safe_globals())
-    beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "random": np.random.RandomState(0).get_state()}
-    file = tmp_path / "last.pth"
-    torch.save({"model": state, **beside}, file, _use_new_zipfile_serialization=written == "zipped")
-    if written != "zipped":
-        file.write_bytes(file.read_bytes().replace(b"numpy._core", written.encode()))
-    assert torch.equal(read_weights(file)[0]["norm.weight"], state["norm.weight"])
+    beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "best": [np.float32(1)]}
+    torch.save({"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped)
+    assert torch.equal(read_weights(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"])
     assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
@@ -137,10 +183,27 @@ def test_an_old_timm_is_named(monkeypatch, capsys):
 
 
 def test_settings_are_read_as_timms_scripts_read_them():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(exit_on_error=False)
     models.add_model_arguments(parser)
     given = parser.parse_args(["--model-kwargs", "a=1", "b=bilinear", "c=(2, 3)", "d=None"]).model_kwargs
     assert dict(given) == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
     for wrong in ("--model-kwargs a", "--checkpoint ", "--checkpoint x --random-weights"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(argparse.ArgumentError):
             parser.parse_args(wrong.split(" "))
+    keywords = {*inspect.signature(load_model).parameters, *inspect.signature(timm.create_model).parameters}
+    for key in keywords - {"more", "kwargs", "scriptable", "exportable", "no_jit"}:
+        with pytest.raises(argparse.ArgumentError, match=f"{key} is no option of a model"):
+            parser.parse_args(["--model-kwargs", f"{key}=x"])
+
+
+@pytest.mark.parametrize("refused", [True, False])  # or a port that takes the connection and stays silent
+def test_without_the_hub_it_is_said_within_seconds(refused, monkeypatch):
+    monkeypatch.setattr(models, "HUB_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        hub.close() if refused else None
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=f"{address} does not answer; give a local file .*--checkpoint FILE"):
+            load_model(HUB, depth=1)
+        assert time.monotonic() - start < 10

@@ -9,16 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from .output import path, printable
 
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
-NUMPY = dict.fromkeys(("numpy.core.multiarray", "numpy._core.multiarray"), ("scalar", "_reconstruct"))
-NUMPY["numpy"] = ("dtype", "ndarray")
+HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
+HUB_SECONDS = 5.0  # a hub that needs longer counts as absent: its client would try again for a minute
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
+
+# Keywords of create_model and load_model that say what the command's own options say.
+NO_MODEL_OPTIONS = {"name", "model_name", "checkpoint", "checkpoint_path", "cache_dir", "random_weights"}
+NO_MODEL_OPTIONS |= {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "dtype", "device"}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +40,8 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    if key in NO_MODEL_OPTIONS:
+        raise argparse.ArgumentTypeError(f"{key} is no option of a model; valid here are the command's own options")
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -62,10 +69,12 @@ def load_model(
     Raises:
         ValueError: timm does not know the name, or makes no NaFlexVit of it (with these options).
         FileNotFoundError: no such checkpoint.
-        RuntimeError: the weights cannot be loaded, or are of another model; says how to give them.
+        RuntimeError: the weights cannot be loaded, or a parameter (but those of a head that ``num_classes`` replaces)
+            is not in them, or the model does not use one of their tensors; says how to give them.
     """
     import timm
     import torch
+    from huggingface_hub import constants
     from timm.layers import build_sincos2d_pos_embed
     from timm.models.naflexvit import NaFlexVit
 
@@ -77,11 +86,11 @@ def load_model(
         raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
     if family.startswith("vit_"):
         more["use_naflex"] = True
-    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_FIT if random_weights else HOW_TO_GIVE
+    weights, what, advice, offline = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE, constants.HF_HUB_OFFLINE
     if random_weights:
-        weights = "random, untrained, seed 0; position table of sines and cosines"
+        weights, advice = "random, untrained, seed 0; position table of sines and cosines", HOW_TO_FIT
     elif checkpoint is not None:
-        what, advice = f"the checkpoint {checkpoint}", HOW_TO_FIT
+        what, advice = f"the checkpoint {checkpoint}", HOW_TO_MATCH
         with load_errors(what, HOW_TO_SAVE):
             state, key = read_weights(checkpoint)
             classes = len(state.get("head.weight", ()))
@@ -91,8 +100,22 @@ def load_model(
         if "head.weight" in state or "blocks.0.norm1.weight" in state:  # timm's own names: a head would have this one
             overlay["num_classes"] = classes
             more = {"num_classes": classes, **more}
+    elif offline := not _hub_answers():
+        advice = f"{constants.ENDPOINT} does not answer; {HOW_TO_GIVE}"
+    heads: list[str] = []
+    load = NaFlexVit.load_state_dict
+
+    def load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
+        heads.append(_check_whole(model, state))
+        return load(model, state, strict=False)
+
     try:
-        with torch.random.fork_rng(devices=[]), load_errors(what, advice):
+        with (
+            torch.random.fork_rng(devices=[]),
+            load_errors(what, advice),
+            patch.object(NaFlexVit, "load_state_dict", load_whole),
+            patch.object(constants, "HF_HUB_OFFLINE", offline),
+        ):
             torch.manual_seed(0)
             model = timm.create_model(name, pretrained=not random_weights, **more)
     except RuntimeError as error:
@@ -105,14 +128,34 @@ def load_model(
     if random_weights and (table := model.embeds.pos_embed) is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
-    return model.eval().to(getattr(torch, dtype)), weights
+    return model.eval().to(getattr(torch, dtype)), weights + "".join(heads)
 
 
-class _Empty:
-    """Stands for a number or an array of NumPy's in a file: NumPy's own constructors can be made to crash by one."""
+def _hub_answers() -> bool:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
 
-    def __init__(self, *given: Any) -> None: ...
-    def __setstate__(self, state: Any) -> None: ...
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # of the client, httpx or requests by its release
+        return False
+    return True
+
+
+def _check_whole(model: Any, given: dict[str, Any]) -> str:
+    """Refuse a state dict that is not whole, or not the model's; words for a head that it replaces.
+
+    timm calls this with what it has converted: with the model's own names and shapes.
+    """
+    parameters, buffers = ([name for name, _ in named] for named in (model.named_parameters(), model.named_buffers()))
+    replaced = model.num_classes != model.pretrained_cfg["num_classes"]
+    head = f"{model.pretrained_cfg['classifier']}." if replaced else "no head"
+    missing = [name for name in parameters if name not in given and not name.startswith(head)]
+    unused = [name for name in given if name not in {*parameters, *buffers}]
+    kinds = {f"of the model's {len(parameters)} parameters not in it": missing, "tensors that it does not use": unused}
+    if wrong := [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items() if names]:
+        raise ValueError("; ".join(wrong))
+    return f"; an untrained head of {model.num_classes} classes" if replaced and model.num_classes else ""
 
 
 def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
@@ -123,6 +166,7 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     Raises:
         ValueError: the file holds something else.
     """
+    import numpy as np
     import torch
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
@@ -130,8 +174,9 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
     before = list(torch.serialization.get_safe_globals())  # torch 2.4 gives the list itself
-    empty = [type(name, (_Empty,), {"__module__": module}) for module, names in NUMPY.items() for name in names]
-    torch.serialization.add_safe_globals([argparse.Namespace, *empty])  # timm's train.py keeps its options beside them
+    # Beside the weights timm's train.py keeps its options, and others their figures as NumPy's numbers.
+    numbers = [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
+    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, np.float64().__reduce__()[0], *numbers])
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
