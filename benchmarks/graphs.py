@@ -1,7 +1,6 @@
 """Count what torch.compile and torch.export make of a whole model: no clock takes part, so it holds on every machine.
 
 uv run benchmarks/measure.py graphs        # some minutes
-uv run benchmarks/measure.py inductor      # timed: what TorchInductor needs for a larger one
 
 20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A break
 is a place where Dynamo leaves the graph; recompiled are graphs that a later batch made necessary. In export the batch
@@ -11,17 +10,15 @@ and the number of tokens are dynamic, and the program must give eager mode's res
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
 from timm_naflex_fast import enable
-from timm_naflex_fast.measure.bench.race import stopwatch
+from timm_naflex_fast.measure.bench import compiled
 from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
 
 BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
@@ -39,20 +36,20 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def make(library: str, contender: str, depth: int = DEPTH, width: int = WIDTH) -> torch.nn.Module:
+def make(library: str, contender: str) -> torch.nn.Module:
     """A small model of a library, the same for every contender."""
     torch.manual_seed(0)
     if library == "timm":
         import timm
 
-        own = dict(depth=depth, embed_dim=width, num_heads=2, num_classes=5)
+        own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
         flag = contender == "timm's grid_sample"
         model = timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
         torch.nn.init.normal_(model.embeds.pos_embed)
         return model
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    own = dict(num_hidden_layers=depth, hidden_size=width, intermediate_size=width, num_attention_heads=2)
+    own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
     return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
 
 
@@ -64,9 +61,7 @@ def draw(library: str, tokens: int, seed: int, images: int = IMAGES) -> dict[str
     lengths = torch.tensor([[h * w] for h, w in grids])
     valid = torch.arange(tokens) < lengths
     if library == "timm":
-        coord = coordinates(grids)
-        coord = torch.nn.functional.pad(coord, (0, 0, 0, tokens - coord.shape[1]))
-        return {"patches": patches, "patch_coord": coord, "patch_valid": valid}
+        return {"patches": patches, "patch_coord": coordinates(grids, tokens), "patch_valid": valid}
     names = "pixel_values", "pixel_attention_mask", "spatial_shapes"
     return dict(zip(names, (patches, valid.long(), torch.tensor(grids))))
 
@@ -78,20 +73,20 @@ def result(library: str, run: Any, batch: dict[str, torch.Tensor]) -> torch.Tens
 
 def count(library: str, contender: str, way: str) -> dict[str, Any]:
     """The graphs, breaks and recompiled graphs of one way, or what it raised."""
-    torch._dynamo.reset()
-    counters.clear()
     model, (options, lengths) = make(library, contender), WAYS[way]
     with ExitStack() as on:
         if contender not in ("stock", "timm's grid_sample"):
             on.enter_context(enable(contender, library=library))
         if way == "export":
             return export(library, model.eval(), lengths)
-        run, first = torch.compile(model, backend="aot_eager", **options), 0
-        for step in range(BATCHES):
-            result(library, run, draw(library, lengths[step % len(lengths)], step)).square().sum().backward()
-            first = first or counters["stats"]["unique_graphs"]  # a backend may be called twice for one graph
-    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    return {"graphs": graphs, "breaks": breaks, "recompiled": graphs - first}
+
+        def step(run: Any, batch: Any) -> None:
+            result(library, run, batch).square().sum().backward()
+
+        batches = [draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)]
+        found = compiled.measure(model, batches, step, backend="aot_eager", **options)
+    graphs, breaks, recompiled, _ = found.values()
+    return {"graphs": graphs, "breaks": breaks, "recompiled": recompiled}
 
 
 def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> dict[str, Any]:
@@ -110,7 +105,7 @@ def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> di
     ours = any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
     if worst > 1e-4:
         raise ValueError(f"the exported program is off by {worst:.1e}")
-    return {"graphs": 1, "breaks": 0, "recompiled": 0, "needs this package": ours}
+    return {"needs this package": ours}
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -122,28 +117,3 @@ def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
             yield [{"library": library, "way": way, "contender": contender, **found}]
-
-
-def inductor(tiny: bool, device: str = "cpu") -> Iterator[list[dict[str, Any]]]:
-    """Seconds for the first batches of four lengths, compiling included, and for a step of later ones; then eager."""
-    batches, timed = 1 if tiny else BATCHES, stopwatch(device)
-    size = () if tiny else (4, 192) if device == "cpu" else (12, 768)
-    for contender in ("stock", "matmul"):
-        torch._dynamo.reset()
-        with ExitStack() as on, torch._inductor.config.patch(force_disable_caches=True):
-            if contender != "stock":
-                on.enter_context(enable(contender))
-            model = make("timm", contender, *size).to(device)
-            compiled = torch.compile(model, backend="eager" if tiny else "inductor")
-            first, later, eager = (
-                [timed(_step(run, seed, device)) for seed in range(start, start + batches)]
-                for run, start in ((compiled, 0), (compiled, batches), (model, batches))
-            )
-        row = {"library": "timm", "contender": contender, "first_s": sum(first)}
-        yield [row | {"later_ms": 1e3 * statistics.median(later), "eager_ms": 1e3 * statistics.median(eager)}]
-
-
-def _step(run: Any, seed: int, device: str) -> Callable[[], None]:
-    lengths = WAYS["compile, four lengths"][1]
-    batch = {key: tensor.to(device) for key, tensor in draw("timm", lengths[seed % len(lengths)], seed).items()}
-    return lambda: result("timm", run, batch).square().sum().backward()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,7 @@ from timm_naflex_fast.measure.output import provenance, write_json
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
 SMALL = "--model vit_small_patch16_224 --workload siglip"
-# Read by glibc as a process starts: nothing is given back to the kernel. By default a freed block above 32 MiB is, and
-# the next one is cleared page by page; timm's backward makes such blocks once per grid.
-KEPT_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
+SMALL_BLOCKS = "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
 FACTS = ("commit", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
@@ -45,11 +43,11 @@ BENCH = {
     "speed/radio_train": f"--workload radio --phase train {FEW} --budget 1",
     "speed/small": f"--batch 1 16 --phase infer train --budget 0.4 {FEW}",
     "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train --budget 1 {FEW}",
-    "heap/kept": f"--phase infer train --budget 1 {FEW}",
     # A training step of 64 images holds about 8 GB (small, siglip) or 15 (tiny, diverse).
     "model/small": f"{SMALL} diverse --batch 8 --phase train infer --budget 15",
     "model/small_64": f"{SMALL} --batch 64 --phase train infer --rounds 3",
     "model/tiny_64": "--model vit_tiny_patch16_224 --workload diverse --batch 64 --phase train infer --rounds 3",
+    "compiled": f"{SMALL_BLOCKS} --compile --max-seq-len 64 128 196 256 --phase train infer --rounds 5",
     "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch 8 --phase train infer --budget 20",
 }
 # Functions that yield the rows of race after race; given True, tiny ones.
@@ -59,18 +57,17 @@ MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
     "other_libraries": races.other_libraries,
     "counts": counts.rows,
     "graphs": graphs.rows,
-    "inductor": graphs.inductor,
 }
 NAMES = (*BENCH, *MADE_HERE)
 
 
-def bench(options: str, out: Path, tiny: bool, settings: Mapping[str, str] = {}) -> list[dict[str, Any]]:
-    """The rows of `naflex-fast bench`, which writes them into ``out``; run with these settings of malloc."""
+def bench(options: str, out: Path, tiny: bool) -> list[dict[str, Any]]:
+    """The rows of `naflex-fast bench`, which writes them into ``out``."""
     if tiny:
-        options += " --rounds 1 --budget 0.01 --batch 1 --channels 4 --workload siglip"
+        options += " --rounds 1 --budget 0.01 --batch-size 1 --channels 4"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", str(out)]
-    subprocess.run(command, check=True, cwd=ROOT, env={**clean, **settings})
+    subprocess.run(command, check=True, cwd=ROOT, env=clean)
     return json.loads(out.read_text())["rows"]
 
 
@@ -78,7 +75,7 @@ def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
     """Make one result file."""
     start = time.monotonic()
     if name in BENCH:
-        rows = bench(BENCH[name], scratch, tiny, KEPT_HEAP if name == "heap/kept" else {})
+        rows = bench(BENCH[name], scratch, tiny)
     else:
         rows = []
         for race in MADE_HERE[name](tiny):

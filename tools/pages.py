@@ -22,6 +22,7 @@ from tabulate import tabulate
 
 import timm_naflex_fast
 from timm_naflex_fast import functional
+from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import CONTENDERS
 from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.survey import GridDrift
@@ -33,8 +34,8 @@ STOCK, OURS, PLAIN_ADD, FLAG = "stock", "matmul", "plain-add", "timm-flag-biline
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 # What the figures of result files depend on, in the package: where it changes, they are old.
 POSITION_CODE = "resampling strategies backends patching tracing.py"
-CODE = {"speed/*": POSITION_CODE, "heap/*": POSITION_CODE, "model/*": f"{POSITION_CODE} rope", "counts": POSITION_CODE}
-CODE |= {"graphs": f"{POSITION_CODE} rope", "inductor": f"{POSITION_CODE} rope", "other_libraries": POSITION_CODE}
+CODE = {"speed/*": POSITION_CODE, "model/*": f"{POSITION_CODE} rope", "counts": POSITION_CODE}
+CODE |= {"graphs": f"{POSITION_CODE} rope", "compiled": f"{POSITION_CODE} rope", "other_libraries": POSITION_CODE}
 CODE |= {"patch_kernels": "patch_embed patching", "rope": "rope patching", "gpu/*": f"{POSITION_CODE} rope patch_embed"}
 CODE |= {"drift/*/report": "resampling strategies measure/drift"}
 Race = dict[str, dict[str, Any]]  # rows by contender
@@ -98,6 +99,22 @@ def count(name: str, unit: float = 0) -> Column:
     return lambda race: " ".join(number(row[name] / unit) if unit else f"{row[name]:,}" for row in race.values())
 
 
+def counted(name: str) -> Column:
+    """What ``bench`` counted beside the times, of a race that has one contender."""
+
+    def text(race: Race) -> str:
+        ((contender, row),) = race.items()
+        found = row["counted"][contender][name]
+        return number(found) if isinstance(found, float) else str(found)
+
+    return text
+
+
+def told(stock: dict[str, Any], own: dict[str, Any]) -> str:
+    """How many times faster than timm, between which limits, or that it cannot be told."""
+    return times_faster(stock, own) if "low_ms" in own else "cannot be told"
+
+
 def percent(share: Callable[[dict[str, Any], dict[str, Any]], float]) -> Column:
     """A share that is computed from timm's row and ours."""
     return lambda race: f"{100 * share(race[STOCK], race[OURS]):.1f} %"
@@ -108,28 +125,26 @@ FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": rat
 FASTER |= {"times one plain add": ratio(PLAIN_ADD)}
 POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
 SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
-SAVED |= {"saved": percent(lambda stock, ours: 1 - ours["median_ms"] / stock["median_ms"])}
-SAVED |= {"timm's rounds differ by": percent(lambda stock, _: stock["spread"])}
+SAVED |= {"times faster than timm": lambda race: told(race[STOCK], race[OURS])}
 SAVED |= {"embeddings' share, timm": percent(lambda stock, _: stock["embeds_share"][STOCK])}
 SAVED |= {"`matmul`": percent(lambda _, ours: ours["embeds_share"][OURS])}
 COUNTS = {"GB moved": count("memory", unit=1e9), "host syncs": count("host_waits"), "operators": count("operators")}
 COUNTS |= {"copies as large as `x`": count("whole_writes")}
 ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
-INDUCTOR = {"first 20 steps, s": count("first_s", 1), "a later step, ms": count("later_ms", 1)}
-INDUCTOR |= {"not compiled, ms": count("eager_ms", 1)}
+COMPILED = {name: counted(name) for name in ("graphs", "breaks", "graphs after the first batch", "first steps, s")}
+COMPILED |= {"a later step, ms": count("median_ms", 1)}
 SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
-    "speed": ("heap/*", STEP, FASTER, [{"siglip"}, {"diverse"}]),
-    "heap": ("heap/*", STEP, FASTER, ANY),
+    "speed": ("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
     "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
     "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]),
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
     "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
     "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
-    "inductor": ("inductor", ("contender",), INDUCTOR, ANY),
+    "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
     "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
     "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
@@ -147,7 +162,7 @@ def race_table(name: str) -> str:
     found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
     lines = [[", ".join(map(str, key)), *(column(race) for column in shown.values())] for key, race in found.items()]
     if not lines:
-        return "Not measured: never run on a GPU."
+        return "Not measured."
     headings = [", ".join(by), *shown]
     origins = ["{commit}, {machine}".format(**next(iter(race.values()))) for race in found.values()]
     if len({*origins}) > 1:  # never mixed without a word

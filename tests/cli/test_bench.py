@@ -16,7 +16,7 @@ def bench(words, *more):
 @ran("matmul")
 def test_command_line_end_to_end(tmp_path, capsys):
     out = tmp_path / "figures.json"
-    command = "--workload siglip --batch 2 1 --contenders stock matmul plain-add --phase infer train --json"
+    command = "--workload siglip --batch-size 2 1 --contenders stock matmul plain-add --phase infer train --json"
     assert bench(command, out) == 0
     text = capsys.readouterr().out
     assert "bench --model NAME times a whole one" in text
@@ -43,8 +43,9 @@ def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 
 
-def test_a_frozen_table_that_seems_slower_than_a_changing_one_is_timed_again(monkeypatch, capsys):
-    times = iter([10.0, 400.0, 9.0])
-    monkeypatch.setattr(race, "run", lambda *_, **__: [row(median_ms=next(times))])
-    assert bench("--workload siglip --contenders matmul --phase infer frozen") == 0
-    assert "400" not in capsys.readouterr().out and next(times, None) is None
+def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("timm_naflex_fast.cli.bench.write_json", Mock(side_effect=OSError("the disk is full")))
+    out = tmp_path / "figures.json"
+    assert bench("--workload siglip --batch-size 1 --contenders matmul --phase infer --json", out) == 2
+    found = capsys.readouterr()
+    assert "siglip infer, B=1" in found.out and "median ms" in found.out and "the disk is full" in found.err

@@ -22,27 +22,34 @@ from ..names import STRATEGY_NAMES
 if TYPE_CHECKING:
     from ..measure.bench.race import Race
 
-SLOW = 2.0  # a frozen table that takes so many times the time of a changing one was disturbed
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add, some = parser.add_argument, dict[str, Any](nargs="+", metavar="NAME")
+    numbers = dict[str, Any](nargs="+", type=positive)
     phases, contenders = ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
     shapes = parser.add_mutually_exclusive_group().add_argument
-    shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)} (all; a model: siglip)")
+    default = "default: all; with --model: siglip"
+    shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)}; {default}")
     shapes("--sizes-from", type=path, metavar="DIR", help="grids of a folder's images; only their headers are read")
-    add("--max-seq-len", type=positive, metavar="N", help="most patches per image, no workload's (256)")
-    add("--batch", dest="batches", nargs="+", type=positive, metavar="B", help="batch sizes (64; a model: 8)")
-    add("--dtype", dest="dtypes", **some, choices=DTYPES, help="of the tokens (float32; a model on a GPU: bfloat16)")
-    add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)} (all)")
-    whole = f"of {' '.join(contenders)} (all; a model: stock matmul)"
+    length = "most patches per image, to which batches are padded; several: one after the other; default: 256"
+    add("--max-seq-len", **numbers, metavar="N", help=length)
+    images = "images in a batch; several: one after the other; default: 64, with --model 8"
+    add("--batch-size", dest="batches", **numbers, metavar="B", help=images)
+    add("--batch", dest="batches", **numbers, help=argparse.SUPPRESS)
+    dtype = "of the tokens; default: float32, with --model on a GPU bfloat16"
+    add("--dtype", dest="dtypes", **some, choices=DTYPES, help=dtype)
+    add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)}; default: all")
+    whole = f"of {' '.join(contenders)}; default: all, with --model stock and matmul"
     add("--contenders", **some, choices=contenders, help=whole)
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="where (cpu)")
-    add("--channels", type=positive, default=768, metavar="C", help="width of the tokens (768; a model has its own)")
-    add("--rounds", type=positive, default=30, metavar="R", help="timed rounds, at most (30)")
-    add("--budget", type=seconds, default=2.0, metavar="S", help="seconds per contender and race, but 3 rounds (2)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    add("--channels", type=positive, default=768, metavar="C", help="width of the tokens; default: 768")
+    most = "timed rounds, at most; default: 30, with --compile 10: first steps, and as many later ones, of each length"
+    add("--rounds", type=positive, metavar="R", help=most)
+    enough = "seconds for each contender in a race, but at least 3 rounds; default: 2, with --model 30"
+    add("--budget", type=seconds, metavar="S", help=enough)
     add_model_arguments(parser)
+    add("--compile", action="store_true", help="count the graphs that torch.compile makes of --model, and time them")
     add("--json", type=path, metavar="FILE", help="also write the figures there, after each race")
 
 
@@ -53,17 +60,19 @@ def bench(options: argparse.Namespace) -> int:
         ValueError: options that do not go together, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
-    from ..measure.bench.race import print_race
+    from ..measure.bench.race import HOW_TO_READ, print_race
 
     check_writable(options.json)
     rows: list[dict[str, Any]] = []
     for race, found in _races(options):
-        rows += found
-        if options.json:  # whatever stops the next race, these are kept
-            write_json(options.json, {**provenance(options.command), "rows": rows})
         print_race(race.title, found)
         for name, why in race.about.get("left_out", {}).items():
             print(f"not run: {name}, {why}")
+        rows += found
+        if options.json:  # whatever stops the next race, these are kept
+            write_json(options.json, {**provenance(options.command), "rows": rows})
+    if rows:
+        print(HOW_TO_READ)
     if options.json and rows:
         print(f"written: {printable(options.json)}")
     if not options.model:
@@ -82,12 +91,12 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     if options.max_seq_len and options.workload:
         raise ValueError("a workload has its own lengths; leave out --workload or --max-seq-len")
-    if (options.checkpoint or options.model_kwargs) and not options.model:
-        raise ValueError("--checkpoint and --model-kwargs go with --model NAME")
+    if (options.checkpoint or options.model_kwargs or options.compile) and not options.model:
+        raise ValueError("--checkpoint, --model-kwargs and --compile go with --model NAME")
     defaults = model.DEFAULTS if options.model else pos_embed.DEFAULTS
     chosen = {name: getattr(options, name) or default for name, default in defaults.items()}
     make: Callable[..., Race] = partial(pos_embed.race, device=options.device, channels=options.channels)
-    patch_size = 16
+    patch_size, made = 16, None
     if options.model:
         valid = (*defaults["phases"], BASELINE, *STRATEGY_NAMES)
         if wrong := {*chosen["phases"], *chosen["contenders"]} - {*valid}:
@@ -102,30 +111,35 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         if why := workload.missing():
             print(f"not run: workload {workload.name}, {why}")
             workloads.remove(workload)
-    ways = list(product(workloads, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
-    changing: dict[Any, float] = {}
+    budget = (30.0 if options.model else 2.0) if options.budget is None else options.budget
+    each = [workloads] if options.compile else [[workload] for workload in workloads]
+    ways = list(product(each, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
     with progress("timing", len(ways)) as bar:
-        for workload, dtype, phase, batch in ways:
+        for some, dtype, phase, batch in ways:
             with ExitStack() as on:
-                race = make(workload, batch, dtype, phase, chosen["contenders"], on)
-                time = partial(run, race, options.rounds, device=options.device, budget=options.budget)
-                rows = time(advance=bar.update)
-                works = {(workload.name, dtype, batch, row["contender"]): row["median_ms"] for row in rows}
-                if phase == "frozen" and any(ms > SLOW * changing.get(work, ms) for work, ms in works.items()):
-                    rows = time()
-            changing |= works if phase == "infer" else {}
+                if options.compile:
+                    from ..measure.bench import compiled
+
+                    compile = partial(compiled.rows, made, some, batch, dtype, phase, chosen["contenders"])
+                    race, rows = compile(options.rounds or 10, bar.update)
+                else:
+                    race = make(*some, batch, dtype, phase, chosen["contenders"], on)
+                    rows = run(race, options.rounds or 30, budget=budget, advance=bar.update)
             bar.clear()
             yield race, rows
 
 
 def _workloads(options: argparse.Namespace, patch_size: int) -> list[Workload]:
-    most, siglip = options.max_seq_len or 256, WORKLOADS["siglip"]
-    if options.sizes_from:
+    siglip, found = WORKLOADS["siglip"], []
+    if not options.sizes_from and not options.max_seq_len:
+        return [WORKLOADS[name] for name in options.workload or (["siglip"] if options.model else WORKLOADS)]
+    for most in options.max_seq_len or [256]:
+        if not options.sizes_from:
+            found.append(replace(siglip, name=f"siglip-{most}", draw=siglip_grids(most), length=most))
+            continue
         grids, unreadable = read_sizes(options.sizes_from, most, patch_size)
-        for line in unreadable:
+        for line in unreadable if not found else ():
             print(f"not read: {line}")
         print(f"{len(grids):,} images, {len(set(grids)):,} distinct grids of at most {most} tokens\n")
-        return [folder_workload(options.sizes_from, grids, siglip)]
-    if options.max_seq_len:
-        return [replace(siglip, name=f"siglip-{most}", draw=siglip_grids(most))]
-    return [WORKLOADS[name] for name in options.workload or (["siglip"] if options.model else WORKLOADS)]
+        found.append(folder_workload(options.sizes_from, grids, siglip, most))
+    return found

@@ -23,8 +23,7 @@ NAME = "naflexvit_base_patch16_gap"
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """timm's model, but small: one block of 32 channels; timed once, however noisy the machine is."""
-    monkeypatch.setattr("timm_naflex_fast.measure.bench.race.DISTURBED", float("inf"))
+    """timm's model, but small: one block of 32 channels."""
     monkeypatch.setattr(timm, "create_model", partial(timm.create_model, embed_dim=32, depth=1, num_heads=2))
     return load_model(NAME, random_weights=True, num_classes=1000)[0]
 
@@ -36,7 +35,7 @@ def measure(model, *names, batch=1, dtype="float32", phase="infer", rounds=1):
 
 @ran("matmul")
 def test_end_to_end(tiny, tmp_path, capsys):
-    words, file = f"bench --model {NAME} --batch 2 --max-seq-len 16 --rounds 3 --json".split(), tmp_path / "m.json"
+    words, file = f"bench --model {NAME} --batch-size 2 --max-seq-len 16 --rounds 3 --json".split(), tmp_path / "m.json"
     assert cli.main([*words, str(file)]) == 0
     text = capsys.readouterr().out
     assert f"B=2, float32, {NAME}, " in text and "share of embeddings" in text and "bench --model" not in text
@@ -61,7 +60,7 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
 
 def test_the_share_of_the_embeddings_has_their_forward_and_backward(tiny, monkeypatch):
     ticks = iter(range(1000))
-    monkeypatch.setattr(bench_model, "mark", lambda device: next(ticks))
+    monkeypatch.setattr(bench_model, "now", lambda: next(ticks))
     (row,) = measure(tiny, "stock", phase="train")
     # Six marks: start, embeddings in and out, their gradient known, end of the backward, end of the step.
     assert next(ticks) == 12 and row["about"]["embeds_share"] == {"stock": 2 / 5}

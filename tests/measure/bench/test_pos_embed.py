@@ -1,7 +1,7 @@
 """A timed step is what it says: forward and backward of the position embedding alone, with timm's result."""
 
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import cycle, repeat
 
 import pytest
 import torch
@@ -34,10 +34,10 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
     if name == "timm-flag-bilinear":
         reference.pos_embed_interp_mode = "bilinear"
     with ran(*{name} & set(STRATEGY_NAMES)), use(name, embeds):
-        contender = pos_embed._timed(name, embeds, coord, x, g, cycle(values))
+        contender = pos_embed.timed(name, embeds, repeat(coord), x, g, cycle(values))
         for value in values:
             given = contender.prepare()
-            assert given.data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
+            assert given[0].data_ptr() == x.data_ptr() and embeds.pos_embed.grad is None
             contender.run(given)
             assert torch.equal(embeds.pos_embed.detach(), value)
             reference.pos_embed.data.copy_(value)
@@ -55,12 +55,12 @@ def test_the_table_changes_but_for_frozen_and_only_train_goes_backward(phase, sm
     (contender,) = small(phase, "float32", "matmul").contenders
     steps, seen = [], []
     for _ in range(2):
-        x = contender.prepare()
+        x, coord = contender.prepare()
         assert x.requires_grad == (phase == "train")
         if phase == "train":
             x.register_hook(seen.append)
         before = x.detach().clone()
-        contender.run(x)
+        contender.run((x, coord))
         steps.append(x.detach() - before)
     assert torch.allclose(*steps, atol=1e-5) == (phase == "frozen")
     assert len(seen) == 2 * (phase == "train") and all(grad.any() for grad in seen)
@@ -71,7 +71,7 @@ def test_every_contender_has_the_same_x_and_its_own_choice(small):
     assert [c.name for c in found.contenders] == [n for n in CONTENDERS if n not in found.about["left_out"]]
     assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGY_NAMES}
     *others, plain = found.contenders
-    x, *xs = [c.prepare() for c in others]
+    x, *xs = [c.prepare()[0] for c in others]
     assert all(other is x for other in xs) and x.dtype == torch.bfloat16 and plain.name == PLAIN_ADD
     sizes = [h * w for h, w in WORKLOADS["diverse"].grids(3)]
     assert found.about["tokens"] == sum(sizes) and found.about["x_bytes"] == 3 * max(sizes) * 4 * 2

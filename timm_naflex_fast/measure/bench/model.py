@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -24,8 +24,8 @@ from torch import nn
 from ...patching.install import enable
 from ...patching.settings import Mode
 from ..contenders import BASELINE
-from .race import WARMUPS, Race, Timed, mark, seconds
-from .workloads import Workload, coordinates
+from .race import WARMUPS, Race, Timed, now
+from .workloads import Grid, Workload, coordinates
 
 DEFAULTS: dict[str, list[Any]] = dict(
     batches=[8], dtypes=["float32"], phases=["train", "infer"], contenders=[BASELINE, "matmul"]
@@ -36,64 +36,87 @@ def race(
     model: Any, workload: Workload, batch: int, dtype: str, phase: str, contenders: Sequence[str], on: ExitStack
 ) -> Race:
     """The race of these contenders on whole steps of one model, which is switched before each; ``on`` ends it."""
-    device = next(model.parameters()).device.type
-    grids = workload.grids(batch)
-    coord, lengths = coordinates(grids).to(device), torch.tensor([h * w for h, w in grids], device=device)
-    pixels = 3 * model.embeds.patch_size[0] * model.embeds.patch_size[1]
-    images = {"patches": torch.randn(*coord.shape[:2], pixels, device=device), "patch_coord": coord}
-    images["patch_valid"] = torch.arange(coord.shape[1], device=device) < lengths[:, None]
-    targets = torch.randint(model.num_classes or model.num_features, (batch,), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
+    grids, device = workload.grids(batch), next(model.parameters()).device.type
+    inputs, step = images(model, grids, workload.length), make_step(model, dtype, phase)
     shares, embeds_share = defaultdict[str, list[float]](list), dict[str, float]()
 
     def prepare(contender: str) -> str:
         on.close()
-        if contender != BASELINE:
-            on.enter_context(enable(cast(Mode, contender), model=model))
-        model.train(phase == "train")
+        switch(model, contender, phase, on)
         return contender
 
-    def step(contender: str) -> None:
-        with _marked(model.embeds, device) as marks:
-            with torch.inference_mode(phase == "infer"), autocast():
-                out = model(images)
-            if phase == "train":
-                nn.functional.cross_entropy(out.float(), targets).backward()
-                marks.append(mark(device))
-                optimizer.step()
-                optimizer.zero_grad()
-        shares[contender].append(_share(marks))
+    def timed(contender: str) -> None:
+        with _marked(model.embeds) as marks:
+            step(model, inputs, lambda: marks.append(now()))
+        start, *pairs, end = marks
+        shares[contender].append(sum(b - a for a, b in zip(pairs[::2], pairs[1::2])) / (end - start))
         embeds_share[contender] = statistics.median(shares[contender][WARMUPS[device] :] or [0])
 
-    about = dict(grids=len(set(grids)), tokens=int(lengths.sum()), device=device, embeds_share=embeds_share)
+    about: dict[str, Any] = dict(grids=len(set(grids)), tokens=sum(h * w for h, w in grids), device=device)
     about["model"] = model.pretrained_cfg["architecture"]
-    made = tuple(Timed(name, step, partial(prepare, name)) for name in contenders)
+    if device == "cpu":  # a GPU would have to wait at each mark
+        about["embeds_share"] = embeds_share
+    work = timed if device == "cpu" else lambda contender: step(model, inputs)
+    made = tuple(Timed(name, work, partial(prepare, name)) for name in contenders)
     return Race("model", workload.name, phase, batch, dtype, made, about)
 
 
+def switch(model: Any, contender: str, phase: str, on: ExitStack) -> None:
+    """Let the model compute as the contender does until ``on`` closes; in training or eval mode."""
+    if contender != BASELINE:
+        on.enter_context(enable(cast(Mode, contender), model=model))
+    model.train(phase == "train")
+
+
+def images(model: Any, grids: list[Grid], length: int = 0) -> dict[str, torch.Tensor]:
+    """Random images of these grids, as the model takes them; padded to ``length`` tokens (0: to the longest)."""
+    device, coord = next(model.parameters()).device, coordinates(grids, length)
+    lengths = torch.tensor([h * w for h, w in grids])
+    pixels = 3 * model.embeds.patch_size[0] * model.embeds.patch_size[1]
+    batch = {"patches": torch.randn(*coord.shape[:2], pixels), "patch_coord": coord}
+    batch["patch_valid"] = torch.arange(coord.shape[1]) < lengths[:, None]
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def make_step(model: Any, dtype: str, phase: str) -> Callable[..., None]:
+    """A function that takes one step with the model, or with what it was compiled to, on a batch of images.
+
+    Its third argument is called after the backward.
+    """
+    device = next(model.parameters()).device.type
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
+
+    def step(run: Any, batch: dict[str, torch.Tensor], went_back: Callable[[], Any] = lambda: None) -> None:
+        with torch.inference_mode(phase == "infer"), autocast():
+            out = run(batch)
+        if phase == "train":
+            nn.functional.cross_entropy(out.float(), torch.zeros(len(out), dtype=torch.long, device=device)).backward()
+            went_back()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
 @contextmanager
-def _marked(embeds: nn.Module, device: str) -> Iterator[list[Any]]:
-    """Yields the marks of a step: its start, where the embeddings' forward begins and ends and their backward begins.
+def _marked(embeds: nn.Module) -> Iterator[list[float]]:
+    """Yields the times of a step: its start, where the embeddings' forward begins and ends and their backward begins.
 
     The embeddings run first, so their backward runs last: from the moment when the gradient of their output is known
-    to the end of the backward. The last mark is the step's end.
+    to the end of the backward. The last time is the step's end.
     """
-    marks = [mark(device)]
+    marks = [now()]
+
+    def mark(*_: Any) -> None:
+        marks.append(now())
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        marks.append(mark(device))
+        mark()
         x = output[0] if isinstance(output, tuple) else output
         if x.requires_grad:
-            x.register_hook(lambda grad: marks.append(mark(device)))
+            x.register_hook(mark)
 
-    enter = embeds.register_forward_pre_hook(lambda *_: marks.append(mark(device)))
-    with enter, embeds.register_forward_hook(leave):
+    with embeds.register_forward_pre_hook(mark), embeds.register_forward_hook(leave):
         yield marks
-    marks.append(mark(device))
-
-
-def _share(marks: list[Any]) -> float:
-    """Which share of a step the embeddings take; their marks come in pairs, beginning and end."""
-    start, *pairs, end = marks
-    return sum(map(seconds, pairs[::2], pairs[1::2])) / seconds(start, end)
+    mark()

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...resampling import cache
 from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
 from .race import Race, Timed
-from .workloads import Workload, coordinates
+from .workloads import Workload
 
 DEFAULTS: dict[str, list[Any]] = dict(
     batches=[64], dtypes=["float32"], phases=["infer", "frozen", "train"], contenders=[*NAMES, PLAIN_ADD]
@@ -55,13 +56,13 @@ def race(
     channels: int = 768,
 ) -> Race:
     """The race of these contenders on a batch; it can run until ``on`` is closed."""
-    grids = workload.grids(batch)
-    coord = coordinates(grids).to(device)
+    cache.clear_all()
+    grids, batches = workload.grids(batch), (coord.to(device) for coord in workload.coordinates(batch))
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     values = [random(1, *workload.table, channels) for _ in range(2)]
 
     def tokens() -> Tensor:
-        return random(*coord.shape[:2], channels).to(getattr(torch, dtype))
+        return random(*next(batches).shape[:2], channels).to(getattr(torch, dtype))
 
     x, g = tokens(), tokens() if phase == "train" else None
     made, left_out = [], dict[str, str]()
@@ -75,26 +76,31 @@ def race(
             left_out[name] = why
         else:
             on.enter_context(use(name, embeds))
-            made.append(_timed(name, embeds, coord, x, g, cycle(values) if phase != "frozen" else None))
+            made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
     about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
     about |= dict(table=workload.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
     return Race("pos_embed", workload.name, phase, batch, dtype, tuple(made), about)
 
 
-def _timed(
-    name: str, embeds: Any, coord: Tensor, x: Tensor, g: Tensor | None, values: Iterator[Tensor] | None
+def timed(
+    name: str, embeds: Any, batches: Iterator[Tensor], x: Tensor, g: Tensor | None, values: Iterator[Tensor] | None
 ) -> Timed:
+    """A contender that adds into ``x``, each time at the next coordinates (B, N, 2) of ``batches``.
+
+    With ``g``, the gradient of ``x``, it goes backward too. The table takes the next of ``values`` before each run.
+    """
     table, anchor = embeds.pos_embed, torch.zeros((), device=x.device, requires_grad=True)
     table.requires_grad_(g is not None)
 
-    def prepare() -> Tensor:
+    def prepare() -> tuple[Tensor, Tensor]:
         if values is not None:
             with torch.no_grad():
                 table.copy_(next(values))
         table.grad = None
-        return x if g is None else _Activation.apply(x.detach(), anchor)
+        return x if g is None else _Activation.apply(x.detach(), anchor), next(batches)
 
-    def step(x: Tensor) -> None:
+    def step(inputs: tuple[Tensor, Tensor]) -> None:
+        x, coord = inputs
         with torch.set_grad_enabled(g is not None):
             getattr(embeds, LEARNED)(x, coord)
         if g is not None:

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +18,15 @@ import torch
 from ..contenders import BASELINE, PLAIN_ADD
 from ..output import number, print_table
 
-WARMUPS = {"cpu": 1, "cuda": 3}  # on a GPU the first run compiles
-QUEUED_BYTES = 2**31  # writing them takes the GPU about a millisecond, and empties its caches
+WARMUPS = {"cpu": 1, "cuda": 3}
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
-DISTURBED = 2.0  # a median so many times the fastest round is measured again
+PRECISE = 0.02  # a whole model's step changes so little that medians have to be known so well
+PROCESS = "one block of 31 MiB was freed first, as any model frees some that has run"
+HOW_TO_READ = (
+    "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range holds 1, or a whole "
+    f"model's\nmedian is not known within {100 * PRECISE:.0f} %, these rounds cannot tell which is faster: run more of "
+    "them, on a quieter machine."
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,14 @@ class Race:
     """Contenders that do the same work. Ratios refer to those named ``BASELINE`` and ``PLAIN_ADD``.
 
     Attributes:
-        suite: "pos_embed", "model", "patch_embed" or "rope".
+        suite: "pos_embed", "model", "compiled", "exported", "patch_embed" or "rope".
         workload: its name in the tables.
         phase: what is timed, e.g. "infer", "train", "frozen".
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
         contenders: in the order of the table's rows.
-        about: further facts, e.g. ``{"tokens": 16384}``. ``"x_bytes"``: the tokens' memory;
-            ``"left_out"``: {contender: why it does not run}.
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"device"``: "cpu" if it is missing; ``"left_out"``:
+            {contender: why it does not run}; ``"counted"``: {contender: {heading: number}}.
     """
 
     suite: str
@@ -65,161 +69,122 @@ class Race:
         words += [f"{self.about[key]:,} {key}" for key in ("grids", "tokens") if key in self.about]
         return ", ".join(filter(None, [*words, self.about.get("device")]))
 
+    def rows(self, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+        """A row for each contender's seconds, as result files hold it: the fields of the race, and
+
+        - rounds, median_ms; low_ms, high_ms: the range in which the median of many more rounds would lie (95 %; with
+          fewer than eight, all the rounds).
+        - spread: half of that range, as a share of the median; None for fewer than three rounds.
+        - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
+        - times_plain_add: this median over that of one plain add; None where that did not run.
+        - peak_bytes: the most memory of the GPU held at once beyond what there was before; None where not measured.
+        """
+        work = {key: value for key, value in vars(self).items() if key != "contenders"}
+        work["about"] = {**self.about, "process": PROCESS}
+        medians = {name: statistics.median(found) for name, found in times.items()}
+        baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
+        rows = []
+        for name, median in medians.items():
+            ordered, rounds = sorted(times[name]), len(times[name])
+            left_out = max(0, int(rounds / 2 - 0.98 * math.sqrt(rounds)))  # at each end, by the normal approximation
+            low, high = ordered[left_out], ordered[-1 - left_out]
+            own = dict(contender=name, rounds=rounds, median_ms=1e3 * median, low_ms=1e3 * low, high_ms=1e3 * high)
+            own["spread"] = (high - low) / 2 / median if rounds >= LEAST_ROUNDS else None
+            own |= dict(times_faster=baseline and baseline / median, times_plain_add=plain and median / plain)
+            rows.append(work | own | {"peak_bytes": None})
+        return rows
+
 
 def run(
-    race: Race,
-    rounds: int,
-    *,
-    device: str = "cpu",
-    budget: float = math.inf,
-    advance: Callable[[float], Any] = lambda share: None,
+    race: Race, rounds: int, *, budget: float = math.inf, advance: Callable[[float], Any] = lambda share: None
 ) -> list[dict[str, Any]]:
-    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count.
-
-    Where some contender's rounds differ too much, all run as many rounds again, once.
+    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count; see :meth:`Race.rows`.
 
     Args:
         race: the contenders and what they do.
         rounds: at least 1.
-        device: "cpu" or "cuda".
         budget: seconds; a contender that would need more (as its fastest call so far shows) runs in fewer rounds, at
             least ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the machine falls on all alike.
         advance: called with the share of the race that was done since its last call, 1 in all.
-
-    Returns:
-        A row per contender, as result files hold it: the fields of the race, and
-
-        - median_ms: over the rounds.
-        - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
-        - times_plain_add: this median over that of one plain add; None where that did not run.
-        - spread: the middle half of the rounds lies within this share of the median; None for fewer than three rounds.
-        - peak_bytes: the most memory held at once beyond what there was before; None where not measured.
     """
-    timed, times = stopwatch(device), {contender.name: list[float]() for contender in race.contenders}
+    device = race.about.get("device", "cpu")
+    raise_malloc_thresholds()
+    times = {contender.name: list[float]() for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
-    order, shuffle = list(race.contenders), random.Random(0).shuffle
-    for first in (-WARMUPS[device], 0):
-        if first == 0 and all(statistics.median(values) <= DISTURBED * min(values) for values in times.values()):
-            break
-        for turn in range(first, rounds):
-            shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
-            for contender in order:
-                name = contender.name
-                share = int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
-                if turn < 0 or (turn + 1) * share // rounds > turn * share // rounds:  # spread evenly over the rounds
-                    taken = timed(partial(contender.run, contender.prepare()))
-                    fastest[name] = min(fastest[name], taken)
-                    if turn >= 0:
-                        times[name].append(taken)
-                if first < 0:
-                    advance(1 / len(order) / (rounds - first))
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
-    peaks = {one.name: peak_memory(partial(one.run, one.prepare())) for one in order} if device == "cuda" else {}
-    work = {key: value for key, value in vars(race).items() if key != "contenders"}
-    return [
-        work
-        | dict(
-            contender=name,
-            rounds=len(times[name]),
-            median_ms=1e3 * median,
-            times_faster=baseline and baseline / median,
-            times_plain_add=plain and median / plain,
-            spread=_spread(times[name]) / median if len(times[name]) > 2 else None,
-            peak_bytes=peaks.get(name),
-        )
-        for name, median in medians.items()
-    ]
+    order, shuffle, warmups = list(race.contenders), random.Random(0).shuffle, WARMUPS[device]
+    for turn in range(-warmups, rounds):
+        shuffle(order)  # otherwise each would always find the caches as the same predecessor left them
+        for contender in order:
+            name = contender.name
+            share = int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
+            if turn < 0 or (turn + 1) * share // rounds > turn * share // rounds:  # spread evenly over the rounds
+                argument, start = contender.prepare(), now()
+                contender.run(argument)
+                taken = now() - start
+                fastest[name] = min(fastest[name], taken)
+                if turn >= 0:
+                    times[name].append(taken)
+            advance(1 / len(order) / (rounds + warmups))
+    rows = race.rows(times)
+    for row, contender in zip(rows, race.contenders):
+        row["peak_bytes"] = peak_memory(contender) if device == "cuda" else None
+    return rows
 
 
-def mark(device: str) -> Any:
-    """The present point in time; on a GPU the one at which the work given to it so far will be done."""
-    if device != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def raise_malloc_thresholds() -> None:
+    """Let glibc's allocator be as it is in any process in which a model has run: so it is for every contender.
 
-
-def seconds(start: Any, end: Any) -> float:
-    """From one mark to a later one."""
-    if not isinstance(end, torch.cuda.Event):
-        return end - start
-    end.synchronize()
-    return 1e-3 * start.elapsed_time(end)
-
-
-def stopwatch(device: str) -> Callable[[Callable[[], Any]], float]:
-    """A function that runs a piece of work and returns the seconds that it took on the device, "cpu" or "cuda".
-
-    A GPU first gets other work for some milliseconds, as a model's earlier layers would give it. While it is busy
-    the host puts the measured work into the queue. Work that waits for the GPU loses this lead, and its time shows it.
-    The caches are cold for every contender.
+    Such a process has freed a block of almost 32 MiB. From then on glibc keeps blocks of up to that size when they are
+    freed; before, it hands those above 128 KiB back to Linux, which clears each new one page by page.
     """
-    ahead = torch.empty(QUEUED_BYTES // 2 if device == "cuda" else 0, dtype=torch.uint8, device=device)
-
-    def timed(work: Callable[[], Any]) -> float:
-        if device == "cuda":
-            torch.cuda.synchronize()
-            for _ in range(4):
-                ahead.zero_()
-        start = mark(device)
-        work()
-        return seconds(start, mark(device))
-
-    return timed
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def peak_memory(work: Callable[[], Any]) -> int:
-    """Run some work and return the most bytes that it held at once on the GPU, beyond what was held before."""
-    torch.cuda.synchronize()
+def now() -> float:
+    """Seconds; on a machine with a GPU, after it has done the work given to it so far."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_memory(contender: Timed) -> int:
+    """Run a contender once more and return the most bytes that it held at once on the GPU, beyond those before."""
+    argument = contender.prepare()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
+    contender.run(argument)
     return torch.cuda.max_memory_allocated() - before
 
 
-def _spread(values: Sequence[float]) -> float:
-    """The distance between the quartiles."""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return high - low
+def times_faster(stock: dict[str, Any], own: dict[str, Any]) -> str:
+    """How many times faster than timm a contender is, and between which limits; or that it cannot be told."""
+    if stock["spread"] is None or own["spread"] is None:
+        return "cannot be told (too few rounds)"
+    low, high = stock["low_ms"] / own["high_ms"], stock["high_ms"] / own["low_ms"]
+    rough = own["suite"] == "model" and max(stock["spread"], own["spread"]) > PRECISE
+    told = number(stock["median_ms"] / own["median_ms"]) if not (low <= 1 <= high or rough) else "cannot be told"
+    return f"{told} ({number(low)} to {number(high)})"
 
 
-def _saved(stock: dict[str, Any], own: dict[str, Any]) -> str:
-    """The share of timm's time that a contender saves, or why it cannot be told from the noise.
-
-    A model's step may differ by more than its embeddings do: that too is noise, since nothing else has changed.
-    """
-    saved = 1 - own["median_ms"] / stock["median_ms"]
-    noise = spread = max(stock["spread"] or 0, own["spread"] or 0)
-    if shares := own["about"].get("embeds_share"):
-        before, after = shares[BASELINE], shares[own["contender"]]
-        if saved > before + spread:
-            return "disturbed: run again"  # more than timm's embeddings take
-        noise = max(noise, abs(saved - (before - after * (1 - saved))))
-    if min(stock["rounds"], own["rounds"]) < 3:
-        return "too few rounds"
-    return f"{100 * saved:.1f} %" if abs(saved) > noise else "within noise"
-
-
-def print_race(title: str, rows: list[dict[str, Any]]) -> None:
+def print_race(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print the rows of one race, without columns that have no figure."""
     stock = next((row for row in rows if row["contender"] == BASELINE), None)
     lines = []
     for row in rows:
-        share = row["about"].get("embeds_share", {}).get(row["contender"])
+        name, about = row["contender"], row["about"]
+        share = about.get("embeds_share", {}).get(name)
         line = {
-            "contender": row["contender"],
+            "contender": name,
             "median ms": number(row["median_ms"]),
-            f"times faster than {BASELINE}": row["times_faster"] and number(row["times_faster"]),
+            "rounds": str(row["rounds"]),
+            "spread": row["spread"] is not None and f"{100 * row['spread']:.1f} %",
+            f"times faster than {BASELINE}": stock and name != BASELINE and times_faster(stock, row),
             "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
             "share of embeddings": share and f"{100 * share:.1f} %",
             "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
-            "rounds": str(row["rounds"]),
-            "spread": row["spread"] is not None and f"{100 * row['spread']:.0f} %",
-            "time saved": stock and row["contender"] not in (BASELINE, PLAIN_ADD) and _saved(stock, row),
         }
+        counted = about.get("counted", {}).get(name, {})
+        line |= {heading: number(n) if isinstance(n, float) else f"{n:,}" for heading, n in counted.items()}
         lines.append({heading: text for heading, text in line.items() if text})
     print(title)
     print_table(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 Grid = tuple[int, int]
 Draw = Callable[[random.Random, int], Grid]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
+UNSEEN = [(h, w) for h in range(4, 129) for w in range(4, 129) if h * w <= 1024]  # 2,989 grids
 
 
 @dataclass(frozen=True)
 class Workload:
     """A table, how it is resampled, and ``draw``: a sample's grid (h, w), by a random generator and its number.
 
-    ``more``: further options of timm's NaFlexEmbeds, without their "pos_embed_".
+    Attributes:
+        more: further options of timm's NaFlexEmbeds, without their "pos_embed_".
+        length: tokens to which a batch is padded; 0: as many as its longest image has.
+        unseen: every batch has other grids.
+        kept: the share of an image's tokens that are left, in random order.
     """
 
     name: str
@@ -36,11 +41,22 @@ class Workload:
     mode: str
     draw: Draw
     more: dict[str, Any] = field(default_factory=dict)
+    length: int = 0
+    unseen: bool = False
+    kept: float = 1.0
 
     def grids(self, batch: int) -> list[Grid]:
         """The grids of a batch, always the same ones; a smaller batch is the beginning of a larger one."""
         source = random.Random(f"{self.name} 0")
         return [self.draw(source, number) for number in range(batch)]
+
+    def coordinates(self, batch: int) -> Iterator[Tensor]:
+        """Coordinates (B, N, 2) of batch after batch: all the same or, if ``unseen``, all others."""
+        pool = random.Random(0).sample(UNSEEN, len(UNSEEN)) if self.unseen else self.grids(batch)
+        same = None if self.unseen else coordinates(pool, self.length, self.kept)
+        while True:
+            yield coordinates(pool[:batch], self.length) if same is None else same
+            pool = pool[batch:] + pool[:batch]
 
     def embeds(self, channels: int) -> Any:
         """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
@@ -84,13 +100,23 @@ def fit_aspect(aspect: float, tokens: int) -> Grid:
     return fit(math.sqrt(DRAWN_IMAGE / aspect), math.sqrt(DRAWN_IMAGE * aspect), tokens)
 
 
-def coordinates(grids: list[Grid]) -> Tensor:
-    """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0)."""
+def coordinates(grids: list[Grid], length: int = 0, kept: float = 1.0) -> Tensor:
+    """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0).
+
+    Args:
+        grids: of the samples.
+        length: N; the most tokens of a sample if it is 0.
+        kept: the share of a sample's tokens that are there, in random order; the last one, which tells the grid, first.
+    """
     import torch
 
-    coord = torch.zeros(len(grids), max(h * w for h, w in grids), 2, dtype=torch.int64)
+    tokens, source = [math.ceil(kept * h * w) for h, w in grids], random.Random(0)
+    coord = torch.zeros(len(grids), length or max(tokens), 2, dtype=torch.int64)
     for sample, (h, w) in enumerate(grids):
-        coord[sample, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
+        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
+        if kept < 1:
+            cells = cells[[h * w - 1, *source.sample(range(h * w - 1), tokens[sample] - 1)]]
+        coord[sample, : len(cells)] = cells
     return coord
 
 
@@ -113,7 +139,7 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
     return [grid for _, grid in found], unreadable
 
 
-def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Workload:
+def folder_workload(folder: str | Path, grids: list[Grid], like: Workload, length: int = 0) -> Workload:
     """Batches drawn evenly from all these grids, each one once before any comes again; the table of ``like``.
 
     From wide to tall they are numbered; the numbers' bits in reverse order lead through all shapes again and again, so
@@ -122,7 +148,7 @@ def folder_workload(folder: str | Path, grids: list[Grid], like: Workload) -> Wo
     ordered = sorted(grids, key=lambda grid: (grid[0] / grid[1], grid))
     order = sorted(range(len(grids)), key=lambda place: f"{place:064b}"[::-1])
     name = printable(Path(folder).resolve().name)
-    return replace(like, name=name, draw=lambda _, number: ordered[order[number % len(order)]])
+    return replace(like, name=name, length=length, draw=lambda _, number: ordered[order[number % len(order)]])
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
@@ -159,5 +185,7 @@ WORKLOADS = {
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _extreme),
         Workload("radio", (128, 128), "bilinear", _uniform(16, 48), RADIO),
+        Workload("unseen", (16, 16), "bilinear", lambda source, _: source.choice(UNSEEN), length=1024, unseen=True),
+        Workload("dropped", (16, 16), "bilinear", siglip_grids(256), kept=0.25),
     )
 }
