@@ -16,7 +16,7 @@ def test_each_enable_counts_what_ran_since():
     first = enable()
     assert "(nothing yet)" in str(status())
     embed(model)
-    assert "pos_embed: matmul        1" in str(status())
+    assert "pos_embed: matmul            1" in str(status())
     with enable("interpolate_cached"):
         embed(model), embed(model)
         assert status().calls == {("pos_embed", "interpolate_cached"): 2}

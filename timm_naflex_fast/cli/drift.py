@@ -12,8 +12,9 @@ from ..measure import images
 from ..measure.contenders import BASELINE, NAMES, missing
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, print_table, printable, progress, provenance, write_json
+from ..measure.output import check_writable, path, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
+from ..tables import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +103,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     print(f"Drift from timm's own result: {options.model}; weights: {weights}; {found.images:,} images")
     headings = columns(found.drift[BASELINE])
     texts = {name: zip(headings.values(), row_text(drift, headings)) for name, drift in found.drift.items()}
-    print_table([{"contender": name, **dict(text)} for name, text in texts.items()])
+    print(table([{"contender": name, **dict(text)} for name, text in texts.items()]))
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")
     print("\n".join([*notes, report["headline"], report["verdict"]]))

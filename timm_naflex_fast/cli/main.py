@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -29,9 +27,7 @@ COMMANDS = {  # each is a function of the module of its name
 def call(command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Call ``action(options)``; an error that names what is valid becomes one line and exit status 2, Ctrl-C 130."""
     try:
-        status = action(options)
-        sys.stdout.flush()
-        return status
+        return action(options)
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
     except ImportError as error:
@@ -39,12 +35,7 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
         status, message = 2, f"{error}{installed * str(error.name).startswith('timm')}"
     except (ValueError, RuntimeError, OSError) as error:
         status, message = 2, str(error)
-    with suppress(OSError):
-        print(f"{command}: {printable(message)}", file=sys.stderr, flush=True)
-    try:
-        sys.stdout.flush()
-    except OSError:  # Python would try again as it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 
 
@@ -60,9 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(arguments)  # ends here with the help, the version, or an error
         parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
     name, *rest = arguments
-    if name != "run" and None in (sys.stdout, sys.stderr):
-        print(f"naflex-fast {name}: stdout or stderr is closed", file=sys.stderr or sys.stdout)
-        return 2
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number

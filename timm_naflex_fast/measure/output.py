@@ -1,4 +1,4 @@
-"""What commands read, print and write: options, tables, progress, files, and where figures come from."""
+"""What commands read, print and write: options, progress, files, and where figures come from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 MOST = 65_536  # of patches an image is enlarged to: a slip of the finger would fill the memory
@@ -47,16 +48,6 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def print_table(lines: Sequence[Mapping[str, str]]) -> None:
-    """Print cells under their headings, "-" for one that is not there; the first column to the left, others right."""
-    headings = list(dict.fromkeys(heading for line in lines for heading in line))
-    rows = [headings, *([line.get(heading, "-") for heading in headings] for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
-        print("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-
-
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 1 else 3}f}" if value < 10 else f"{value:.1f}"
@@ -73,36 +64,46 @@ def progress(what: str, total: float) -> Any:
 
 
 def check_writable(file: str | Path | None) -> None:
-    """Find out before the measurement whether the results can be written.
+    """Find out before the measurement whether a result can be written, by the steps of :func:`write_text`.
 
     Raises:
         OSError: ``file`` cannot be written; names it.
     """
     if file is None:
         return
-    place = Path(file)
-    # The mode too: root may write into a file that its owner has locked.
-    locked = place.exists() and not (os.access(place, os.W_OK) and place.stat().st_mode & 0o222)
-    if locked or place.is_dir() or not os.access(place.resolve().parent, os.W_OK):
-        raise OSError(f"{file} cannot be written")
-
-
-def write_files(texts: Mapping[Path, str]) -> None:
-    """Write text files, all or none: each beside its place first, so a full disk leaves the old ones as they are."""
-    parts: dict[Path, Path] = {}
     try:
-        for file, text in texts.items():
-            part, target = file, file.resolve()
-            if file.is_file() or not file.exists():  # else a device or a pipe, which holds nothing
-                part = parts[target] = target.with_name(f".{target.name}.{os.getpid()}")
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")
-        for target, part in parts.items():
-            if target.exists():
-                shutil.copymode(target, part)
+        target = Path(file).resolve()
+        if _is_device(target):
+            return
+        if target.exists():
+            target.open("ab").close()
+        with NamedTemporaryFile(dir=target.parent) as part:
+            part.write(bytes(2**16))
+    except OSError as error:
+        raise OSError(f"{file} cannot be written ({error.strerror})") from error
+
+
+def write_text(file: str | Path, text: str) -> None:
+    """Write a file beside its place and put it there, so a full disk leaves the old one as it is."""
+    target = Path(file).resolve()  # what a link points to
+    part = target.with_name(f".naflex-fast.{os.getpid()}")  # short, however long the name is
+    write = partial(Path.write_text, data=text, encoding="utf-8", errors="backslashreplace")
+    if _is_device(target):
+        write(target)
+        return
+    try:
+        write(part)
+        try:
             part.replace(target)
+        except OSError:  # a file that is mounted cannot be replaced
+            write(target)
     finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+
+
+def _is_device(target: Path) -> bool:
+    """A device or a pipe: it holds nothing, and is not replaced."""
+    return target.exists() and not (target.is_file() or target.is_dir())
 
 
 def json_text(record: Mapping[str, Any]) -> str:
@@ -112,8 +113,8 @@ def json_text(record: Mapping[str, Any]) -> str:
 
 
 def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object, in place of the old file once it is whole."""
-    write_files({Path(file): json_text(record)})
+    """Write ``record`` as one JSON object; see :func:`write_text`."""
+    write_text(file, json_text(record))
 
 
 def provenance(command: str) -> dict[str, Any]:

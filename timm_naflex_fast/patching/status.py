@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from ..tables import table
 from .settings import Settings
 
 NAMES = {"pos_embed": "position embeddings", "patch_embed": "patch kernels", "rope": "rotary embeddings"}
@@ -38,13 +39,12 @@ class Status:
         if not self.replaced:
             nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
             return "\n".join([*lines, nothing, *self.notes])
-        components = [(f"{key[0]}: {NAMES[key[1]]}", _by(key[2], impls)) for key, impls in self.components.items()]
-        lines += _table([("computed", f"by, in {self.scope}"), *components])
+        by = {f"{key[0]}: {NAMES[key[1]]}": _by(key[2], impls) for key, impls in self.components.items()}
+        lines.append(table([{"computed": what, f"by, in {self.scope}": impl} for what, impl in by.items()]))
         for name, own in zip(self.model_classes, self.models):
             lines.append(f"one {name} has its own: {', '.join(f'{k}={v}' for k, v in asdict(own).items())}")
-        ran = [(f"{component}: {impl}", str(n)) for (component, impl), n in sorted(self.calls.items())]
-        ran = ran or [("(nothing yet)", "0")]
-        lines += ["", *_table([("what ran since enable()", "calls"), *ran])]
+        ran = {": ".join(key): str(n) for key, n in sorted(self.calls.items())} or {"(nothing yet)": "0"}
+        lines += ["", table([{"what ran since enable()": what, "calls": n} for what, n in ran.items()])]
         return "\n".join([*lines, *self.why_stock(), *self.notes])
 
     def why_stock(self) -> list[str]:
@@ -57,9 +57,3 @@ def _by(mode: str, impls: list[str]) -> str:
     where = "images without coordinates" if mode == "grid_sample" else "models made with pos_embed_use_grid_sample"
     others = [f"{where}: {impl}" for impl in sorted(set(impls) - {mode})]
     return f"{mode} ({', '.join(others)})" if others else mode
-
-
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
-    rows = [rows[0], ("-" * left, "-" * right), *rows[1:]]
-    return [f"{name:<{left}}  {value}" for name, value in rows]

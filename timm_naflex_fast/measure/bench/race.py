@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from ...tables import table
 from ..contenders import BASELINE, PLAIN_ADD
-from ..output import number, print_table
+from ..output import number
 
 WARMUPS = {"cpu": 1, "cuda": 3}
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
@@ -187,5 +188,5 @@ def print_race(title: str, rows: Sequence[dict[str, Any]]) -> None:
         line |= {heading: number(n) if isinstance(n, float) else f"{n:,}" for heading, n in counted.items()}
         lines.append({heading: text for heading, text in line.items() if text})
     print(title)
-    print_table(lines)
+    print(table(lines))
     print(flush=True)

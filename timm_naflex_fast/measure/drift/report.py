@@ -10,7 +10,7 @@ from typing import Any
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, CONTENDERS
-from ..output import json_text, write_files
+from ..output import json_text, write_text
 from . import FILES
 from .survey import Drift, Survey
 
@@ -110,5 +110,6 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
     texts = [json_text(report)]
     texts += [environment.get_template(f"{name}.j2").render(**report | known) for name in FILES[1:]]
     files = [Path(folder) / name for name in FILES]
-    write_files(dict(zip(files, texts)))
+    for file, text in zip(files, texts):
+        write_text(file, text)
     return files
