@@ -18,8 +18,6 @@ of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,151 +29,71 @@ from ..resampling.matrices import resize_matrix
 from ..tracing import refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
-Factors = tuple[Tensor | None, Tensor | None]  # (left, right) of ``left @ x @ right``; None keeps a side's length
 
-# Up to this many input channels, one product with ``right (x) I`` handles all of them; it costs their number times the
-# arithmetic. With more channels the kernel is transposed first, which costs two passes over memory.
-MOST_INNER = 4
+# Up to this many channels, one product with ``pinv(A_w) (x) I`` handles the channels that lie at every pixel; it costs
+# their number times the arithmetic. With more, the kernel is transposed first: two passes over memory.
+MOST_CHANNELS = 4
 FIRST_CALL = (
     "the first call with such a patch size copies matrices to the GPU, which no CUDA graph can record; run the model "
     "once before you capture it"
 )
-NARROW = 8  # Matrices this narrow multiply two rows at once: twice the arithmetic, at three times the speed.
 
 
-def product_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a product of ``dtype`` factors is at least as exact as IEEE ``dtype``.
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which products with ``x``, and their gradients, are computed: float32, or float64.
 
-    This reads PyTorch's global settings and never changes them: another thread may use them.
+    float64 for float64, and where PyTorch may round the factors of a float32 product: under autocast, and where TF32 is
+    allowed. This reads PyTorch's global settings and never changes them: another thread may use them.
     """
-    if dtype is not torch.float32:
-        return dtype
+    lowered = torch.is_autocast_enabled(x.device.type) or _tf32_allowed()
+    return torch.float64 if lowered or x.dtype is torch.float64 else torch.float32
+
+
+@torch.compiler.assume_constant_result  # TorchDynamo guards a graph by these flags without our help
+def _tf32_allowed() -> bool:
     try:
-        lowered = torch.get_float32_matmul_precision() != "highest"
+        return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # PyTorch refuses to answer once its per-backend flags were set
-        lowered = True
-    return torch.float64 if lowered else dtype
+        return True
 
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
-    matrix = resize_matrix(n, n0, mode, antialias, False, torch.float64, device)
+    a = resize_matrix(n, n0, mode, antialias, False, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
     # matrix was singular.
     if n < n0:
-        return torch.linalg.solve_ex(matrix @ matrix.t(), matrix)[0].t().contiguous()
-    return torch.linalg.solve_ex(matrix.t() @ matrix, matrix.t())[0].contiguous()
-
-
-cached_inverse = cached("pseudo-inverses")(axis_inverse)
+        return torch.linalg.solve_ex(a @ a.t(), a)[0].t().contiguous()
+    return torch.linalg.solve_ex(a.t() @ a, a.t())[0].contiguous()
 
 
 def make_factors(
-    old: Size,
-    new: Size,
-    mode: str,
-    antialias: bool,
-    inner: int,
-    even: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    inverse: Callable[[int, int, str, bool], Tensor] = cached_inverse,
-) -> Factors:
-    """pinv(A_h)^T (h, H0) and pinv(A_w) (W0, w), the latter (x) I where ``inner`` values lie at every pixel.
-
-    ``even``: the number of rows to be multiplied is even, so narrow matrices may take them in pairs.
-    """
-    left, right = (None if n == n0 else inverse(n, n0, mode, antialias) for n, n0 in zip(new, old))
-    if left is not None:
-        left = left.t().to(device, dtype).contiguous()
-    if right is not None:
-        right = torch.kron(right, torch.eye(inner, dtype=right.dtype, device=right.device)) if inner > 1 else right
-        if even and min(right.shape) <= NARROW:
-            right = torch.kron(torch.eye(2, dtype=right.dtype, device=right.device), right)
-        right = right.to(device, dtype).contiguous()
-    return left, right
+    by: Any, old: Size, new: Size, mode: str, antialias: bool, channels: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one device for another."""
+    left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
+    right = torch.kron(right, torch.eye(channels, dtype=right.dtype, device=by))
+    return left.t().to(device, dtype).contiguous(), right.to(device, dtype).contiguous()
 
 
 @cached("kernel factors")
-def factors(*key: Any) -> Factors:
-    """:func:`make_factors`, cached; ``key`` ends with the device."""
+def cached_factors(*key: Any) -> tuple[Tensor, Tensor]:
+    """:func:`make_factors` by the CPU; ``key`` ends with the device."""
     refuse_in_cuda_graph(key[-1], FIRST_CALL)
-    return make_factors(*key)
+    return make_factors("cpu", *key)
 
 
-def _multiply(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """``left @ x @ right`` for x (N, H, W) without autocast; the cheaper side first."""
-    # Autocast is asked for first because torch 2.4 cannot export the context. Compiled graphs are guarded by its state.
-    device = x.device.type
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-        if left is None or right is None:
-            return _times_left(left, _times_right(x, right))
-        (h, height), width = left.shape, x.shape[2]
-        w = width * right.shape[1] // right.shape[0]
-        left_first, right_first = h * width * (height + w), w * height * (width + h)
-        # Where both sides are scaled alike the costs are equal, and left goes first if it shrinks (measured).
-        if left_first < right_first or (left_first == right_first and h < height):
-            return _times_right(_times_left(left, x), right)
-        return _times_left(left, _times_right(x, right))
-
-
-def _times_left(left: Tensor | None, x: Tensor) -> Tensor:
-    return x if left is None else torch.bmm(left.expand(len(x), *left.shape), x)
-
-
-def _times_right(x: Tensor, right: Tensor | None) -> Tensor:
-    if right is None:
-        return x
-    rows, columns = right.shape
-    return torch.mm(x.reshape(-1, rows), right).view(*x.shape[:2], x.shape[2] * columns // rows)
-
-
-class _Separable(torch.autograd.Function):
-    """``left @ x @ right`` as a linear function of x. Gradients take the transposed factors, as often as asked for.
-
-    PyTorch's own backward of a product would not leave autocast, nor widen the factors where TF32 is allowed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-        ctx.factors = left, right
-        return _multiply(x, left, right)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        transposed = (None if side is None else side.t().contiguous() for side in ctx.factors)
-        return _separable(grads[0], *transposed), None, None
-
-
-def _separable(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """``left @ x @ right`` in x's dtype, forward and backward in full precision."""
-    wide = product_dtype(x.dtype)
-    left, right = (None if side is None else side.to(wide) for side in (left, right))
-    product = _Separable.apply if torch.is_grad_enabled() and x.requires_grad else _multiply
-    return product(x.to(wide), left, right).to(x.dtype)
-
-
-# TorchDynamo guards a graph by the TF32 flags without our help.
-_constant_product_dtype = torch.compiler.assume_constant_result(product_dtype)
-
-
-def is_traced(weight: Tensor) -> bool:
-    """Whether a tracer, a function transform or forward-mode AD needs PyTorch's own operations."""
-    return tracer(weight) is not None
-
-
-def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, inner: int) -> Tensor:
-    """x (N, H0, W0 * inner) to (N, h, w * inner): in float32 (or its own dtype, if wider) and back."""
-    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    key = (old, new, mode, antialias, inner)
+def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
+    """x (N, H0, W0 * channels) to (N, h, w * channels), in its own dtype."""
+    wide = product_dtype(x)
+    key = (old, new, mode, antialias, channels, wide, x.device)
     if torch.compiler.is_dynamo_compiling():
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        wide, inverse = _constant_product_dtype(dtype), partial(axis_inverse, device=x.device)
-        return _multiply(x.to(wide), *make_factors(*key, False, wide, x.device, inverse)).to(x.dtype)
-    product, wide = (_multiply, product_dtype(dtype)) if is_traced(x) else (_separable, dtype)
-    found = pinned(factors(*key, len(x) % 2 == 0, wide, x.device), x.device)
-    return product(x.to(wide), *found).to(x.dtype)
+        left, right = make_factors(x.device, *key)
+    else:
+        left, right = pinned(cached_factors(*key), x.device)
+    return (left @ x.to(wide) @ right).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -202,8 +120,8 @@ def resample_patch_kernel(
     old = (weight.shape[2], weight.shape[3])
     if old == new:
         return weight
-    kernels = weight.reshape(weight.shape[0] * weight.shape[1], *old)
-    return _resample(kernels, old, new, mode, antialias, 1).view(*weight.shape[:2], *new)
+    kernels = weight.reshape(-1, *old)  # (O * I, H0, W0)
+    return _resample(kernels, old, new, mode, antialias).view(*weight.shape[:2], *new)
 
 
 def resample_linear_kernel(
@@ -214,14 +132,13 @@ def resample_linear_kernel(
     if not channels_last:
         kernels = weight.reshape(len(weight), in_chans, *old)
         return resample_patch_kernel(kernels, new, mode=mode, antialias=antialias).flatten(1)
-    if in_chans > MOST_INNER:
-        kernels = weight.reshape(len(weight), *old, in_chans).permute(0, 3, 1, 2)
-        kernels = resample_patch_kernel(kernels, new, mode=mode, antialias=antialias)
-        return kernels.permute(0, 2, 3, 1).flatten(1)
     if old == new:
         return weight
-    x = weight.reshape(len(weight), old[0], old[1] * in_chans)
-    return _resample(x, old, new, mode, antialias, in_chans).flatten(1)
+    kernels = weight.reshape(len(weight), *old, in_chans)  # (O, H0, W0, I)
+    if in_chans > MOST_CHANNELS:
+        kernels = resample_patch_kernel(kernels.permute(0, 3, 1, 2), new, mode=mode, antialias=antialias)
+        return kernels.permute(0, 2, 3, 1).flatten(1)
+    return _resample(kernels.flatten(2), old, new, mode, antialias, in_chans).flatten(1)
 
 
 def is_frozen(weight: Tensor) -> bool:
@@ -229,9 +146,8 @@ def is_frozen(weight: Tensor) -> bool:
 
     On an accelerator the host would wait for the comparison of the bits, and resampling again costs no more.
     """
-    return (
-        weight.device.type == "cpu" and not (torch.is_grad_enabled() and weight.requires_grad) and not is_traced(weight)
-    )
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    return weight.device.type == "cpu" and not trains and tracer(weight) is None
 
 
 def frozen_kernel(weight: Tensor, size: Size, key: Hashable, resample: Callable[[Tensor, Size], Tensor]) -> Tensor:
