@@ -5,26 +5,31 @@ import re
 import signal
 import subprocess
 import sys
+import venv
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
+import timm_naflex_fast
+from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 
 TRAINING = str(Path(__file__).parents[1] / "support" / "train_with_timms_loader.py")
 RUN = ["-m", "timm_naflex_fast", "run"]
-NOT_IMPORTED = "naflex-fast: this process did not import timm; processes that it started are patched if they did\n"
+NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
+NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
 
 
-def run(*arguments, launch=RUN, env=(), given="", cwd=None):
+def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
     """Exit status, stdout and stderr."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
     environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
-    command = [sys.executable, *launch, *arguments]
+    command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *launch, *arguments]
     options = dict(capture_output=True, text=True, timeout=300, env=environment, cwd=cwd)
     done = subprocess.run(command, input=given, **options)
     return done.returncode, done.stdout, done.stderr
@@ -34,7 +39,7 @@ SCRIPT = """
 import pickle, sys
 count: int = 0
 class Here: pass
-print(sys.argv, sys.path, sys.flags.optimize, sys.warnoptions)
+print(sys.argv, sys.path, sys.flags.optimize, sys.warnoptions, sys._xoptions)
 print(__name__, __file__ if "__file__" in globals() else None, __spec__ and __spec__.name, __package__)
 print(sys.modules["__main__"].__dict__ is globals(), type(pickle.loads(pickle.dumps(Here()))) is Here)
 print(isinstance(__builtins__, type(sys)), __annotations__)
@@ -51,13 +56,13 @@ os.kill(os.getpid(), signal.SIGINT)
 @pytest.mark.parametrize(
     ("options", "script", "given", "status"),
     [
-        *((["-O", "-Werror::FutureWarning"], script, "", 7) for script in ("script.py", ".", "app.zip")),
-        (["-O"], "-", SCRIPT, 7),
-        (["-O"], "-m package.tool", "", 7),
-        ([], "fails.py", "", 1),
-        ([], "ctrl_c.py", "", -signal.SIGINT),
-        (["-u", "-i"], "flags.py", "import sys\nsys.exit(3)\n", 3),
-        ([], "no_such_script.py", "", 2),
+        *(("-O -Werror::FutureWarning -Xmine=3 -Xno_debug_ranges", s, "", 7) for s in ("script.py", ".", "app.zip")),
+        ("-O", "-", SCRIPT, 7),
+        ("-O", "-m package.tool", "", 7),
+        ("", "fails.py", "", 1),
+        ("", "ctrl_c.py", "", -signal.SIGINT),
+        ("-u -i", "flags.py", "import sys\nsys.exit(3)\n", 3),
+        ("", "no_such_script.py", "", 2),
     ],
 )
 def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_path):
@@ -70,10 +75,19 @@ def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_pat
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
         archive.writestr("__main__.py", SCRIPT)
     command = [*script.split(), "--", "-h", "--mode", "mine", "--"]
-    code, out, err = run(*command, launch=options, cwd=tmp_path, given=given)
+    code, out, err = run(*command, launch=options.split(), cwd=tmp_path, given=given)
     assert code == status and out.count("\n") == {7: 4, 3: 1}.get(status, 0)
-    ours = run("--rope", "stock", *command, launch=[*options, *RUN], cwd=tmp_path, given=given)
+    ours = run("--rope", "stock", *command, launch=[*options.split(), *RUN], cwd=tmp_path, given=given)
     assert ours == (code, out, err + NOT_IMPORTED)
+
+
+@pytest.mark.parametrize(
+    ("script", "redirect"),
+    [("print(1)", "2>&-"), ("import sys; print(1); sys.stderr = None", ""), ("import nothing", "2>&-")],
+)
+def test_without_stderr_nothing_is_said(script, redirect):
+    assert run("-", given=script, redirect=redirect)[1:] == ("1\n" * ("1" in script), "")
+    assert run("--mode", "fast", "-", redirect="2>&-") == (2, "", "")
 
 
 CHILDREN = """
@@ -93,25 +107,55 @@ if __name__ == "__main__":
     print(Parallel(n_jobs=2)(delayed(look)() for _ in range(2))[0])
     code = "import children; print(children.look())"
     print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    print(subprocess.run([sys.executable, "-c", "import user_setup"], stderr=subprocess.PIPE).stderr == b"")
-    import sitecustomize
-    print(sitecustomize.mine, os.environ["FROM_SITE"])
+    for python in (sys.executable, sys.argv[1]):
+        said = subprocess.run([python, "-c", "import sitecustomize as s; print(s.mine)"], capture_output=True)
+        print(said.stdout + said.stderr)
 """
 
 
 def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
+    """The user's own ``sitecustomize`` runs, in an interpreter that cannot import this package too."""
     (tmp_path / "children.py").write_text(CHILDREN)
-    (tmp_path / "user_setup.py").touch()
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import os\nmine = 'chained'\nos.environ['FROM_SITE'] = 'yes'")
+    (tmp_path / "site" / "sitecustomize.py").write_text("mine = 'chained'")
+    venv.create(tmp_path / "bare")
     env = {"PYTHONPATH": str(tmp_path / "site")}
-    code, out, err = run("--mode", "grid-sample", "children.py", cwd=tmp_path, env=env)
-    lines = ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + ["True", "chained yes"]
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    code, out, err = run("--mode", "grid-sample", "children.py", bare, cwd=tmp_path, env=env)
+    lines = ["('ImportHookFinder', 'grid_sample', False, False)"] * 6 + [r"b'chained\n'"] * 2
     assert (code, out.splitlines(), err) == (0, lines, NOT_IMPORTED)
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
-    assert "missing_module" in run("user_setup.py", cwd=tmp_path, env=env)[2]
+    assert "missing_module" in run("-", cwd=tmp_path, env=env)[2]
     code, _, err = run("-", launch=["-I", *RUN])  # a Python that ignores the environment is refused
     assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
+
+
+def test_the_script_is_patched_by_the_copy_that_runs_it_or_does_not_run(tmp_path):
+    copytree(Path(timm_naflex_fast.__file__).parent, tmp_path / "copy" / "timm_naflex_fast")
+    script = str(tmp_path / "script.py")
+    Path(script).write_text("import timm_naflex_fast; print(timm_naflex_fast.__file__)")
+    code, out, _ = run(script, cwd=tmp_path / "copy")
+    assert (code, out.strip()) == (0, str(tmp_path / "copy" / "timm_naflex_fast" / "__init__.py"))
+    (tmp_path / "wrapt.py").write_text("raise ImportError('none')")  # beside the script: for the script alone
+    code, out, err = run(script, env={"PYTHONPATH": str(tmp_path)})
+    assert (code, out, err.count("\n")) == (2, "", 1) and "is not prepared: none" in err
+
+
+def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_path):
+    for name, first in ("long", f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''"), ("shell", "#!/bin/sh"):
+        (tmp_path / name).write_text(f"{first}\nprint('ran')")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert run("long", env=env)[:2] == (0, "ran\n")
+    code, out, err = run("shell", env=env)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "valid: naflex-fast run before the Python command" in err
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    (tmp_path / "script.py").write_text("import os, sys; print(sys.argv[1:], os.environ['TIMM_NAFLEX_FAST_RUN'])")
+    code, out, err = run("accelerate", "launch", "--cpu", "script.py", "--mode", cwd=tmp_path)
+    assert code == 0 and re.match(r"\['--mode'\] .*\"first\": false", out), err
 
 
 SIGLIP2 = """
@@ -141,31 +185,33 @@ def executed(monkeypatch):
     disable()
 
 
-def prepare(environment, monkeypatch):
-    """Do what ``sitecustomize`` does, in this process, where timm is imported already; the functions for the end."""
-    at_exit = []
-    monkeypatch.setenv(launcher.VARIABLE, environment[launcher.VARIABLE])
-    monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
-    launcher.prepare_process()
-    return at_exit
-
-
-def test_modes_and_flags(executed, monkeypatch, capfd):
+def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
     main(["run", "--rope", "stock", "script.py"])
-    monkeypatch.setenv("RANK", "1")
     main(["run", "--mode", "grid-sample", "script.py"])
-    (_, first), (command, second) = executed
-    assert command[-1] == "script.py"
-    assert prepare(second, monkeypatch) == [] and status().flags.pos_embed == "grid_sample"
-    monkeypatch.setenv("RANK", "0")
-    ((report, process),) = prepare(first, monkeypatch)
+    at_exit = []
+    monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
+
+    def end(order, process=0, work=bool):
+        """Do what ``sitecustomize`` does, here, where timm is imported already; what is said at the end."""
+        monkeypatch.setenv(launcher.VARIABLE, order)
+        launcher.prepare_process()
+        report, libraries, first, own = at_exit.pop()
+        work()
+        report(libraries, first, own + process)
+        return capfd.readouterr().err
+
+    (first, second) = (environment[launcher.VARIABLE] for _, environment in executed)
+    assert end(second).startswith("naflex-fast: pos_embed=grid_sample, ")
+    monkeypatch.setenv("RANK", "1")
+    line = r"naflex-fast \(rank 1\): pos_embed=interpolate_cached, .*rope=stock; timm .* replaced; .*none of them\n"
+    assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
     assert asdict(status().flags) == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
-    assert prepare({launcher.VARIABLE: os.environ[launcher.VARIABLE]}, monkeypatch) == []  # a child says nothing
-    report(process + 1)  # nor does a fork
-    report(process)
-    line = r"naflex-fast: pos_embed=interpolate_cached, .*rope=stock; timm .* replaced.*\n"
-    assert re.fullmatch(line, capfd.readouterr().err)
+    below = os.environ[launcher.VARIABLE]
+    assert end(below) == ""  # nor does a process below in which nothing ran
+    monkeypatch.delenv("RANK")
+    line = r"naflex-fast \(process \d+\): .*pos_embed by interpolate_cached 1 times\n"
+    assert re.fullmatch(line, end(below, work=lambda: embed(small_vit())))
 
 
 @pytest.mark.parametrize(
@@ -185,23 +231,29 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, startup, mess
     assert message in err and err.count("\n") == 1
 
 
-def test_a_variable_that_is_gone_prepares_nothing_and_a_timm_without_naflex_is_named(monkeypatch):
+def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
     monkeypatch.delenv(launcher.VARIABLE, raising=False)
     launcher.prepare_process()
     assert status().flags.is_stock
-    monkeypatch.setitem(sys.modules, "timm", sys)  # any module without timm's parts
-    monkeypatch.delitem(sys.modules, "timm.models.naflexvit", raising=False)
-    assert launcher._outcome(["timm"]) == "nothing is replaced: timm ? was imported, but not its timm.models.naflexvit"
+
+
+TORCHRUN = "--standalone --nproc-per-node 2"
 
 
 @pytest.mark.slow
-def test_training_with_timms_loader_on_two_processes(children):
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m timm_naflex_fast run".split()
-    code, out, err = run("--mode", "matmul", TRAINING, launch=launch)
+@pytest.mark.parametrize(
+    ("launch", "words", "others"),
+    [
+        (RUN, f"torchrun {TORCHRUN}", 1),  # torchrun's own process speaks too
+        (f"-m torch.distributed.run {TORCHRUN} -m timm_naflex_fast run".split(), "--mode matmul", 0),
+    ],
+)
+def test_training_with_timms_loader_on_two_processes(launch, words, others, children):
+    code, out, err = run(*words.split(), TRAINING, launch=launch)
     ranks = sorted(line.split()[1:] for line in out.splitlines() if line.startswith("rank"))
     ours = "timm_naflex_fast.patching.timm"
     assert code == 0 and [rank[:2] for rank in ranks] == [["0:", ours], ["1:", ours]], err
     assert ranks[0][2] == ranks[1][2]  # the same weights
-    one = r"naflex-fast: pos_embed=matmul.*in this process ran .*pos_embed by matmul \d+ times"
-    assert len(re.findall(one, err)) == 1
+    said = re.findall(r"^naflex-fast \(rank (\d)\): pos_embed=matmul.* ran .*pos_embed by matmul \d+ times", err, re.M)
+    assert sorted(said) == ["0", "1"] and err.count("naflex-fast:") == others, err
     assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]

@@ -35,7 +35,8 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
         status, message = 2, f"{error}{installed * str(error.name).startswith('timm')}"
     except (ValueError, RuntimeError, OSError) as error:
         status, message = 2, str(error)
-    print(f"{command}: {printable(message)}", file=sys.stderr)
+    if sys.stderr is not None:  # ``print`` would take None for stdout
+        print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 
 

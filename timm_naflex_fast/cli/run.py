@@ -12,8 +12,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several = "what to patch (timm); repeat it for several"
     parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=several)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
-    what = "what python runs (a file, a folder, a zip, or -), then its words"
+    what = "what python runs (a file, a folder, a zip, or -) or a command written in Python (torchrun), then its words"
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
 
 
@@ -50,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     Returns the script's exit status on Windows; elsewhere this function does not return.
 
     Raises:
-        ValueError: an unknown mode or strategy, or a Python that ignores ``PYTHONPATH``.
+        ValueError: an unknown mode or strategy, a Python that ignores ``PYTHONPATH``, or a command that is no Python.
     """
     from ..patching.settings import VALID_MODES, default_mode, parse_settings
 
@@ -63,62 +67,87 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"'grid_sample' is not valid with {others[0]}; valid: {valid}")
     if os.pathsep in STARTUP:
         raise ValueError(f"PYTHONPATH cannot hold {STARTUP}, where this package lies: {os.pathsep!r} parts its folders")
-    order = json.dumps({"flags": asdict(flags), "libraries": libraries, "first": True})
+    script, *words = options.script
+    order = json.dumps({"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
-    own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X as given to this process
+    own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
+    own += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
     if sys.flags.interactive:
         own.append("-i")
     if getattr(sys.__stdout__, "write_through", False):
         own.append("-u")
-    command = [sys.executable, *own, *["-m"] * options.module, *options.script]
+    command = [sys.executable, *own, *["-m"] * options.module, script if options.module else _found(script), *words]
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
-    if sys.stdout is not None:
-        sys.stdout.flush()
     os.execve(sys.executable, command, environment)
 
 
+def _found(script: str) -> str:
+    """The script itself or, where there is no such file, the command of that name that is written in Python.
+
+    Raises:
+        ValueError: the command is another program.
+    """
+    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    command = None if os.path.exists(script) else shutil.which(script, path=folders)
+    if command is None:
+        return script
+    with open(command, "rb") as file:
+        start = file.read(1024)
+    # The second: how pip writes a command of a folder whose path is too long for a first line.
+    if not re.match(rb"#!.*(python|pypy)|#!/bin/sh\n'+exec' ", start) and not zipfile.is_zipfile(command):
+        raise ValueError(f"{command} is no Python script; valid: naflex-fast run before the Python command in it")
+    return command
+
+
 def prepare_process() -> None:
-    """Patch the libraries as soon as this process imports them; the script's first process reports at its end."""
+    """Patch the libraries as soon as this process imports them; at its end say what computed."""
     import wrapt
 
     order = json.loads(os.environ.get(VARIABLE) or "null")
     if order is None:  # somebody removed the variable but kept the folder
         return
-    if order["first"]:
-        os.environ[VARIABLE] = json.dumps({**order, "first": False})  # for the processes that this one starts
-        if os.environ.get("RANK", "0") == "0":  # torchrun starts one first process per rank
-            atexit.register(partial(_report, order["libraries"]), os.getpid())
+    os.environ[VARIABLE] = json.dumps({**order, "first": False})  # for the processes that this one starts
+    atexit.register(_report, order["libraries"], order["first"], os.getpid())
     for library in order["libraries"]:
-        wrapt.register_post_import_hook(partial(_patch, order["flags"], library), TRIGGERS[library])
+        wrapt.register_post_import_hook(partial(_patch, order, library), TRIGGERS[library])
 
 
-def _patch(flags: dict[str, Any], library: str, module: Any) -> None:
-    from ..patching.install import enable
+def _patch(order: dict[str, Any], library: str, module: Any) -> None:
+    try:
+        from ..patching.install import enable
 
-    enable(**flags, library=library)
+        enable(**order["flags"], library=library)
+    except Exception:
+        if sys.prefix == order["prefix"]:
+            raise  # another environment, which may be too old for us, goes on without
 
 
-def _report(libraries: list[str], process: int) -> None:
-    if os.getpid() == process:  # not a fork that ends as this process does
-        print(f"naflex-fast: {_outcome(libraries)}", file=sys.stderr, flush=True)
+def _report(libraries: list[str], first: bool, process: int) -> None:
+    """Say in one line what computed: in the script's first process, and in each below it in which something did."""
+    if os.getpid() != process or sys.stderr in (None, sys.stdout):  # a fork that ends as this process does; nowhere
+        return
+    here = [name for name in libraries if TRIGGERS[name] in sys.modules]
+    wanted = " or ".join(TRIGGERS[name] for name in libraries)
+    said = [f"this process did not import {wanted}; processes that it started are patched if they did"]
+    computed = False
+    if here:
+        from ..patching.install import status
 
-
-def _outcome(libraries: list[str]) -> str:
-    here = [name for name in libraries if name in sys.modules]
-    names = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here)
-    if not here:
-        names = " or ".join(libraries)
-        return f"this process did not import {names}; processes that it started are patched if they did"
-    if not any(TRIGGERS[name] in sys.modules for name in here):
-        return f"nothing is replaced: {names} was imported, but not its {' and '.join(TRIGGERS[name] for name in here)}"
-    from ..patching.install import status
-
-    now = status()
-    what = ", ".join(f"{flag}={strategy}" for flag, strategy in asdict(now.flags).items())
-    if not now.replaced:
-        return f"{what}: nothing is replaced in {names}"
-    ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(now.calls.items())) or "none of them"
-    functions = f"{names}, {len(now.replaced)} functions replaced"
-    return "; ".join([f"{what}; {functions}; in this process ran {ran}", *now.why_stock()])
+        now = status()
+        computed = bool(now.calls)
+        what = ", ".join(f"{flag}={strategy}" for flag, strategy in asdict(now.flags).items())
+        names = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here)
+        ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(now.calls.items())) or "none of them"
+        said = [
+            what,
+            f"{names}, {len(now.replaced)} functions replaced",
+            f"in this process ran {ran}",
+            *now.why_stock(),
+        ]
+    if first or computed:
+        rank = os.environ.get("RANK")
+        who = f" (rank {rank})" if rank else "" if first else f" (process {process})"
+        sys.stderr.write(f"naflex-fast{who}: {'; '.join(said)}\n")  # in one piece: other processes write there too
+        sys.stderr.flush()

@@ -1,23 +1,35 @@
-"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's sitecustomize comes next."""
+"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's sitecustomize comes next.
+
+An older Python reads this file too, so it holds nothing that is new.
+"""
 
 import os
 import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
+_copy = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))  # where the package lies that runs ``run``
+sys.path.insert(0, _copy)
 try:
+    try:
+        import timm_naflex_fast  # noqa: F401
+    finally:
+        sys.path.remove(_copy)
     from timm_naflex_fast.cli.run import prepare_process
-except ImportError as problem:  # another Python, without this package
-    if '"first": true' in os.environ.get("TIMM_NAFLEX_FAST_RUN", ""):
-        sys.stderr.write(f"naflex-fast: timm is not patched: {sys.executable}: {problem}\n")
-else:
+
     prepare_process()
+except Exception as problem:  # an interpreter that cannot import the package stays as it is, unless it is the script's
+    if '"first": true' in os.environ.get("TIMM_NAFLEX_FAST_RUN", ""):
+        if sys.stderr:
+            sys.stderr.write("naflex-fast run: " + sys.executable + " is not prepared: " + str(problem) + "\n")
+            sys.stderr.flush()
+        os._exit(2)
 
 _ours = sys.modules.pop(__name__)
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as error:
-    if error.name != __name__:
+    if getattr(error, "name", __name__) != __name__:
         raise
 finally:
     sys.modules.setdefault(__name__, _ours)
