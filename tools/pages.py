@@ -252,14 +252,15 @@ def timm_tests() -> str:
 
 
 def api() -> str:
-    """A section for each public function, from its docstring."""
+    """Each public function: its call, and the first sentence of its docstring."""
     parts = []
     for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
         for name in names:
-            text, _, example = inspect.getdoc(getattr(module, name)).partition("\n>>> ")
-            call = name + str(inspect.signature(getattr(module, name))).replace("'", "")
-            parts.append(f"### `{module.__name__}.{name}`\n\n```python\n{call}\n\n>>> {example.strip()}\n```")
-            parts.append(f"```text\n{text.strip()}\n```")
+            function = getattr(module, name)
+            taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
+            call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
+            said = " ".join(inspect.getdoc(function).split("\n\n")[0].split())
+            parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{said}")
     return "\n\n".join(parts)
 
 

@@ -34,12 +34,14 @@ def test_it_can_be_read_in_two_minutes_and_ci_runs_its_commands():
     assert len(README.split()) <= 800
 
 
-@pytest.mark.parametrize("language", ["diff", "python"])
-def test_use_runs_as_written(language):
-    (block,) = re.findall(rf"```{language}\n(.*?)```", README, re.S)
+@pytest.mark.parametrize(
+    ("page", "language"), [("README.md", "diff"), ("README.md", "python"), ("docs/export.md", "python")]
+)
+def test_use_runs_as_written(page, language):
+    (block,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
     block = re.sub("^[+ ] ", "", block, flags=re.M) if language == "diff" else block
     exec(block.replace('.v2_webli", pretrained=True', '", depth=1'), {})
-    assert timm_naflex_fast.status().flags.is_stock == (language == "python")
+    assert timm_naflex_fast.status().flags.is_stock == ("disable()  #" in block)
     timm_naflex_fast.disable()
 
 
