@@ -153,7 +153,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
     model.rope = rope(16, **options)
     library.warned.clear()
     enable()
-    monkeypatch.setitem(library.originals, (type(model), "_generate_rope_naflex"), lambda *_: "timm's")
+    monkeypatch.setitem(library.originals, (replacements.VIT, "_generate_rope_naflex"), lambda *_: "timm's")
     for _ in range(2):
         assert model._generate_rope_naflex(torch.zeros(1, 2, 4), torch.zeros(1, 2, 2)) == "timm's"
     assert len(recwarn) == 1 and reason in str(recwarn[0].message)
@@ -163,7 +163,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
     library.warned.clear()
-    monkeypatch.setattr(replacements, "tracer", lambda *_: "export")
+    monkeypatch.setattr(replacements, "recorded", lambda: True)
 
     def draw():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""``resolve_impl`` decides who computes a component, and says once why it is the library itself."""
+"""``decide`` decides who computes a component, and says once why it is the library itself."""
 
 import warnings
 
@@ -18,9 +18,9 @@ def test_each_reason_is_warned_of_once():
 
     def run(device, said):
         x, key = torch.ones(2, device=device), (timm.EMBEDS, "_apply_learned_naflex_pos_embed")
-        assert library.resolve_impl(timm.LIBRARY, model.embeds, key, x, inputs=lambda _: said)[0] == "stock"
+        assert library.decide(timm.LIBRARY, key, model.embeds, x, reason=said).strategy == "stock"
 
-    for reason, *case in (("a meta tensor", "meta", ()), ("what the inputs say", "cpu", "what the inputs say")):
+    for reason, *case in (("a meta tensor", "meta", None), ("what the caller says", "cpu", "what the caller says")):
         with pytest.warns(UserWarning, match=f"{reason} stays with timm's own code"):
             run(*case)
         with warnings.catch_warnings():

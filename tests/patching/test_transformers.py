@@ -14,7 +14,6 @@ from tests.support.oracles import relative, small_vit
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
-from timm_naflex_fast.patching import transformers as patching_transformers
 from timm_naflex_fast.patching.compat import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
@@ -85,9 +84,11 @@ def test_equals_transformers(kind, mode, own):
     with enable(mode, model=model) if own else enable(mode, library="transformers"):
         with torch.no_grad():
             plain = [embed(kind, model) for _ in range(3)]  # kept tables too
-        with mock.patch.object(library, "why_unsupported", side_effect=library.why_unsupported) as looked_at:
+        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in ("tracer", "why_unsupported")}
+        with mock.patch.multiple(library, **watch):
             got = embed(kind, model)
-        (patches,), (table,) = (call.args for call in looked_at.call_args_list)
+        (patches,), (table,) = (each.call_args.args for each in watch.values())
+        assert all(each.call_count == 1 for each in watch.values())  # tracing is asked once
         assert patches.shape[-1] == 48 and table.data_ptr() == table_of(model).data_ptr()
         grads = torch.autograd.grad(got.square().sum(), parameters)
         assert status().calls == {("pos_embed", mode): 4} and status().fallbacks == {}
@@ -213,7 +214,7 @@ def test_what_stays_with_transformers(kind, monkeypatch):
     tower, skipped = made(kind), SKIPPED.get(kind, "resize_positional_embeddings")
     want, resize = embed(kind, tower), getattr(tower[0], skipped)
     with enable(library="transformers"), monkeypatch.context() as patched:
-        patched.setattr(patching_transformers, "tracer", lambda: "export")
+        patched.setattr(library, "tracer", lambda *_: "export")
         assert torch.equal(embed(kind, tower), want) or kind == "siglip2"
         assert status().fallbacks == ({} if kind == "siglip2" else {"a packed batch in an exported graph": 1})
     tower[0].__dict__[skipped] = lambda *args, **options: 3 * resize(*args, **options)

@@ -51,14 +51,13 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
         name: one of ``NAMES`` that is not :func:`missing`.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
-    from timm.models.naflexvit import NaFlexEmbeds
-
     from ..patching.install import enable, original
+    from ..patching.timm import EMBEDS
 
     embeds: Any = getattr(model, "embeds", model)
     own: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
     if name not in STRATEGY_NAMES:
-        own = {method: original(NaFlexEmbeds, method).__get__(embeds) for method in (LEARNED, SAMPLED)}
+        own = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
         if name != BASELINE:
             own = dict.fromkeys(own, own[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
     with enable(mode="stock", pos_embed="stock" if own else name, model=model), patch.dict(embeds.__dict__, own):

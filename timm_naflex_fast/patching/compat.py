@@ -12,67 +12,50 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
-from enum import Enum
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from typing import Any
 
-from ..tracing import recorded
-from .library import Library, Place
+from torch import nn
+
+from .library import Library, Target, defined_in, originals, owner_of, targets, whose
 
 
-class Slot(Enum):
-    """Whose function stands where a library keeps one that we replace."""
-
-    ORIGINAL = "the library's own"
-    OURS = "ours"
-    FOREIGN = "of another package: a spy, a profiler, a change of the result; perhaps around ours"
-    EMPTY = "nobody's"
+def found_at(holder: Any, name: str) -> tuple[Any, Any]:
+    """The object, class or module that gives ``holder`` this method, and the method; (None, None) if nothing does."""
+    classes = holder.__mro__ if isinstance(holder, type) else (holder, *type(holder).__mro__)
+    return next(((place, vars(place)[name]) for place in classes if name in vars(place)), (None, None))
 
 
-def slot_of(owner: Any, name: str, library: Library) -> Slot:
-    """Whose function stands there."""
-    function = owner.__dict__.get(name)
-    if function is None:
-        return Slot.EMPTY
-    if function in [replacement.function for replacement in library.replacements.values()]:
-        return Slot.OURS
-    return Slot.ORIGINAL if _defined_in(_plain(function)) == library.name else Slot.FOREIGN
+def not_ours(library: Library, modules: Collection[nn.Module] = (), *, around_ours: bool = True) -> list[str]:
+    """What stays in force where ours should be, in sentences: on these modules and their classes.
 
-
-def _plain(function: Any) -> Any:
-    """Without ``torch.compiler.disable``, with which timm decorates some."""
-    is_disabled = getattr(function, "__globals__", {}).get("__name__", "").startswith("torch._dynamo.")
-    return getattr(function, "__wrapped__", function) if is_disabled else function
-
-
-def _defined_in(function: Any) -> str:
-    """The library in which a function was defined; a wrapper cannot copy that from what it wraps."""
-    return getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
-
-
-def describe_foreign(owner: Any, name: str) -> str:
-    """Whose function stands there, in words."""
-    function = owner.__dict__[name]
-    kind = type(function)
-    who = f"{_defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
-    return f"{owner.__name__}.{name} is not the library's own but {who}"
-
-
-def changed(library: Library, module: Any, *names: str) -> str | None:
-    """Which of these methods of a module, that the library's own code calls and ours does not, is another's: in words.
-
-    None if none is, or in a graph. So a subclass, a patch and a hook keep their effect.
+    Without ``modules``: on the library's own classes and what is derived from them. ``around_ours``: also what another
+    has put over ours, and may call it. A subclass's method that calls the one it hides is not named.
     """
-    if module is None or recorded():
-        return None
-    ours = [replacement.function for replacement in library.replacements.values()]
-    for name in names:
-        function = vars(module).get(name, getattr(type(module), name, None))
-        if function is not None and function not in ours and _defined_in(_plain(function)) != library.name:
-            return f"{type(module).__name__}.{name} (not the library's own)"
-    hooked = "forward" in names and (module._forward_hooks or module._forward_pre_hooks)
-    return f"a hook of {type(module).__name__}" if hooked else None
+    sentences = []
+    for owner, name, key in targets(library):
+        holders = [module for module in modules if isinstance(owner, type) and isinstance(module, owner)]
+        for holder in holders if modules else with_subclasses(owner):
+            place, function = found_at(holder, name)
+            who = whose(function, library)
+            if who == "another's" and place is owner:
+                stays = around_ours or key not in originals
+            else:
+                calls_ours = name in getattr(getattr(function, "__code__", None), "co_names", ())  # as by super()
+                stays = who != "ours" and place not in (owner, None) and not calls_ours
+            if stays:
+                kind = type(function)
+                by = f"{defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
+                where = place.__name__ if hasattr(place, "__name__") else f"one {type(place).__name__}"
+                sentences.append(f"{where}.{name} is not the library's own but {by}")
+    return list(dict.fromkeys(sentences))
+
+
+def with_subclasses(owner: Any) -> list[Any]:
+    """A class and all that is derived from it; a module alone."""
+    below: list[type] = owner.__subclasses__() if isinstance(owner, type) else []
+    return [owner, *(cls for direct in below for cls in with_subclasses(direct))]
 
 
 def version_of(library: Library) -> tuple[int, ...]:
@@ -89,7 +72,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     return found
 
 
-def check(library: Library, places: Iterable[Place]) -> None:
+def check(library: Library, found: Iterable[Target]) -> None:
     """Check what we are about to replace.
 
     Raises:
@@ -97,8 +80,8 @@ def check(library: Library, places: Iterable[Place]) -> None:
             release newer than any that we know, one reads other attributes or is not called any more; names all.
     """
     wrong, newer = [], version_of(library) > library.newest
-    for owner, name, replacement in places:
-        method = owner.__dict__.get(name)
+    for owner, name, key in found:
+        method, replacement = owner.__dict__.get(name), library.replacements[key]
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
         elif _arguments(method) != _arguments(replacement.function):
@@ -108,8 +91,7 @@ def check(library: Library, places: Iterable[Place]) -> None:
             if name.startswith("_") and name not in attributes_read(owner):
                 wrong.append(f"{owner.__name__} does not call {name} any more")
     for (home, name), known in library.copied_methods.items() if newer else ():
-        module, _, cls = home.partition(":")
-        owner = getattr(sys.modules.get(module), cls, None)
+        owner = owner_of(home)
         if owner is not None:  # we leave a class that is missing to the library's own code
             wrong += _changes(owner, name, known)
     if wrong:

@@ -1,8 +1,8 @@
 """Puts our functions on a library's classes and takes them off again. No other file changes a library's classes.
 
-Each ``enable()`` is one ``Enabled``; the newest that is in force holds. Our functions are in place before settings take
-effect and are removed after the last have ended: another thread sees the old settings or the new, never a mixture.
-Before we replace a method we enter it in ``originals``, so Ctrl-C loses nothing at any moment.
+Each ``enable()`` adds an ``Override`` to one list; its handle, or ``disable()``, takes it out. ``_refresh`` then works
+out what holds: our functions are in place before settings take effect, and are removed after the last have ended, so
+another thread sees the old settings or the new, never a mixture.
 
 Everything is imported before the lock is taken: a thread that imports a library may be about to call ``enable()``.
 """
@@ -12,17 +12,16 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from ..resampling import cache
-from .compat import Slot, check, describe_foreign, slot_of, unsupported, version_of
-from .library import Library, count_into, counts, functions, homes, original, originals, originals_of, places, warn_once
-from .settings import ATTRIBUTE, STOCK, Enabled, Mode, Settings, check_name, may_hold, own_settings, parse_settings
+from .compat import check, found_at, not_ours, unsupported, version_of
+from .library import Library, count_into, counts, imported_targets, original, originals, targets, warn_once, whose
+from .settings import ATTRIBUTE, STOCK, Mode, Override, OwnSettings, Settings, check_name, parse_settings
 from .status import Status
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -32,9 +31,9 @@ LIBRARIES = ("timm", "transformers", "torchtitan")  # each has a file here of it
 _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
-# In the order of their making. Only libraries and the modules of models keep them alive.
-_enabled: list[weakref.ref[Enabled]] = []
-_holders: dict[int, weakref.ref[Any]] = {}  # by id: the libraries and modules that refer to one, but for copies
+_overrides: list[Override] = []  # all that have not ended, oldest first
+_owns: WeakSet[OwnSettings] = WeakSet()  # those of all models; each lives as long as the model, or a copy of it
+_libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
 def _entry(name: str) -> Library:
@@ -73,43 +72,44 @@ def _library(name: str) -> Library:
             missing.append(error)  # a part that needs a package that is not installed cannot be in use
     if len(missing) == len(library.replacements):
         raise unsupported(library, str(missing[0])) from missing[0]
-    return library
+    return _libraries.setdefault(name, library)
 
 
-def _in_use() -> list[Library]:
-    """The libraries that were enabled, or looked at, in this process."""
-    files = [sys.modules.get(f"{__package__}.{name}") for name in LIBRARIES]
-    return [file.LIBRARY for file in files if file is not None and hasattr(file, "LIBRARY")]  # else half imported
-
-
-def _install(library: Library) -> None:
+def _install(libraries: Iterable[Library]) -> None:
+    """Put ours where the libraries' own functions are. All are checked before the first is replaced."""
     todo = []
-    for owner, name, replacement in places(library):
-        slot = slot_of(owner, name, library)
-        if slot in (Slot.ORIGINAL, Slot.EMPTY):
-            todo.append((owner, name, replacement))
-        elif slot is Slot.FOREIGN and (owner, name) not in originals_of(owner):
-            warn_once(
-                f"{describe_foreign(owner, name)} and stays in force; to put it over ours, call enable() before", 5
+    for library in libraries:
+        found = [
+            target
+            for target in imported_targets(library)
+            if (function := vars(target.owner).get(target.name)) is None or whose(function, library) == "the library's"
+        ]
+        check(library, found)
+        todo += [(target, library.replacements[target.key].function) for target in found]
+    for (owner, name, key), function in todo:
+        originals[key] = vars(owner)[name]  # at last from its home
+        if isinstance(owner, type) or owner.__name__ == key[0][:-1]:
+            # A pickle holds a function by these names: the library's, so that it can be read without this package.
+            prefix, module = (
+                (f"{owner.__qualname__}.", owner.__module__) if isinstance(owner, type) else ("", key[0][:-1])
             )
-    check(library, todo)
-    for owner, name, replacement in todo:
-        originals_of(owner)[owner, name] = owner.__dict__[name]
-        setattr(owner, name, replacement.function)
+            function.__module__, function.__qualname__, function.__name__ = module, prefix + name, name
+        setattr(owner, name, function)
 
 
 def _uninstall(library: Library) -> None:
-    for owner, name, _ in places(library) if originals or functions else ():
-        if slot_of(owner, name, library) is Slot.OURS and (owner, name) not in originals_of(owner):
-            # A module that imported the function from where ours was.
-            functions[owner, name] = next(theirs for (_, known), theirs in functions.items() if known == name)
-    for (owner, name), theirs in [*originals.items(), *functions.items()]:  # those of reloaded modules too
-        if (owner.__module__ if isinstance(owner, type) else owner.__name__).partition(".")[0] == library.name:
-            slot = slot_of(owner, name, library)
-            if slot is Slot.OURS:
-                setattr(owner, name, theirs)
-            if slot in (Slot.OURS, Slot.ORIGINAL):  # else another's wrapper may still call ours
-                del originals_of(owner)[owner, name]
+    gone = []
+    for owner, name, key in imported_targets(library):
+        function = vars(owner).get(name)
+        who = whose(function, library)
+        if who == "ours":
+            setattr(owner, name, original(key))
+            function.__module__, own_name = function.__globals__["__name__"], function.__code__.co_name
+            function.__qualname__ = function.__name__ = own_name
+        if who != "another's":  # else another's wrapper may still call ours
+            gone.append(key)
+    for key in gone:
+        originals.pop(key, None)
 
 
 def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
@@ -121,70 +121,76 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     # A library that nobody has imported has no part in a model; ours about it would import it.
     known = [_library(name) for name in names] or [_entry(name) for name in LIBRARIES if name in sys.modules]
     for library in known if names else ():
-        if not library.roots:
+        if not library.model_classes:
             raise ValueError(f"what is replaced in {library.name} knows no model: enable(library={library.name!r})")
-    known = [library for library in known if library.roots]
-    wanted = " or ".join(f"{library.name} {', '.join(library.roots)}" for library in known) or " or ".join(LIBRARIES)
+    known = [library for library in known if library.model_classes]
+    if not known:
+        raise ValueError(f"model must contain a module of {' or '.join(LIBRARIES[:2])}; neither has been imported")
+    wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in known)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
-    targets: dict[Library, list[nn.Module]] = {}
+    found: dict[Library, list[nn.Module]] = {}
     classes = {cls for module in model.modules() for cls in type(module).__mro__}
     for library in known:
-        modules = {home.partition(":")[0] for home, _ in library.replacements}
-        if any(cls.__name__ in library.roots and cls.__module__ in modules for cls in classes):
+        homes = {home.partition(":")[0] for home, _ in library.replacements}
+        if any(cls.__name__ in library.model_classes and cls.__module__ in homes for cls in classes):
             _library(library.name)
-            owners = tuple(owner for owner, _, _ in homes(library) if isinstance(owner, type))
+            owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
             if inside := [module for module in model.modules() if isinstance(module, owners)]:
-                targets[library] = inside
-    if not targets:
+                found[library] = inside
+    if not found:
         raise ValueError(
             f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
             f"such as {' or '.join(library.example for library in known)}, or a wrapper around one"
         )
-    return [module for inside in targets.values() for module in inside], list(targets)
+    return [module for inside in found.values() for module in inside], list(found)
 
 
-def _enter(enabled: Enabled, settings: Settings, modules: list[nn.Module], libraries: list[Library]) -> None:
-    """Put settings in force: for these modules, or, without any, for every model."""
-    if not settings.is_stock:
-        for library in libraries:
-            _install(library)
-    _enabled.append(weakref.ref(enabled))
-    for holder in modules or libraries:
-        _holders[id(holder)] = weakref.ref(holder)  # first: whatever refers to it can be found
-        vars(holder)[ATTRIBUTE] = (enabled, *may_hold(vars(holder).get(ATTRIBUTE, ())))
-    enabled.settings = settings  # from here on it holds, for all of them
-    _settle()
+def _put(override: Override, modules: list[nn.Module]) -> None:
+    """Put an override in force: for these modules, or, without any, for every model."""
+    new: dict[OwnSettings | None, OwnSettings] = {}
+    for module in modules:
+        old = vars(module).get(ATTRIBUTE)
+        if old not in new:  # with the settings of before, until all modules have it
+            before = () if old is None else tuple(o for o in old.overrides if o in _overrides)
+            new[old] = OwnSettings((*before, override), None if old is None else old.settings)
+        new[old].modules.add(module)
+        vars(module)[ATTRIBUTE] = new[old]
+    _owns.update(new.values())
+    _overrides.append(override)
+    _refresh()
 
 
-def _settle() -> None:
-    """Drop what has ended, for libraries and models; put ours where it is needed again, take it off where not."""
-    for holder in _alive(_holders.values()):
-        vars(holder)[ATTRIBUTE] = left = may_hold(vars(holder).get(ATTRIBUTE, ()))
-        if not left:
-            del vars(holder)[ATTRIBUTE], _holders[id(holder)]
-    for key in [key for key, ref in _holders.items() if ref() is None]:
-        del _holders[key]
-    for library in _in_use():
-        settings = own_settings(library) or STOCK
-        if library.settings.is_stock and not settings.is_stock:
-            _install(library)
-        library.settings = settings
-    alive = _in_force()
-    _enabled[:] = map(weakref.ref, alive)
-    count_into(alive[-1].counts if alive else None)
-    for library in _in_use():
-        of_models = [e.settings for e in alive if e.model and library.name in e.libraries]
-        if all(settings is None or settings.is_stock for settings in (library.settings, *of_models)):
+def _newest(overrides: Iterable[Override]) -> Override | None:
+    return next((override for override in reversed([*overrides]) if override in _overrides), None)
+
+
+def _refresh(*, install: bool = True) -> None:
+    """Work out what holds, from the list of overrides, and put our functions on the libraries that need them."""
+    owns = {own: _newest(own.overrides) for own in list(_owns)}
+    _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
+    everywhere = {
+        library: _newest(o for o in _overrides if not o.model and library.name in o.libraries)
+        for library in _libraries.values()
+    }
+    used = {
+        name
+        for override in (*owns.values(), *everywhere.values())
+        if override is not None and not override.settings.is_stock
+        for name in override.libraries
+    }
+    _install(library for library in everywhere if install and library.name in used)
+    for library, newest in everywhere.items():
+        library.settings = STOCK if newest is None else newest.settings
+    for own, newest in owns.items():
+        own.settings = None if newest is None else newest.settings
+        for module in list(own.modules) if newest is None else ():
+            if vars(module).get(ATTRIBUTE) is own:
+                del vars(module)[ATTRIBUTE]
+    count_into(_overrides[-1].counts if _overrides else None)
+    for library in everywhere:
+        if library.name not in used:
             _uninstall(library)
-
-
-def _alive(refs: Iterable[weakref.ref[Any]]) -> list[Any]:
-    return [found for ref in refs if (found := ref()) is not None]
-
-
-def _in_force() -> list[Enabled]:
-    return [enabled for enabled in _alive(_enabled) if enabled.settings is not None]
 
 
 class Handle:
@@ -193,19 +199,16 @@ class Handle:
     The newest of what else was chosen, before it or meanwhile, holds then. Handles may be left in any order.
     """
 
-    def __init__(self, settings: Settings, enabled: Enabled) -> None:
-        self.flags = settings
-        self._enabled, self._left = weakref.ref(enabled), False
-        enabled.handle = weakref.ref(self)
+    def __init__(self, override: Override) -> None:
+        self.flags, self._override, self._left = override.settings, override, False
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with _lock:
-            enabled = self._enabled()
-            if enabled is not None:
-                enabled.settings = None
             self._left = True
-            _settle()  # always: an interrupted call can be repeated
+            if self._override in _overrides:
+                _overrides.remove(self._override)
+                _refresh()
 
     def __enter__(self) -> Handle:
         if self._left:
@@ -224,6 +227,7 @@ def enable(
     patch_embed: str | None = None,
     rope: str | None = None,
     library: str | tuple[str, ...] | None = None,
+    strict: bool = False,
 ) -> Handle:
     """Replace a library's resampling, for every model (made before or after) or for one. ``status()`` counts anew.
 
@@ -242,13 +246,15 @@ def enable(
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
         library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model``: whichever it is of.
+        strict: raise a RuntimeError where the library's own code had to run in place of what was chosen.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
 
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
-        RuntimeError: a library that is missing, too old, or whose methods differ; nothing is changed.
+        RuntimeError: a library that is missing, too old, or whose methods differ; with ``strict``, a method that would
+            be left as it is; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -256,7 +262,7 @@ def enable(
     """
     if isinstance(mode, nn.Module):
         raise ValueError("the first argument of enable is a mode; give a model by name: enable(model=...)")
-    settings = parse_settings(mode, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
+    settings = parse_settings(mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope)
     wanted: Iterable[object] = library if isinstance(library, tuple | list) and library else (library,)
     names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
     modules: list[nn.Module] = []
@@ -266,16 +272,22 @@ def enable(
         modules, libraries = _targets(model, names)
     for known in libraries:
         check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", settings.pos_embed, known.modes)
-    enabled = _for(model, libraries)
-    handle = Handle(settings, enabled)
+    override = _override(settings, model, libraries)
     with _lock:
-        _enter(enabled, settings, modules, libraries)
-    return handle
+        if not settings.is_stock:
+            for sentence in (text for known in libraries for text in not_ours(known, modules, around_ours=False)):
+                message = f"{sentence} and stays in force; to put it over ours, call enable() before"
+                if strict:
+                    raise RuntimeError(f"{message}. Nothing was changed")
+                warn_once(message, 3)
+            _install(libraries)
+        _put(override, modules)
+    return Handle(override)
 
 
-def _for(model: nn.Module | None, libraries: list[Library]) -> Enabled:
+def _override(settings: Settings, model: nn.Module | None, libraries: list[Library]) -> Override:
     names = tuple(library.name for library in libraries)
-    return Enabled(model="" if model is None else type(model).__name__, libraries=names)
+    return Override(settings, names, "" if model is None else type(model).__name__)
 
 
 def disable(model: nn.Module | None = None) -> None:
@@ -295,16 +307,15 @@ def disable(model: nn.Module | None = None) -> None:
     modules, libraries = ([], []) if model is None else _targets(model)
     with _lock:
         if model is None:
-            for enabled in _in_force():
-                enabled.settings = None
+            _overrides.clear()
             cache.clear_all()
         elif not all(library.settings.is_stock for library in libraries):
-            exempt = _for(model, libraries)
+            exempt = _override(STOCK, model, libraries)
             exempt.counts = counts()  # which go on
-            return _enter(exempt, STOCK, modules, libraries)
+            return _put(exempt, modules)
         for module in modules:
-            module.__dict__.pop(ATTRIBUTE, None)
-        _settle()
+            vars(module).pop(ATTRIBUTE, None)
+        _refresh()
 
 
 def status(model: nn.Module | None = None) -> Status:
@@ -316,36 +327,36 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    modules, libraries = ([], _in_use()) if model is None else _targets(model)
+    modules, libraries = ([], list(_libraries.values())) if model is None else _targets(model)
     replaced: dict[str, str] = {}
     components: dict[tuple[str, str, str], list[str]] = {}
     notes: list[str] = []
     with _lock:
-        _settle()
-        own = next(filter(None, map(own_settings, modules)), None)
+        _refresh(install=False)
+        owns = [vars(module)[ATTRIBUTE] for module in modules if ATTRIBUTE in vars(module)]
+        own = next((own.settings for own in owns if own is not None and own.settings is not None), None)
         for library in libraries:
             settings = own or library.settings
-            for owner, name, replacement in homes(library):
-                slot, mode = slot_of(owner, name, library), getattr(settings, replacement.component)
-                if slot is Slot.OURS:
-                    impl = replaced[f"{owner.__name__}.{name}"] = replacement.impls.get(mode, "stock")
-                    components.setdefault((library.name, replacement.component, mode), []).append(impl)
-                elif slot is Slot.FOREIGN:
-                    notes.append(describe_foreign(owner, name))
+            for owner, name, key in targets(library):
+                replacement = library.replacements[key]
+                inside = [module for module in modules if isinstance(owner, type) and isinstance(module, owner)]
+                if any(whose(found_at(holder, name)[1], library) == "ours" for holder in inside or [owner]):
+                    mode = getattr(settings, replacement.component)
+                    strategy = replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
+                    components.setdefault((library.name, replacement.component, mode), []).append(strategy)
+            notes += not_ours(library, modules)
             notes += [note for before, note in library.notes.items() if version_of(library) < before]
-        # Not those that a newer enable() hides in every module that we know of.
-        known = [vars(holder).get(ATTRIBUTE, ()) for holder in _alive(_holders.values())]
-        hidden = {e for newest_first in known for e in newest_first[1:]} - {e for first in known for e in first[:1]}
-        models = [] if modules else [e for e in _in_force() if e.model and e not in hidden]
+        newest = [] if modules else [_newest(own.overrides) for own in _owns]
+        models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return Status(
             own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
-            tuple(enabled.settings or STOCK for enabled in models),
+            tuple(override.settings for override in models),
             replaced,
             getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
             torch.__version__,
             dict(counts().calls),
             dict(counts().fallbacks),
-            tuple(enabled.model for enabled in models),
+            tuple(override.model for override in models),
             components,
             tuple(notes),
             "every model" if model is None else f"this {type(model).__name__}",
@@ -355,21 +366,13 @@ def status(model: nn.Module | None = None) -> Status:
 def snapshot() -> Callable[[], None]:
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
     with _lock:
-        _settle()
-        before = [(enabled, enabled.settings) for enabled in _in_force()]
-        holders = [(holder, vars(holder).get(ATTRIBUTE, ())) for holder in _alive(_holders.values())]
+        overrides, owns = list(_overrides), [(module, own) for own in _owns for module in own.modules]
 
     def put_back() -> None:
         with _lock:
-            for library in _in_use():
-                if any(library.name in enabled.libraries and settings != STOCK for enabled, settings in before):
-                    _install(library)
-            for enabled, settings in [*((new, None) for new in _in_force()), *before]:
-                enabled.settings = settings
-            _enabled[:] = [weakref.ref(enabled) for enabled, _ in before]
-            for holder, newest_first in holders:
-                _holders[id(holder)] = weakref.ref(holder)
-                vars(holder)[ATTRIBUTE] = newest_first
-            _settle()
+            for module, own in owns:
+                vars(module)[ATTRIBUTE] = own
+            _overrides[:] = overrides
+            _refresh()
 
     return put_back

@@ -1,6 +1,6 @@
-"""The ``Library`` that each library's file defines, and two functions for its replacements.
+"""The ``Library`` that each library's file defines, and what its replacements ask.
 
-``resolve_impl`` decides what computes a component: ours, as chosen, or the library's own code. ``original`` finds that.
+``decide`` tells what computes a component: ours, as chosen, or the library's own code. ``original`` finds that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..strategies import STRATEGIES
-from ..tracing import why_unsupported
-from .settings import STOCK, Counts, Settings, own_settings
+from ..tracing import Tracer, constant_while_traced, tracer, why_unsupported
+from .settings import ATTRIBUTE, STOCK, Counts, Settings
+
+Key = tuple[str, str]
+"""("module:Class", method), or ("module:", function)."""
 
 
 class Replacement(NamedTuple):
@@ -25,9 +28,12 @@ class Replacement(NamedTuple):
 
     component: str
     function: Callable[..., Any]
-    impls: Mapping[str, str]  # by the component's mode; the library's own code under every other mode
+    strategies: Mapping[str, str]  # by the component's mode; the library's own code under every other mode
     self_attributes: str | None = None  # those that the newest known release reads there; None: not looked at
-    delegates: bool = False  # the library's own code calls another replaced function: that is counted in its place
+    counted_elsewhere: bool = False  # the library's own code calls another replaced function, which counts
+    # What the library's code calls and ours does not: ("", method), (submodule, method), ("module:", function).
+    skips: tuple[Key, ...] = ()
+    refuses: Callable[[str, Tracer], str | None] | None = None  # why it cannot run by a strategy while traced
 
 
 @dataclass(eq=False)
@@ -37,108 +43,177 @@ class Library:
     name: str
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
-    roots: tuple[str, ...]  # every model that we speed up contains one of these classes
+    model_classes: tuple[str, ...]  # every model that we speed up contains one of these
     example: str  # such a model, in the words of an error
     modes: tuple[str, ...]
-    replacements: Mapping[tuple[str, str], Replacement]  # by ("module:Class", method) or ("module:", function)
-    copied_methods: Mapping[tuple[str, str], str] = field(default_factory=dict)  # and the attributes they read
+    replacements: Mapping[Key, Replacement]
+    copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they read
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # for ``status()``: on releases before a version
     settings: Settings = STOCK  # those of the newest ``enable()``, for every model that has none of its own
 
 
+class Target(NamedTuple):
+    """A method of a class of the library, or a function of a module, that we replace."""
+
+    owner: Any
+    name: str
+    key: Key
+
+
+class Decision(NamedTuple):
+    """What computes a component."""
+
+    strategy: str  # "stock": the library's own code
+    inputs: tuple[Tensor, ...]
+    traced_by: Tracer | None
+
+
 SAME_RESULT = {name: name for name, strategy in STRATEGIES.items() if strategy.reference == "interpolate"}
-"""The impls, by mode, where nothing was ever trained with timm's ``pos_embed_use_grid_sample``."""
+"""The strategies, by mode, where nothing was ever trained with timm's ``pos_embed_use_grid_sample``."""
 
-Place = tuple[Any, str, Replacement]
-"""A class (or module) of the library, the name of its method (or function), and what takes its place."""
-
-originals: dict[tuple[Any, str], Callable[..., Any]] = {}
-"""The libraries' own methods by (class, name): entered before ours is set, deleted after it is removed."""
-
-functions: dict[tuple[Any, str], Callable[..., Any]] = {}
-"""The same by (module, name). Apart, because torch 2.11's compiler reads ``originals`` and cannot hash modules."""
+originals: dict[Key, Callable[..., Any]] = {}
+"""The libraries' own functions: entered before ours take their places, deleted after ours are gone."""
 
 warned: set[str] = set()
 _counts = Counts()
 
 
-def original(owner: Any, name: str) -> Callable[..., Any]:
-    """The library's own method of a class (or function of a module), whether or not ours is in its place."""
-    kept = originals_of(owner)
-    for place in getattr(owner, "__mro__", (owner,)):
-        function = kept.get((place, name))
-        if function is not None:
-            return function
-    return getattr(owner, name)
+def original(key: Key) -> Callable[..., Any]:
+    """The library's own method or function, whether or not ours is in its place."""
+    function = originals.get(key)
+    return getattr(owner_of(key[0]), key[1]) if function is None else function
 
 
-def originals_of(owner: Any) -> dict[tuple[Any, str], Callable[..., Any]]:
-    """Where the own functions of a class or module are kept."""
-    return originals if isinstance(owner, type) else functions
+def owner_of(home: str) -> Any:
+    """The class ("module:Class") or module ("module:"); None if it is not loaded."""
+    module_name, _, cls = home.partition(":")
+    module = sys.modules.get(module_name)
+    return getattr(module, cls, None) if cls else module
 
 
-def homes(library: Library) -> Iterator[Place]:
+def targets(library: Library) -> Iterator[Target]:
     """What a library has loaded of all that we replace."""
-    for (home, name), replacement in library.replacements.items():
-        module_name, _, cls = home.partition(":")
-        owner = sys.modules.get(module_name)
-        owner = getattr(owner, cls, None) if cls else owner
+    for home, name in library.replacements:
+        owner = owner_of(home)
         if owner is not None:
-            yield owner, name, replacement
+            yield Target(owner, name, (home, name))
 
 
-def places(library: Library) -> list[Place]:
-    """Every place that may hold ours: a function is also an attribute of the modules that imported it by name."""
-    found: list[Place] = []
-    for owner, name, replacement in homes(library):
-        found.append((owner, name, replacement))
-        for key, module in () if isinstance(owner, type) else list(sys.modules.items()):
-            if key.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
+def imported_targets(library: Library) -> list[Target]:
+    """The same, after the modules that imported one of these functions by name."""
+    found = list(targets(library))
+    for owner, name, key in tuple(found):
+        for module_name, module in () if isinstance(owner, type) else list(sys.modules.items()):
+            if module_name.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
                 function = module.__dict__.get(name)
-                if function is replacement.function or getattr(function, "__globals__", None) is owner.__dict__:
-                    found.append((module, name, replacement))
+                ours = library.replacements[key].function
+                if function is ours or getattr(function, "__globals__", None) is owner.__dict__:
+                    found.insert(0, Target(module, name, key))
     return found
 
 
-def resolve_impl(
+def settings_of(module: nn.Module | None, library: Library) -> Settings:
+    """The settings that hold for a module: its own, else those for every model. May be traced."""
+    own = getattr(module, ATTRIBUTE, None)  # TorchDynamo checks an absent attribute so, but no absent key of __dict__
+    return library.settings if own is None or own.settings is None else own.settings
+
+
+def decide(
     library: Library,
+    key: Key,
     module: nn.Module | None,
-    key: tuple[str, str],
     *tensors: Tensor,
-    inputs: Callable[[str], Any] = lambda impl: (),
-) -> tuple[str, Any]:
-    """What computes a component, and from what: (impl, inputs), or ("stock", why) for the library's own code. Counted.
+    inputs: Callable[[], tuple[Tensor, ...]] | None = None,
+    reason: str | None = None,
+) -> Decision:
+    """What computes a component, and from what. Counted.
 
     Args:
         library: whose replacements have the entry ``key``.
-        module: whose own settings hold; None: those for every model.
         key: the entry's key.
+        module: whose own settings hold; None: those for every model.
         tensors: the method's arguments that the component computes with.
-        inputs: gives, for an impl, what else it computes with: a tuple of tensors is looked at too; a string says why
-            the library's own code has to run. Called once, and only if ours may run: a parametrized table is computed
-            anew each time that it is read.
+        inputs: gives the tensors of the module that it computes with. Called once, and only if ours may run: a
+            parametrized table is computed anew each time that it is read.
+        reason: why the library's own code has to run, if the caller knows.
+
+    Raises:
+        RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    replacement = library.replacements[key]
-    own = own_settings(module)
-    mode = getattr(library.settings if own is None else own, replacement.component)
-    impl, found = resolve(replacement.impls.get(mode, "stock"), tensors, inputs)
-    if impl != "stock" or not replacement.delegates:
-        record_call(library.name, replacement.component, impl, found if impl == "stock" else None)
-    return impl, found
-
-
-def resolve(wanted: str, tensors: tuple[Tensor, ...], inputs: Callable[[str], Any]) -> tuple[str, Any]:
-    """``wanted`` and its inputs; or "stock" and the reason, None if it is wanted."""
-    if wanted == "stock":
-        return "stock", None
-    reason = why_unsupported(*tensors) if tensors else None
-    if reason is None:
-        found = inputs(wanted)
-        if isinstance(found, str):
-            reason = found
-        elif isinstance(found, tuple) and found:
+    replacement, settings = library.replacements[key], settings_of(module, library)
+    strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
+    found: tuple[Tensor, ...] = ()
+    traced_by = None
+    if strategy == "stock":
+        reason = None
+    else:
+        traced_by = tracer(*tensors)
+        if reason is None and traced_by is not None:
+            reason = why_unsupported(*tensors) if tensors else None
+            if reason is None and replacement.refuses is not None:
+                reason = replacement.refuses(strategy, traced_by)
+        if reason is None and replacement.skips:
+            reason = overridden_by(library, module, replacement.skips)
+        if reason is None and inputs is not None:
+            found = inputs()
             reason = why_unsupported(*found)
-    return (wanted, found) if reason is None else ("stock", reason)
+        if reason is not None:
+            strategy, found = "stock", ()
+    if strategy != "stock" or not replacement.counted_elsewhere:
+        if reason is not None:
+            refuse_if_strict(settings, library, reason)
+        record_call(library.name, replacement.component, strategy, reason)
+    return Decision(strategy, found, traced_by)
+
+
+def refuse_if_strict(settings: Settings, library: Library, reason: str) -> None:
+    """Raise a RuntimeError if the library's own code may not run in place of what was chosen."""
+    if settings.strict:
+        raise RuntimeError(f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it")
+
+
+def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str | None:
+    """What another has changed of all that the library's own code calls and ours does not, in words; None: nothing.
+
+    So a subclass, a patch and a hook keep their effect, but in a graph of ``torch.compile``, which cannot ask.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    for path, name in skips:
+        found = sys.modules.get(path[:-1]) if path.endswith(":") else getattr(module, path, None) if path else module
+        if found is None:
+            continue
+        function = vars(found).get(name, getattr(type(found), name, None))
+        if function is not None and whose(function, library) == "another's":
+            return f"{getattr(found, '__name__', type(found).__name__)}.{name} (not the library's own)"
+        if path and name == "forward" and is_hooked(found):
+            return f"a hook of {type(found).__name__}"
+    return None
+
+
+def is_hooked(module: Any) -> bool:
+    """Whether to call the module does more than its ``forward`` does."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = any(getattr(module, kind) or getattr(nn.modules.module, f"_global{kind}") for kind in kinds)
+    return hooks or type(module).__call__ is not nn.Module.__call__
+
+
+def whose(function: Any, library: Library) -> str:
+    """Who wrote a function: "ours", "the library's", "another's" (a spy, a change of the result, perhaps around ours).
+
+    A wrapper can copy the name of what it wraps, but not its ``__globals__``.
+    """
+    function = getattr(function, "__func__", function)
+    if any(function is replacement.function for replacement in library.replacements.values()):
+        return "ours"
+    if defined_in(function).partition(".")[0] == "torch":  # torch.compiler.disable, torch.no_grad
+        function = getattr(function, "__wrapped__", function)
+    return "the library's" if defined_in(function).partition(".")[0] == library.name else "another's"
+
+
+def defined_in(function: Any) -> str:
+    """The module in which a function was defined; "" for what is no function."""
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 
 def counts() -> Counts:
@@ -153,10 +228,10 @@ def count_into(found: Counts | None) -> None:
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
-@torch.compiler.assume_constant_result
-def record_call(library: str, component: str, impl: str, reason: str | None = None) -> None:
+@constant_while_traced
+def record_call(library: str, component: str, strategy: str, reason: str | None = None) -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
-    _counts.calls[component, impl] += 1
+    _counts.calls[component, strategy] += 1
     if reason is not None:
         _counts.fallbacks[reason] += 1
         warn_once(f"{reason} stays with {library}'s own code", 6)

@@ -1,22 +1,22 @@
-"""The settings, and whose hold: a model's own, else those for every model. Nothing here imports a library.
+"""What the user chose, and for whom: a model, else every model. Nothing here imports a library.
 
 - component: one of the three things that are replaced: "pos_embed", "patch_embed", "rope";
 - mode: what the user chose for a component, a name in ``VALID_MODES``; "stock" is the library's own code;
-- impl: what then computes one method: the mode, another strategy, or "stock";
-- strategy: an object that resamples position tables (``strategies/``); every mode of "pos_embed" but "stock" names one;
-- settings: one mode for each component.
-
-A model's own settings are an attribute of its modules, so ``deepcopy`` and EMA copies have them too; ``state_dict`` and
-pickles do not.
+- strategy: what then computes one method, by name: the mode, another one, or "stock";
+- settings: one mode for each component;
+- override: the settings of one ``enable()``.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
+from weakref import WeakSet
+
+from torch import nn
 
 from ..names import STRATEGY_NAMES, StrategyName
 
@@ -26,7 +26,7 @@ VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": (
 # The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
-ATTRIBUTE = "_naflex_fast_enabled"
+ATTRIBUTE = "_naflex_fast_own"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Settings:
     pos_embed: str = "stock"
     patch_embed: str = "stock"
     rope: str = "stock"
+    strict: bool = field(default=False, repr=False, compare=False)  # raise where the library's own code had to run
 
     @property
     def is_stock(self) -> bool:
@@ -56,10 +57,10 @@ def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
     raise ValueError(f"{value!r} is not valid for {argument}; valid: {', '.join(map(repr, valid))}")
 
 
-def parse_settings(mode: str = "matmul", **overrides: str | None) -> Settings:
+def parse_settings(mode: str = "matmul", *, strict: bool = False, **overrides: str | None) -> Settings:
     """Settings for ``mode``; an argument that is given overrides its component.
 
-    ``mode`` is the strategy of the position embeddings, with the exact fast impl of everything else;
+    ``mode`` is the strategy of the position embeddings, with the exact fast one of everything else;
     ``mode="stock"`` is the library's own code throughout.
 
     Raises:
@@ -71,7 +72,7 @@ def parse_settings(mode: str = "matmul", **overrides: str | None) -> Settings:
     for component, name in overrides.items():
         if name is not None:
             modes[component] = check_name(component, name, VALID_MODES[component])
-    return Settings(**modes)
+    return Settings(**modes, strict=bool(strict))
 
 
 def default_mode() -> Mode:
@@ -87,8 +88,8 @@ def default_mode() -> Mode:
 class Counts:
     """What ran since an ``enable()``.
 
-    ``calls``: how often each (component, impl) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ... ``fallbacks``:
-    how often a library's own code ran although something else was chosen, by reason.
+    ``calls``: how often each (component, strategy) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ...
+    ``fallbacks``: how often a library's own code ran although something else was chosen, by reason.
     """
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -96,41 +97,29 @@ class Counts:
 
 
 @dataclass(eq=False)
-class Enabled:
-    """One ``enable()`` and its settings, as long as they may hold.
+class Override:
+    """One ``enable()``, or one ``disable(model)``."""
 
-    Every library or module that it is for refers to it, in a tuple: the newest first. The copies of a model share it,
-    so it ends for all of them by one assignment.
-    """
-
-    settings: Settings | None = None  # None: not in force yet, or no more
+    settings: Settings
+    libraries: tuple[str, ...]
     model: str = ""  # the class of the model that it is for; "": every model
-    libraries: tuple[str, ...] = ()
-    handle: Callable[[], object] = lambda: None  # a weak reference; None once nobody can end these settings alone
     counts: Counts = field(default_factory=Counts)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Enabled:
+
+@dataclass(eq=False)
+class OwnSettings:
+    """The settings of one model and its copies, an attribute of their modules.
+
+    ``deepcopy`` (and so EMA) copies share this object, so a change reaches all of them by one assignment. In a pickle
+    it is None, which a process without this package can read.
+    """
+
+    overrides: tuple[Override, ...]  # of this model, oldest first; some may have ended
+    settings: Settings | None  # of the newest that has not; None: those for every model hold
+    modules: WeakSet[nn.Module] = field(default_factory=WeakSet)  # without the copies'
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnSettings:
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(None), ()  # a process without this package can read it
-
-
-def own_settings(holder: object) -> Settings | None:
-    """A module's own settings (or a library's), None if it has none, or is None. May be traced."""
-    # By ``getattr``: the compiler then checks before each call that there still is none; in ``__dict__`` it does not.
-    for enabled in getattr(holder, ATTRIBUTE, ()):
-        if enabled is not None and enabled.settings is not None:  # None came out of a pickle
-            return enabled.settings
-    return None
-
-
-def may_hold(newest_first: Sequence[Enabled | None]) -> tuple[Enabled, ...]:
-    """Those that hold or may hold again: all in force, down to the first that no handle can end."""
-    found: list[Enabled] = []
-    for enabled in newest_first:
-        if enabled is not None and enabled.settings is not None:
-            found.append(enabled)
-            if enabled.handle() is None:
-                break
-    return tuple(found)
+        return type(None), ()

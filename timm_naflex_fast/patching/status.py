@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from ..tables import table
 from .settings import Settings
@@ -39,10 +39,10 @@ class Status:
         if not self.replaced:
             nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
             return "\n".join([*lines, nothing, *self.notes])
-        by = {f"{key[0]}: {NAMES[key[1]]}": _by(key[2], impls) for key, impls in self.components.items()}
-        lines.append(table([{"computed": what, f"by, in {self.scope}": impl} for what, impl in by.items()]))
+        by = {f"{key[0]}: {NAMES[key[1]]}": _by(key[2], strategies) for key, strategies in self.components.items()}
+        lines.append(table([{"computed": what, f"by, in {self.scope}": strategy} for what, strategy in by.items()]))
         for name, own in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {', '.join(f'{k}={v}' for k, v in asdict(own).items())}")
+            lines.append(f"one {name} has its own: {', '.join(f'{k}={getattr(own, k)}' for k in NAMES)}")
         ran = {": ".join(key): str(n) for key, n in sorted(self.calls.items())} or {"(nothing yet)": "0"}
         lines += ["", table([{"what ran since enable()": what, "calls": n} for what, n in ran.items()])]
         return "\n".join([*lines, *self.why_stock(), *self.notes])
@@ -52,8 +52,8 @@ class Status:
         return [f"the library's own code ran {n} time{'s' * (n != 1)}: {why}" for why, n in self.fallbacks.items()]
 
 
-def _by(mode: str, impls: list[str]) -> str:
+def _by(mode: str, strategies: list[str]) -> str:
     """By what a component's functions are computed: the mode, and for which of timm's models by something else."""
     where = "images without coordinates" if mode == "grid_sample" else "models made with pos_embed_use_grid_sample"
-    others = [f"{where}: {impl}" for impl in sorted(set(impls) - {mode})]
+    others = [f"{where}: {strategy}" for strategy in sorted(set(strategies) - {mode})]
     return f"{mode} ({', '.join(others)})" if others else mode

@@ -1,6 +1,6 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each asks ``resolve_impl`` what computes the component, by ``REPLACEMENTS`` at the end of the file, and hands the work
+Each asks ``decide`` what computes the component, by ``REPLACEMENTS`` at the end of the file, and hands the work
 on. In older releases of timm a position table has neither an ``antialias`` nor an ``align_corners`` setting, and an
 interpolator no ``resampler``.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import patch_embed as patch_embed_module
 from timm.models import naflexvit
 from torch import Tensor
 
@@ -23,12 +22,21 @@ from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kern
 from ..resampling.checks import NamesNoCell, check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
-from ..rope.settings import Rope, read_rope
+from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
-from ..tracing import recorded, tracer
-from .compat import changed
-from .library import SAME_RESULT, Library, Replacement, original, record_call, resolve_impl
-from .settings import MODES, own_settings
+from ..tracing import PLAIN, Tracer, recorded, tracer, why_unsupported
+from .library import (
+    SAME_RESULT,
+    Decision,
+    Library,
+    Replacement,
+    decide,
+    original,
+    record_call,
+    refuse_if_strict,
+    settings_of,
+)
+from .settings import MODES
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -75,19 +83,13 @@ def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
 def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     """Add the tables, resampled by the chosen strategy; or call the method of timm's own that this one replaces."""
     learned, interpolation = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
-    unknown = learned and interpolation not in INTERPOLATIONS
-
-    def tables(strategy: str) -> tuple[Tensor, ...] | str:
-        if unknown:
-            names = ", ".join(INTERPOLATIONS)
-            return f"a position table (replaced are {names}) with interpolation mode {interpolation!r}"
-        # timm's own code can be exported here, because the grid is a constant; compiled, each needs a graph.
-        if not isinstance(placement, Tensor) and recorded():
-            if tracer() == "export" or STRATEGIES[strategy].needs_host:
-                return "a batch of plain images in a recorded graph"
-        return (embeds.pos_embed,) if learned else (embeds.pos_embed_y, embeds.pos_embed_x)
-
-    strategy, found = resolve_impl(LIBRARY, embeds, (EMBEDS, name), x, inputs=tables)
+    reason = None
+    if learned and interpolation not in INTERPOLATIONS:
+        names = ", ".join(INTERPOLATIONS)
+        reason = f"a position table (replaced are {names}) with interpolation mode {interpolation!r}"
+    key, tensors = (EMBEDS, name), (x, placement) if isinstance(placement, Tensor) else (x,)
+    inputs = (lambda: (embeds.pos_embed,)) if learned else (lambda: (embeds.pos_embed_y, embeds.pos_embed_x))
+    strategy, tables, traced_by = decide(LIBRARY, key, embeds, *tensors, inputs=inputs, reason=reason)
     if strategy != "stock":
         make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
         spec = make(
@@ -98,18 +100,19 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             "interpolate" if STRATEGIES[strategy].reference == "interpolate" else TIMM_REFERENCE,
         )
         where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
+        arguments = x, tables, where, spec, STRATEGIES[strategy], traced_by
+        if traced_by is not None or not spec.embeds_padding:
+            return dispatch.add(*arguments)
         try:
-            return dispatch.add(x, found, where, spec, STRATEGIES[strategy], tracer(x, *found))
+            return dispatch.add(*arguments)
         except NamesNoCell:
-            if not spec.embeds_padding:
-                raise
-            record_call(LIBRARY.name, "pos_embed", "stock", "coordinates that name no cell")
-    own = own_settings(embeds)
-    chosen = STRATEGIES.get((LIBRARY.settings if own is None else own).pos_embed)
-    if LIBRARY.replacements[EMBEDS, name].impls is NAFLEX_BATCH and not unknown:
+            refuse_if_strict(settings_of(embeds, LIBRARY), LIBRARY, reason := "coordinates that name no cell")
+            record_call(LIBRARY.name, "pos_embed", "stock", reason)
+    chosen = STRATEGIES.get(settings_of(embeds, LIBRARY).pos_embed)
+    if LIBRARY.replacements[key].strategies is NAFLEX_BATCH and interpolation in INTERPOLATIONS:
         if chosen is not None and chosen.reference == "grid_sample":
             name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
-    original(type(embeds), name)(embeds, x, placement)
+    original((EMBEDS, name))(embeds, x, placement)
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)
@@ -117,24 +120,24 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
-    in_graph = tracer(x, patch_coord) is not None
-
-    def rope(_: str) -> Rope | str:
-        found = read_rope(self.rope)
-        if not isinstance(found, str) and found.augment is not None and in_graph:
-            return "random rotary coordinates in a recorded graph"
-        return changed(LIBRARY, self.rope, *_ROTARY) or found
-
-    impl, found = resolve_impl(LIBRARY, self, (VIT, "_generate_rope_naflex"), inputs=rope)
-    if impl == "stock":
-        return original(type(self), "_generate_rope_naflex")(self, x, patch_coord)
+    rope = read_rope(self.rope)
+    if isinstance(rope, str):
+        reason: str | None = rope
+    elif rope.augment is not None and recorded():
+        reason = "random rotary coordinates in a recorded graph"
+    else:  # a tensor without memory of its own
+        reason = None if type(patch_coord) in PLAIN else why_unsupported(patch_coord)
+    decision = decide(LIBRARY, (VIT, "_generate_rope_naflex"), self, reason=reason)
+    if isinstance(rope, str) or decision.strategy == "stock":
+        return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x, x.shape[-1], patch_coord)
-    return batched_rope(found, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
+    in_graph = tracer(x, patch_coord) is not None
+    return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 
 def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
-    if _impl(self, (INTERPOLATOR, _LINEAR), weight, self.interpolation, _changed(self)) == "stock":
+    if _decide(self, (INTERPOLATOR, _LINEAR), weight, self.interpolation).strategy == "stock":
         return _timms_linear(self, weight, target_patch_size)
     return _linear_kernel(self, weight, target_patch_size)
 
@@ -148,15 +151,14 @@ def interpolator_forward(
     is_linear: bool = True,
 ) -> Tensor:
     """Modifications: while the weight is frozen its resampled kernel is reused; an empty batch works."""
-    size = tuple(self.base_patch_size if patch_size is None else patch_size)
+    size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    reason = _changed(self, _LINEAR)
-    if not fits or _impl(self, (INTERPOLATOR, "forward"), proj_weight, self.interpolation, reason) == "stock":
-        return original(type(self), "forward")(self, patches, proj_weight, proj_bias, patch_size, is_linear)
+    if not fits or _decide(self, key, proj_weight, self.interpolation).strategy == "stock":
+        return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     if is_frozen(proj_weight):
         layout = self.in_chans, getattr(self, "channels_last", True)
-        key = (tuple(self.base_patch_size), self.interpolation, self.antialias, layout)
-        weight = frozen_kernel(proj_weight, size, key, partial(_linear_kernel, self))
+        settings = (tuple(self.base_patch_size), self.interpolation, self.antialias, layout)
+        weight = frozen_kernel(proj_weight, size, settings, partial(_linear_kernel, self))
     else:
         weight = _linear_kernel(self, proj_weight, size)
     return F.linear(patches.flatten(2), weight, proj_bias)
@@ -164,9 +166,10 @@ def interpolator_forward(
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: as in resample_linear_weight."""
-    fits = patch_embed.ndim == 4 and len(new_size) == 2 and tuple(patch_embed.shape[2:]) == tuple(self.orig_size)
-    if not fits or _impl(self, (RESAMPLER, "forward"), patch_embed, self.interpolation) == "stock":
-        return original(type(self), "forward")(self, patch_embed, new_size)
+    fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (RESAMPLER, "forward")
+    fits = fits and tuple(patch_embed.shape[2:]) == tuple(self.orig_size)
+    if not fits or _decide(self, key, patch_embed, self.interpolation).strategy == "stock":
+        return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias)
 
 
@@ -174,25 +177,17 @@ def resample_patch_embed(
     patch_embed: Tensor, new_size: Any, interpolation: str = "bicubic", antialias: bool = True, verbose: bool = False
 ) -> Tensor:
     """Modifications: as in resample_linear_weight. The mode for every model holds, or that of the caller's module."""
-    fits = patch_embed.ndim == 4 and len(new_size) == 2
+    fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
     caller = getattr(_calling, "interpolator", None)
-    if not fits or _impl(caller, (FUNCTIONS, "resample_patch_embed"), patch_embed, interpolation) == "stock":
-        timms = original(patch_embed_module, "resample_patch_embed")
-        return timms(patch_embed, new_size, interpolation, antialias, verbose)
+    if not fits or _decide(caller, key, patch_embed, interpolation).strategy == "stock":
+        return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
 
-def _impl(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str, reason: str | None = None) -> str:
-    if interpolation not in INTERPOLATIONS:
-        reason = f"a patch kernel with interpolation mode {interpolation!r}"
-    return resolve_impl(LIBRARY, module, key, weight, inputs=lambda _: reason or ())[0]
-
-
-def _changed(interpolator: Any, *names: str) -> str | None:
-    resampler = getattr(interpolator, "resampler", None)
-    return changed(LIBRARY, interpolator, *names) or changed(
-        LIBRARY, resampler, "forward", "_get_or_create_pinv_matrix"
-    )
+def _decide(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> Decision:
+    known = interpolation in INTERPOLATIONS
+    reason = None if known else f"a patch kernel with interpolation mode {interpolation!r}"
+    return decide(LIBRARY, key, module, weight, reason=reason)
 
 
 def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -211,55 +206,88 @@ def _timms_linear(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> T
     """timm's own method. In older releases it calls ``resample_patch_embed``, for which this module's mode holds."""
     _calling.interpolator = interpolator
     try:
-        return original(type(interpolator), _LINEAR)(interpolator, weight, size)
+        return original((INTERPOLATOR, _LINEAR))(interpolator, weight, size)
     finally:
         _calling.interpolator = None
 
 
-# The impl by the mode of ``pos_embed``. What is missing stays stock: models made with timm's pos_embed_use_grid_sample
-# keep that result, and images without coordinates have no such setting.
+# The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
+# pos_embed_use_grid_sample keep that result, and images without coordinates have no such setting.
 NAFLEX_BATCH = {name: name for name in STRATEGIES}
 USE_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if s.for_grid_sample}
+
+
+def _one_grid(strategy: str, traced_by: Tracer) -> str | None:
+    # timm's own code can be exported here, because the grid is a constant; compiled, each needs a graph.
+    refused = traced_by == "export" or STRATEGIES[strategy].needs_host
+    return "a batch of plain images in a recorded graph" if refused else None
+
 
 _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
 _LINEAR = "resample_linear_weight"
-_ROTARY = ("get_batch_embeds", "get_embed", "_build_embed_cat", "_create_embed", "_get_pos_embed_from_coords")
 _SINCOS = "timm.layers.pos_embed_sincos"
+_ROTARY = "get_batch_embeds get_embed _build_embed_cat _build_embed _create_embed _get_pos_embed_from_coords"
+
+# What timm's code calls and ours does not. Of functions of a module, those that no other package's code calls.
+_GRID_SAMPLE = ((naflexvit.__name__ + ":", "_normalize_naflex_grid_sample_coords"),)
+_INVERSE = ((FUNCTIONS, "_compute_resize_matrix"), (FUNCTIONS, "_apply_resampling"))
+_RESAMPLER = (("resampler", "forward"), ("resampler", "_get_or_create_pinv_matrix"), *_INVERSE)
+_ROPE = tuple(("rope", name) for name in _ROTARY.split())
 
 REPLACEMENTS = {
     **{
-        (EMBEDS, function.__name__): Replacement("pos_embed", function, impls, attributes)
-        for function, impls, attributes in (
-            (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias"),
-            (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED),
-            (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias"),
-            (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED),
-            (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED),
-            (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED),
+        (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, **options)
+        for function, strategies, attributes, options in (
+            (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", {}),
+            (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, dict(skips=_GRID_SAMPLE)),
+            (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", dict(refuses=_one_grid)),
+            (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, {}),
+            (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, dict(skips=_GRID_SAMPLE)),
+            (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, dict(refuses=_one_grid)),
         )
     },
     **{
-        (home, name): Replacement("patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR)
-        for home, name, function, attributes in (
-            (INTERPOLATOR, "forward", interpolator_forward, "base_patch_size resample_conv_weight " + _LINEAR),
-            (INTERPOLATOR, _LINEAR, resample_linear_weight, "base_patch_size channels_last in_chans resampler"),
-            (RESAMPLER, "forward", resampler_forward, "_get_or_create_pinv_matrix orig_size"),
-            (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None),
+        (home, name): Replacement(
+            "patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR, skips
+        )
+        for home, name, function, attributes, skips in (
+            (
+                INTERPOLATOR,
+                "forward",
+                interpolator_forward,
+                f"base_patch_size resample_conv_weight {_LINEAR}",
+                (("", _LINEAR), *_RESAMPLER),
+            ),
+            (
+                INTERPOLATOR,
+                _LINEAR,
+                resample_linear_weight,
+                "base_patch_size channels_last in_chans resampler",
+                _RESAMPLER,
+            ),
+            (
+                RESAMPLER,
+                "forward",
+                resampler_forward,
+                "_get_or_create_pinv_matrix orig_size",
+                (("", "_get_or_create_pinv_matrix"), *_INVERSE),
+            ),
+            (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None, _INVERSE),
         )
     },
 }
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
     REPLACEMENTS[VIT, "_generate_rope_naflex"] = Replacement(
-        "rope", _generate_rope_naflex, {"batched": "batched"}, "num_prefix_tokens rope rope_is_mixed"
+        "rope", _generate_rope_naflex, {"batched": "batched"}, "num_prefix_tokens rope rope_is_mixed", skips=_ROPE
     )
 
 LIBRARY = Library(
     name="timm",
     oldest=(1, 0, 16),
     newest=(1, 0, 31),
-    roots=("NaFlexEmbeds",),
+    model_classes=("NaFlexEmbeds",),
     example="timm.create_model('naflexvit_base_patch16_gap')",
     modes=MODES,
     replacements=REPLACEMENTS,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..functional import resample_pos_embeds
 from ..tracing import is_dtensor
-from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
+from .library import SAME_RESULT, Library, Replacement, decide, original
 
 QWEN = "torchtitan.models.qwen3_5.vision_encoder:"
 KIMI = "torchtitan.models.kimi_k2_7.vision_encoder:"
@@ -32,14 +32,14 @@ def qwen_pos_embeds(
     dim: int,
 ) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd."""
-    impl = _impl(QWEN, learned_pos_embed)
-    if impl == "stock":
+    strategy = _strategy(QWEN, learned_pos_embed)
+    if strategy == "stock":
         options = (grids, max_num_patch, num_grid_per_side, spatial_merge_size, dim)
-        return _original(QWEN)(learned_pos_embed, *options)
+        return original((QWEN, _NAME))(learned_pos_embed, *options)
 
     def embeddings(table: Tensor) -> Tensor:
         table = table.reshape(num_grid_per_side, num_grid_per_side, dim)
-        options: dict[str, Any] = dict(mode="bilinear", align_corners=True, merge=spatial_merge_size, strategy=impl)
+        options: dict[str, Any] = dict(mode="bilinear", align_corners=True, merge=spatial_merge_size, strategy=strategy)
         return resample_pos_embeds(table, grids, antialias=False, length=max_num_patch, **options)
 
     return _on_each_rank(embeddings, learned_pos_embed)
@@ -48,12 +48,12 @@ def qwen_pos_embeds(
 def kimi_pos_embeds(pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd; then the frames' times, as before."""
     known = interpolation_mode in ("bilinear", "bicubic")
-    impl = _impl(KIMI, pos_embed, None if known else f"a table resized by {interpolation_mode}")
-    if impl == "stock":
-        return _original(KIMI)(pos_embed, grids, max_num_patch, interpolation_mode)
+    strategy = _strategy(KIMI, pos_embed, None if known else f"a table resized by {interpolation_mode}")
+    if strategy == "stock":
+        return original((KIMI, _NAME))(pos_embed, grids, max_num_patch, interpolation_mode)
 
     def embeddings(table: Tensor) -> Tensor:
-        options: dict[str, Any] = dict(mode=interpolation_mode, antialias=False, strategy=impl)
+        options: dict[str, Any] = dict(mode=interpolation_mode, antialias=False, strategy=strategy)
         cells = resample_pos_embeds(table, grids, length=max_num_patch, **options)
         return cells + _times(cells, grids) if any(t > 1 for t, _, _ in grids) else cells
 
@@ -70,14 +70,14 @@ def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
     return times
 
 
-def _impl(home: str, table: Tensor, reason: str | None = None) -> str:
+def _strategy(home: str, table: Tensor, reason: str | None = None) -> str:
     """Who computes the embeddings: torchtitan's own code also where it checks types, and for sharded tables."""
     spmd = sys.modules.get("spmd_types")
     if spmd is not None and spmd.is_type_checking():
         reason = "torchtitan's type checks"
     replicated = is_dtensor(table) and all(p.is_replicate() for p in table.placements)  # type: ignore[attr-defined]
     looked_at = table.to_local() if replicated else table  # type: ignore[attr-defined]
-    return resolve_impl(LIBRARY, None, (home, _NAME), looked_at, inputs=lambda _: reason or ())[0]
+    return decide(LIBRARY, (home, _NAME), None, looked_at, reason=reason).strategy
 
 
 def _on_each_rank(embeddings: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
@@ -90,15 +90,11 @@ def _on_each_rank(embeddings: Callable[[Tensor], Tensor], table: Tensor) -> Tens
     return DTensor.from_local(embeddings(table.to_local()), mesh, placements)  # type: ignore[attr-defined]
 
 
-def _original(home: str) -> Callable[..., Tensor]:
-    return original(sys.modules[home[:-1]], _NAME)
-
-
 LIBRARY = Library(
     name="torchtitan",
     oldest=(0, 3, 0),
     newest=(0, 3, 0),
-    roots=(),
+    model_classes=(),
     example="",
     modes=("stock", *SAME_RESULT),
     replacements={

@@ -8,16 +8,14 @@ they hand over. Ours is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from ..tracing import tracer
-from .compat import changed
-from .library import SAME_RESULT, Library, Replacement, original, resolve_impl
+from ..tracing import Tracer
+from .library import SAME_RESULT, Library, Replacement, decide, original
 
 _MODELS = "transformers.models"
 SIGLIP2 = f"{_MODELS}.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
@@ -29,9 +27,10 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables = _resolve(self, key, pixel_values, lambda: (self.position_embedding.weight,), _RESIZE)
+    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
     if strategy == "stock":
-        return original(type(self), "forward")(self, pixel_values, spatial_shapes)
+        return original(key)(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
     return _linear(self, pixel_values) + resample_pos_embeds(_square(self, *tables), spatial_shapes, **options)
 
@@ -39,10 +38,10 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    weight = lambda: _exported() or (self.position_embedding.weight,)  # noqa: E731
-    strategy, tables = _resolve(self, key, pixel_values, weight, _RESIZE)
+    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
     if strategy == "stock":
-        return original(type(self), "forward")(self, pixel_values, grid_thw)
+        return original(key)(self, pixel_values, grid_thw)
     options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
     table = _square(self, *tables)
     return _add_packed(_linear(self, pixel_values), table, grid_thw, options, table.dtype)
@@ -51,10 +50,10 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    weight = lambda: _exported() or (self.position_embedding,)  # noqa: E731
-    strategy, tables = _resolve(self, key, pixel_values, weight, "_interpolate_position_embedding")
+    inputs = lambda: (self.position_embedding,)  # noqa: E731
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
     if strategy == "stock":
-        return original(type(self), "_embed_packed_patches")(self, pixel_values, image_grid_hw)
+        return original(key)(self, pixel_values, image_grid_hw)
     options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
     tokens = self.patch_projection(pixel_values)
@@ -65,31 +64,18 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
 
 def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    mode = self.config.interpolate_mode
-
-    def inputs() -> tuple[Tensor, ...] | str:
-        reason = _exported() if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
-        return reason or (self.position_embedding.weight,)
-
-    strategy, tables = _resolve(self, (HUNYUAN, "forward"), pixel_values, inputs, "interpolate_pos_encoding")
+    key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
+    reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
+    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs, reason=reason)
     if strategy == "stock":
-        return original(type(self), "forward")(self, pixel_values, grid_thw)
+        return original(key)(self, pixel_values, grid_thw)
     patch = self.patch_embedding
     pixels = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
     table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
     options: dict[str, Any] = dict(mode=mode, antialias=False, strategy=strategy)
     tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
     return _add_packed(tokens, table, grid_thw, options, tokens.dtype, one_for_all=True)[None]
-
-
-def _resolve(
-    tower: Any, key: tuple[str, str], pixels: Tensor, inputs: Callable[[], Any], skipped: str
-) -> tuple[str, tuple[Tensor, ...]]:
-    """``skipped``: the method that transformers' own code calls and ours does not."""
-    return resolve_impl(LIBRARY, tower, key, pixels, inputs=lambda _: changed(LIBRARY, tower, skipped) or inputs())
-
-
-_RESIZE = "resize_positional_embeddings"
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -101,8 +87,8 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _exported() -> str | None:
-    return "a packed batch in an exported graph" if tracer() == "export" else None
+def _packed_in_graph(strategy: str, traced_by: Tracer) -> str | None:
+    return "a packed batch in an exported graph" if traced_by == "export" else None
 
 
 def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, *rest: Any, **options: Any) -> Tensor:
@@ -127,23 +113,27 @@ def _packed(
 _outside_graphs = torch.compiler.disable(_packed)
 
 
-_RADIO = "_interpolate_position_embedding cls_register_token patch_projection"
-_SQUARE = "patch_embedding position_embedding position_embedding_size resize_positional_embeddings"
+_RESIZE, _INTERPOLATE = "resize_positional_embeddings", "_interpolate_position_embedding"
+_PACKED = f"{_INTERPOLATE} cls_register_token patch_projection"
+_SQUARE = f"patch_embedding position_embedding position_embedding_size {_RESIZE}"
+_HUNYUAN = "config interpolate_pos_encoding patch_embedding patch_size"
 
 LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 23, 0),
-    roots=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
+    model_classes=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
     modes=("stock", *SAME_RESULT),
     replacements={
-        (home, name): Replacement("pos_embed", function, SAME_RESULT, attributes)
-        for home, name, function, attributes in (
-            (SIGLIP2, "forward", siglip2_forward, _SQUARE),
-            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config"),
-            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO),
-            (HUNYUAN, "forward", hunyuan_forward, "config interpolate_pos_encoding patch_embedding patch_size"),
+        (home, name): Replacement(
+            "pos_embed", function, SAME_RESULT, attributes, skips=(("", skipped),), refuses=refuses
+        )
+        for home, name, function, attributes, skipped, refuses in (
+            (SIGLIP2, "forward", siglip2_forward, _SQUARE, _RESIZE, None),
+            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config", _RESIZE, _packed_in_graph),
+            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _PACKED, _INTERPOLATE, _packed_in_graph),
+            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN, "interpolate_pos_encoding", _packed_in_graph),
         )
     },
     copied_methods={
