@@ -31,11 +31,12 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
 def test_taps_hold_the_whole_matrix_and_every_cell_that_is_read(n, n0, mode, antialias, align_corners, transpose):
     matrix = resize_matrix(n, n0, mode, antialias, align_corners)
     spec = ResizeSpec(mode, antialias, align_corners)
-    columns, weights, real = axis_taps(n, n, n0, spec, 0, torch.float32, transpose)
+    *parts, reads = axis_taps(n, n, n0, spec, 0, torch.float32, transpose)
+    columns, weights, real = map(torch.from_numpy, parts)
     matrix = matrix.t() if transpose else matrix
     assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, columns.long(), weights), matrix)
     read = torch.zeros(matrix.shape).scatter_add_(1, columns.long(), real.float()) == 1  # each cell once
-    assert read[matrix != 0].all() and read.sum() == real.sum()
+    assert read[matrix != 0].all() and read.sum() == real.sum() == reads
 
 
 def test_a_matrix_in_half_precision_is_one_cast():

@@ -1,7 +1,6 @@
 """What is kept between calls, under one memory bound; what a CUDA graph reads stays in memory for good.
 
 - ``cached``: results that depend on the arguments alone (the taps of an axis, resize steps, pseudo-inverses).
-- ``cached_grids``: the groups of a batch, for as long as its coordinates hold the same bytes.
 - ``cached_resized``: position tables and patch kernels resized from a library's parameters, for as long as the
   parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all`` drops them.
 
@@ -108,24 +107,6 @@ def pinned(result: Result, device: torch.device) -> Result:
     """``result``; it stays in memory for good where a CUDA graph is being captured, which keeps its address."""
     if in_cuda_graph(device):
         _pinned[id(result)] = result
-    return result
-
-
-def cached_grids(patch_coord: Tensor, key: Hashable, build: Callable[[], Result]) -> Result:
-    """``build()``, or its last result if ``patch_coord``, integers on the CPU, holds the same bytes as then.
-
-    One result is kept for each shape, dtype and ``key``.
-    """
-    if not usable():
-        return build()
-    full_key = ("groups", patch_coord.shape, patch_coord.dtype, key)
-    now = patch_coord.numpy().tobytes()
-    found = _get(_entries, full_key)
-    if found is not None and found[0] == now:
-        return found[1]
-    with plainly():
-        result = build()
-    _keep(full_key, (now, result))
     return result
 
 
@@ -274,7 +255,7 @@ def _bytes_of(value: Any) -> int:
         return _bytes_of((*value.bits, *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
-    return 0 if value is None else 64 + (len(value) if isinstance(value, bytes) else 0)
+    return 0 if value is None else getattr(value, "nbytes", 64)  # NumPy's arrays have it
 
 
 def _same_bits(before: Tensor, now: Tensor) -> bool:

@@ -60,17 +60,14 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
-def check_cells(coord: Tensor, sample: int, h: int, w: int, lowest: Sequence[int]) -> None:
-    """A sample's grid (h, w) must have cells, and its tokens of ``coord`` (B, N, 2) must name them.
-
-    ``lowest``: the sample's lowest y and x, those of its padding too.
-    """
-    no_grid = not (0 < h <= LARGEST and 0 < w <= LARGEST)
-    if no_grid or (min(lowest) < 0 and int(coord[sample, : h * w].min()) < 0):
-        raise NamesNoCell(
-            f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
-            "coordinates count from 0, and padding tokens carry (0, 0)"
-        )
+def check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> None:
+    """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
+    for sample, (h, w) in enumerate(zip(heights, widths)):
+        if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
+            raise NamesNoCell(
+                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
+                "coordinates count from 0, and padding tokens carry (0, 0)"
+            )
 
 
 def check_writable(x: Tensor) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .cache import cached_grids
 from .checks import LARGEST, NamesNoCell, check_cells, check_tokens, whole
 from .matrices import ResizeSpec
 
@@ -18,7 +17,6 @@ FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
-LARGEST_COMPARED = 2**13  # coordinates: those of a larger batch are read anew each time
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,10 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
 def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, whole_square: bool = False) -> ResamplePlan:
     """The grids of tokens ``x`` (B, N, C) by their coordinates (B, N, 2); ``spec`` with the largest where that counts.
 
-    Args and errors: see :func:`group_grids`. A service often repeats its grids: the same bytes, the same groups.
+    Args and errors: see :func:`group_grids`.
     """
     whole_square = whole_square and spec.ar_preserving
-    group = partial(group_grids, patch_coord, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
-    if patch_coord.is_cpu and not patch_coord.is_floating_point() and 0 < patch_coord.numel() <= LARGEST_COMPARED:
-        check_tokens(x, x.shape[-1], patch_coord)
-        groups, counts = cached_grids(patch_coord, (spec.embeds_padding, whole_square), group)
-    else:
-        groups, counts = group()
+    groups, counts = group_grids(patch_coord, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
     if spec.reference == "affine_grid" and groups:
         h, w = max(group.h for group in groups), max(group.w for group in groups)
         spec = replace(spec, batch_max=spec.lengths(h, w))
@@ -98,14 +91,14 @@ def group_grids(
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return [], [(0, length)] * batch
-    coord = whole_numbers(patch_coord)
-    cell, facts = _read_grids(coord, embeds_padding)
-
+    found = read_grids(patch_coord, embeds_padding)
+    cell = torch.from_numpy(found.cell)
+    if found.elsewhere.any():
+        cell = cell.to(patch_coord.device, non_blocking=True)
     samples: dict[tuple[int, int], list[int]] = {}
     cells: dict[tuple[int, int], dict[int, Tensor]] = {}
     counts = []
-    for sample, (h, w, not_row_major, *lowest) in enumerate(facts):
-        check_cells(coord, sample, h, w, lowest)
+    for sample, (h, w, not_row_major) in enumerate(zip(*(fact.tolist() for fact in found[2:5]))):
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
         _check_not_too_many(sample, (h, w), side, length)
@@ -115,8 +108,8 @@ def group_grids(
             cells.setdefault((h, w), {})[sample] = cell[sample, :tokens]
         counts.append((tokens, length - tokens))
     if embeds_padding:
-        fractional = patch_coord.is_floating_point() and bool((coord != patch_coord).any())
-        if fractional or any(min(lowest) < 0 for _, _, _, *lowest in facts):
+        fractional = patch_coord.is_floating_point() and bool((whole_numbers(patch_coord) != patch_coord).any())
+        if fractional or found.coord.min() < 0:
             raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     groups = [GridGroup(*grid, found, cells.get(grid, {}), embeds_padding) for grid, found in samples.items()]
     return groups, counts
@@ -130,18 +123,39 @@ def grid_sizes(patch_coord: Tensor) -> Tensor:
     return torch.stack([axis.amax(1) for axis in patch_coord.unbind(-1)], -1) + 1
 
 
-def _read_grids(coord: Tensor, embeds_padding: bool) -> tuple[Tensor, list[list[int]]]:
-    """On the device: the cell of each token (B, N). On the host, of each sample: h, w, how many tokens are not where
-    row-major order has them, and its lowest y and x. This is the device-to-host copy."""
-    size = grid_sizes(coord)
-    h, w = size.unbind(1)
-    order = torch.arange(coord.shape[1], device=coord.device)
-    cell = torch.addcmul(coord[..., 1], coord[..., 0], w[:, None])  # (B, N)
-    in_grid = order < (h * w)[:, None]
-    elsewhere = (cell != order) & in_grid
+class HostGrids(NamedTuple):
+    """What the coordinates of a batch say, in NumPy's arrays: on so few numbers its operations cost a third.
+
+    ``coord`` (B, N, 2) int64, the ``cell`` of each token in row-major order (B, N), the sizes ``h`` and ``w`` (B,), and
+    which samples have a token ``elsewhere`` than row-major order has it (B,).
+    """
+
+    coord: Any
+    cell: Any
+    h: Any
+    w: Any
+    elsewhere: Any
+
+
+def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
+    """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
+
+    Raises:
+        ValueError: a negative, non-finite or huge coordinate among a grid's own tokens.
+    """
+    coord = whole_numbers(patch_coord).cpu().numpy()
+    y, x = coord[..., 0], coord[..., 1]  # (B, N)
+    h, w = y.max(1) + 1, x.max(1) + 1  # (B,)
+    order = np.arange(coord.shape[1])
+    cell = y * w[:, None] + x
+    after = order >= (h * w)[:, None]  # padding
+    elsewhere = cell != order
+    elsewhere &= ~after
     if embeds_padding:
-        elsewhere |= (cell != 0) & ~in_grid
-    return cell, torch.cat((size, elsewhere.sum(1, keepdim=True), coord.amin(1)), 1).tolist()
+        elsewhere |= (cell != 0) & after
+    if coord.min() < 0 or max(h.max(), w.max()) > LARGEST:
+        check_cells(coord, h.tolist(), w.tolist())
+    return HostGrids(coord, cell, h, w, elsewhere.any(1))
 
 
 def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> None:

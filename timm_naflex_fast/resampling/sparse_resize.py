@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,12 +76,12 @@ def resize_steps(
         cached_taps(n, length, n0, spec, batch_max, dtype, transpose)
         for n, length, n0, batch_max in zip((h, w), spec.lengths(h, w), size, spec.batch_max)
     )
-    if both_axes_together(int(y.real.sum()), int(x.real.sum()), (h, w), w0):
+    if both_axes_together(y.reads, x.reads, (h, w), w0):
         both = _kron(y, x, w if transpose else w0, transpose)
         steps: ResizeSteps = (_drop_empty_rows(both) if transpose else both,)
     else:  # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell
-        along_y = _kron(y, _identity(1, dtype), 1, transpose)
-        along_x = _kron(_identity(h, dtype), x, w if transpose else w0, transpose)
+        along_y = _kron(y, _identity(1, y), 1, transpose)
+        along_x = _kron(_identity(h, x), x, w if transpose else w0, transpose)
         steps = (along_x, along_y) if transpose else (along_y, along_x)
     return steps if device.type == "cpu" else tuple(step.to(device) for step in steps)
 
@@ -170,10 +171,9 @@ def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list
     return heights.values()
 
 
-def _identity(n: int, dtype: torch.dtype) -> Taps:
+def _identity(n: int, like: Taps) -> Taps:
     """The taps of an identity matrix."""
-    one = torch.ones(n, 1, dtype=dtype, device="cpu")
-    return Taps(torch.arange(n, dtype=torch.int32, device="cpu")[:, None], one, one.bool())
+    return Taps(np.arange(n, dtype=np.int32)[:, None], np.ones((n, 1), like.weights.dtype), np.ones((n, 1), bool), n)
 
 
 def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
@@ -181,14 +181,16 @@ def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
 
     With ``drop`` only real taps stay. Without, all sums are of one length, which is quicker to make for a new grid.
     """
-    index = (y.columns[:, None, :, None] * source_width + x.columns[None, :, None, :]).flatten(2).flatten(0, 1)
-    weights = (y.weights[:, None, :, None] * x.weights[None, :, None, :]).flatten()
-    if not drop:
-        offsets = torch.arange(0, index.numel(), index.shape[1], dtype=torch.int32, device="cpu")
-        return SparseSum(index.flatten(), offsets, weights)
-    real = (y.real[:, None, :, None] & x.real[None, :, None, :]).flatten(2).flatten(0, 1)
-    counts = real.sum(1)
-    return SparseSum(index[real], (counts.cumsum(0) - counts).to(torch.int32), weights[real.flatten()])
+    columns = y.columns[:, None, :, None] * np.int32(source_width) + x.columns[:, None, :]  # (h, w, Ky, Kx)
+    weights = y.weights[:, None, :, None] * x.weights[:, None, :]
+    length = columns.shape[2] * columns.shape[3]
+    if drop:
+        real = y.real[:, None, :, None] & x.real[:, None, :]
+        counts = real.sum((2, 3)).ravel()
+        columns, weights, offsets = columns[real], weights[real], (counts.cumsum() - counts).astype(np.int32)
+    else:
+        offsets = np.arange(0, columns.size, length, dtype=np.int32)
+    return SparseSum(*(torch.from_numpy(part.ravel()) for part in (columns, offsets, weights)))
 
 
 def _drop_empty_rows(sums: SparseSum) -> SparseSum:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..resampling.checks import check_cells
+from ..resampling.grids import read_grids
 from .settings import Rope
 
 
@@ -45,12 +45,9 @@ def grids_on_host(coord: Tensor, *, one: bool) -> Grids:
     Raises:
         ValueError: a negative, non-finite or huge coordinate among a grid's own tokens.
     """
-    ends = torch.stack(torch.aminmax(coord, dim=1), 1).tolist()  # the only device-to-host copy
+    found = read_grids(coord)  # the only device-to-host copy
     number: dict[tuple[int, int], int] = {}
-    of = []
-    for sample, (low, (y, x)) in enumerate(ends):
-        check_cells(coord, sample, y + 1, x + 1, low)
-        of.append(number.setdefault((y + 1, x + 1), len(number)))
+    of = [number.setdefault(size, len(number)) for size in zip(found.h.tolist(), found.w.tolist())]
     padded = any(h * w < coord.shape[1] for h, w in number)
     if one:
         number, of = {(max(h for h, _ in number), max(w for _, w in number)): 0}, [0] * len(of)
