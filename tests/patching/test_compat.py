@@ -101,7 +101,7 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "instance", "hook"])
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook", "resampler"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
     plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
@@ -109,10 +109,14 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
     if how == "instance":
         own = tripled.resample_linear_weight
         tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
-    elif how == "hook":
+    elif how != "subclass":
         if not hasattr(tripled, "resampler"):
             pytest.skip("this timm has no resampler")
-        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+        if how == "hook":
+            tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+        else:
+            inverse = tripled.resampler._get_or_create_pinv_matrix
+            tripled.resampler._get_or_create_pinv_matrix = lambda *args: 3 * inverse(*args)
     weight = torch.randn(5, 768, requires_grad=not frozen)
     want = tripled(patches, weight, None, (8, 8))
     assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
@@ -120,8 +124,9 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
     with enable():
         for _ in range(2):
             assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
-        before = status().calls["patch_embed", "matmul"]
-        assert before >= 2  # what another's method calls in the end is ours
+        (who,) = status().calls  # what another's method calls in the end is ours, unless it is that of the inverse
+        assert who == ("patch_embed", "stock" if how == "resampler" else "matmul") and status().calls[who] >= 2
+        before = status().calls.get(("patch_embed", "matmul"), 0)
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1
 
@@ -134,3 +139,27 @@ def test_a_patched_rotary_module_keeps_its_effect():
     with mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy, enable(pos_embed="stock"):
         assert torch.allclose(model(BATCH), want, atol=1e-5)
         assert spy.called and status().calls["rope", "stock"] == 1
+
+
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("on_all", [False, True])
+def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all):
+    module, patches, fired = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3), []
+    if not hasattr(module, "resampler"):
+        pytest.skip("this timm has no resampler")
+
+    def hook(hooked, *_):
+        fired.append(hooked is module.resampler)
+
+    register = getattr(torch.nn.modules.module if on_all else module.resampler, f"register_{'module_' * on_all}{kind}")
+    handle = register(hook)
+    try:
+        with enable():
+            module(patches, torch.randn(5, 768, requires_grad=True), None, (8, 8)).sum().backward()
+            assert fired.count(True) == 1
+            assert status().calls == {("patch_embed", "matmul"): 1}  # that of the resampler itself
+    finally:
+        handle.remove()

@@ -4,6 +4,7 @@ import builtins
 import functools
 import importlib
 import itertools
+import pickle
 import re
 import sys
 import warnings
@@ -13,12 +14,13 @@ from unittest import mock
 
 import pytest
 import torch
+from timm.layers import patch_embed
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
 import timm_naflex_fast
-from tests.support.oracles import PRISTINE, embed, is_pristine, small_vit, uses
+from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
@@ -136,6 +138,86 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
     assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced  # it left; status() says what is
     enable("matmul")
     assert uses(model) == "matmul" and f"NaFlexEmbeds.{LEARNED}" in status().replaced
+
+
+class Overrides(NaFlexEmbeds):
+    def _apply_learned_naflex_pos_embed(self, x, patch_coord):
+        x.mul_(2)
+
+
+@pytest.mark.parametrize("how", ["partial", "mock", "subclass"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
+    model, other = small_vit(), small_vit()
+    if how == "subclass":
+        model.embeds.__class__ = Overrides
+    else:
+        theirs = functools.partial(lambda x, patch_coord: x.mul_(2)) if how == "partial" else mock.MagicMock()
+        setattr(model.embeds, LEARNED, theirs)
+    library.warned.clear()
+    named = f"{'Overrides' if how == 'subclass' else 'one NaFlexEmbeds'}.{LEARNED} is not the library's own but"
+    if strict:
+        with pytest.raises(RuntimeError, match=f"{named} .* Nothing was changed"):
+            enable(model=model, strict=True)
+        assert is_pristine() and status().models == ()
+        return
+    with pytest.warns(UserWarning, match=named):
+        enable(model=model)
+    assert named in str(status(model)) and f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
+    embed(model)
+    assert status().calls == {}
+    enable(model=other)
+    embed(other)
+    assert status().calls == {("pos_embed", "matmul"): 1}
+
+
+def test_of_several_libraries_all_are_checked_before_the_first_is_changed(monkeypatch):
+    siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+
+    def forward(self, pixel_values, spatial_shapes, extra=None):
+        pass
+
+    monkeypatch.setattr(siglip2.Siglip2VisionEmbeddings, "forward", defined_in(siglip2, forward))
+    for order in (("timm", "transformers"), ("transformers", "timm")):
+        with pytest.raises(RuntimeError, match=r"extra=None.*Nothing was changed"):
+            enable(library=order)
+        assert is_pristine() and status().replaced == {}
+
+
+def test_a_replaced_function_pickles_by_the_librarys_own_name():
+    module = patch_embed.PatchEmbedInterpolator((4, 4), 3, 5)
+    things = lambda: [
+        functools.partial(patch_embed.resample_patch_embed, new_size=[3, 3]),
+        NaFlexEmbeds.__dict__[LEARNED],
+        module.forward,
+        module.resample_linear_weight,
+    ]
+    with enable():
+        data = [pickle.dumps(thing) for thing in things()]
+        assert pickle.loads(data[1]) is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
+    assert not any(b"timm_naflex_fast" in each for each in data)
+    assert (
+        pickle.loads(data[0]).func is patch_embed.resample_patch_embed
+        and pickle.loads(data[1]) is STOCK_METHODS[LEARNED]
+    )
+    assert pickle.loads(data[2]).__func__ is PRISTINE[patch_embed.PatchEmbedInterpolator]["forward"]
+    assert all(map(pickle.dumps, things()))
+
+
+def test_strict_raises_where_the_librarys_own_code_would_run():
+    model, other = small_vit(), small_vit()
+    with enable(strict=True) as handle:
+        assert uses(model) == "matmul" and handle.flags.strict
+        x, coord = torch.zeros(2, 6, 32), torch.zeros(2, 6, 2)
+        with pytest.raises(RuntimeError, match=r"a torch.func transform needs timm's own code.*strict=True"):
+            torch.func.grad(lambda x: (model.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[1])(x)
+        assert status().fallbacks == {}
+        with enable(model=other):  # one model's own choice is not strict
+            torch.func.grad(lambda x: (other.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[1])(x)
+            assert status().fallbacks == {"a torch.func transform": 1}
+        with enable("stock", model=other):
+            assert uses(other) == "stock"
+    assert uses(model) == "stock" and is_pristine()
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")

@@ -27,7 +27,9 @@ def found_at(holder: Any, name: str) -> tuple[Any, Any]:
     return next(((place, vars(place)[name]) for place in classes if name in vars(place)), (None, None))
 
 
-def not_ours(library: Library, modules: Collection[nn.Module] = (), *, around_ours: bool = True) -> list[str]:
+def not_ours(
+    library: Library, modules: Collection[nn.Module] = (), *, around_ours: bool = True, subclasses: bool = True
+) -> list[str]:
     """What stays in force where ours should be, in sentences: on these modules and their classes.
 
     Without ``modules``: on the library's own classes and what is derived from them. ``around_ours``: also what another
@@ -36,7 +38,7 @@ def not_ours(library: Library, modules: Collection[nn.Module] = (), *, around_ou
     sentences = []
     for owner, name, key in targets(library):
         holders = [module for module in modules if isinstance(owner, type) and isinstance(module, owner)]
-        for holder in holders if modules else with_subclasses(owner):
+        for holder in holders if modules else with_subclasses(owner) if subclasses else [owner]:
             place, function = found_at(holder, name)
             who = whose(function, library)
             if who == "another's" and place is owner:

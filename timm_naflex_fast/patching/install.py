@@ -13,6 +13,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -275,7 +276,8 @@ def enable(
     override = _override(settings, model, libraries)
     with _lock:
         if not settings.is_stock:
-            for sentence in (text for known in libraries for text in not_ours(known, modules, around_ours=False)):
+            names_of = partial(not_ours, modules=modules, around_ours=False, subclasses=not strict)
+            for sentence in (sentence for known in libraries for sentence in names_of(known)):
                 message = f"{sentence} and stays in force; to put it over ours, call enable() before"
                 if strict:
                     raise RuntimeError(f"{message}. Nothing was changed")
