@@ -11,23 +11,28 @@ import statistics
 import time
 from collections.abc import Callable
 
+import einx
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
+from timm_naflex_fast.functional import resize_matrix
 
 Size = tuple[int, int]
 
 
+def axes(size: Size, table: Tensor) -> list[Tensor]:
+    """The matrices A_h (h, H0) and A_w (w, W0), which resize the two axes."""
+    return [resize_matrix(n, n0, "bicubic") for n, n0 in zip(size, table.shape)]
+
+
 def cell_weights(size: Size, table: Tensor) -> Tensor:
-    """(h*w, H0*W0): what every table cell weighs in every grid cell, the Kronecker product of the two axes."""
-    a_h, a_w = (resize_matrix(n, n0, "bicubic") for n, n0 in zip(size, table.shape))
-    return torch.kron(a_h, a_w)
+    """(h*w, H0*W0): what every table cell weighs in every grid cell."""
+    return einx.dot("h h0, w w0 -> (h w) (h0 w0)", *axes(size, table))
 
 
 def loop(table: Tensor, sizes: list[Size]) -> list[Tensor]:
-    """The definition: a sum over the table cells, cell by cell."""
+    """A sum over the table cells, cell by cell."""
     cells, out = table.flatten(0, 1), []
     for size in sizes:
         rows = cell_weights(size, table)
@@ -39,7 +44,7 @@ def grouped_conv1d(table: Tensor, sizes: list[Size]) -> list[Tensor]:
     """One conv1d for all samples: a group per sample, a kernel per grid cell, as long as the table has cells."""
     longest = max(h * w for h, w in sizes)
     kernels = [F.pad(k, (0, 0, 0, longest - len(k))) for k in (cell_weights(size, table) for size in sizes)]
-    signal = table.flatten(0, 1).t()[:, None].expand(-1, len(sizes), -1)  # (C, samples, H0*W0): channels as batch
+    signal = einx.id("h0 w0 c -> c b (h0 w0)", table, b=len(sizes))  # channels as the batch
     out = F.conv1d(signal, torch.cat(kernels)[:, None], groups=len(sizes))[..., 0]
     return [part.t()[: h * w] for part, (h, w) in zip(out.split(longest, 1), sizes)]
 
@@ -51,8 +56,9 @@ def frozen_1x1(table: Tensor, sizes: list[Size]) -> list[Tensor]:
 
 
 def matmul(table: Tensor, sizes: list[Size]) -> list[Tensor]:
-    """Two small products, ``A_h . P . A_w^T``: the separable form, which this package uses."""
-    return [resample_pos_embed(table, size).flatten(0, 1) for size in sizes]
+    """The definition, two small products: A_h P A_w^T."""
+    matrices = [axes(size, table) for size in sizes]
+    return [einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table, a_w) for a_h, a_w in matrices]
 
 
 def milliseconds(form: Callable[[Tensor, list[Size]], list[Tensor]], table: Tensor, sizes: list[Size]) -> float:

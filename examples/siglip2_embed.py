@@ -1,7 +1,8 @@
-"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as timm would.
+"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as one by one.
 
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --checkpoint model.safetensors    # offline
+uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --library transformers              # its model
 
 The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON, ``paths`` (N, relative
 to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and why). An interrupted run continues where it
@@ -17,8 +18,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -36,54 +39,83 @@ from timm_naflex_fast.measure.images import image_files
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.output import positive
 
-MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+MODELS = {"timm": "naflexvit_base_patch16_siglip.v2_webli", "transformers": "google/siglip2-base-patch16-naflex"}
 Settings = dict[str, Any]
+Sample = dict[str, Tensor]
+Batch = tuple[list[int], Sample | None, dict[int, str]]
 
 
 class SettingsDiffer(ValueError):
     """The output was begun with another model, other weights or other settings."""
 
 
-class Images(Dataset):
-    """Item i: (i, patches of the image, or why it cannot be read), by timm's own eval transform."""
+class Tower(NamedTuple):
+    """A model, where its weights are from, and how an image, a batch of images and a forward pass become its input."""
 
-    def __init__(self, files: list[Path], model: nn.Module, max_seq_len: int) -> None:
-        config = resolve_data_config(model=model)
-        self._files = files
-        self._transform = create_transform(
-            **{key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")},
-            naflex=True,
-            patch_size=model.embeds.patch_size,
-            max_seq_len=max_seq_len,
-            patchify=True,
-        )
+    model: nn.Module
+    weights: str
+    read: Callable[[Image.Image], Sample]
+    collate: Callable[[list[Sample]], Sample]
+    forward: Callable[[Sample], Tensor]
+
+
+def timm_tower(options: argparse.Namespace) -> Tower:
+    """A NaFlexVit, with timm's own eval transform and collation."""
+    model, weights = load_model(options.model, options.checkpoint, random_weights=options.random_weights)
+    model.reset_classifier(0)
+    config = resolve_data_config(model=model)
+    kept = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+    how = dict(naflex=True, patch_size=model.embeds.patch_size, max_seq_len=options.max_seq_len, patchify=True)
+    collate = partial(collated, NaFlexCollator(options.max_seq_len))
+    return Tower(model, weights, create_transform(**kept, **how), collate, model)
+
+
+def transformers_tower(options: argparse.Namespace) -> Tower:
+    """The vision tower of a Siglip2 model: of the hub, or of the folder that ``save_pretrained`` wrote."""
+    from transformers import Siglip2ImageProcessor, Siglip2VisionModel
+
+    if options.random_weights or options.checkpoint:
+        raise ValueError("--library transformers takes its weights from --model, a name on the hub or a folder")
+    model = Siglip2VisionModel.from_pretrained(options.model).eval()
+    processor = Siglip2ImageProcessor.from_pretrained(options.model, max_num_patches=options.max_seq_len)
+    read = partial(processor, return_tensors="pt")
+    return Tower(model, options.model, read, concatenated, lambda batch: model(**batch).pooler_output)
+
+
+TOWERS = {"timm": timm_tower, "transformers": transformers_tower}
+
+
+def collated(collator: NaFlexCollator, samples: list[Sample]) -> Sample:
+    batch = collator([(sample, 0) for sample in samples])[0]
+    return {key: batch[key] for key in ("patches", "patch_coord", "patch_valid")}
+
+
+def concatenated(samples: list[Sample]) -> Sample:
+    return {key: torch.cat([sample[key] for sample in samples]) for key in samples[0]}
+
+
+class Images(Dataset):
+    """Item i: (i, the image as the tower reads it, or why it cannot be read)."""
+
+    def __init__(self, files: list[Path], read: Callable[[Image.Image], Sample]) -> None:
+        self._files, self._read = files, read
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Tensor] | str]:
+    def __getitem__(self, index: int) -> tuple[int, Sample | str]:
         try:
             with Image.open(self._files[index]) as image:
-                return index, self._transform(image.convert("RGB"))
+                return index, self._read(image.convert("RGB"))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return index, str(error)
 
 
-Batch = tuple[list[int], dict[str, Tensor] | None, dict[int, str]]
-
-
-class Collate:
-    """timm's collation of the readable samples: (their indices, the batch or None, {index: why not})."""
-
-    def __init__(self, max_seq_len: int) -> None:
-        self._collate = NaFlexCollator(max_seq_len)
-
-    def __call__(self, samples: list[tuple[int, dict[str, Tensor] | str]]) -> Batch:
-        """Collate what :class:`Images` gave."""
-        read = [(i, sample) for i, sample in samples if not isinstance(sample, str)]
-        unreadable = {i: sample for i, sample in samples if isinstance(sample, str)}
-        batch = self._collate([(sample, 0) for _, sample in read])[0] if read else None
-        return [i for i, _ in read], batch, unreadable
+def readable(collate: Callable[[list[Sample]], Sample], samples: list[tuple[int, Sample | str]]) -> Batch:
+    """The collated readable samples: (their indices, the batch or None, {index: why not})."""
+    read = {i: sample for i, sample in samples if not isinstance(sample, str)}
+    unreadable = {i: sample for i, sample in samples if isinstance(sample, str)}
+    return [*read], collate([*read.values()]) if read else None, unreadable
 
 
 class Output:
@@ -169,11 +201,10 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def embed(model: nn.Module, batch: dict[str, Tensor], device: str, dtype: torch.dtype) -> Tensor:
+def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:
     """Pooled outputs (B, D) of a collated batch, on the CPU."""
-    inputs = {key: batch[key].to(device, non_blocking=True) for key in ("patches", "patch_coord", "patch_valid")}
-    inputs["patches"] = inputs["patches"].to(dtype)
-    return model(inputs).cpu()
+    inputs = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+    return tower.forward({key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}).cpu()
 
 
 @torch.inference_mode()
@@ -186,31 +217,33 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
-    model, weights = load_model(options.model, options.checkpoint, random_weights=options.random_weights)
-    model.reset_classifier(0)
-    sha256 = fingerprint(model)
+    options.model = options.model or MODELS[options.library]
+    tower = TOWERS[options.library](options)
+    sha256 = fingerprint(tower.model)
     dtype = getattr(torch, options.dtype)
-    model.to(options.device, dtype)
+    tower.model.to(options.device, dtype)
     settings = dict(model=options.model, weights_sha256=sha256, max_seq_len=options.max_seq_len, dtype=options.dtype)
     output = Output(options.out, settings)
     files = image_files(options.images)
     names = {path: path.relative_to(options.images).as_posix() for path in files}
     left = [path for path in files if names[path] not in output.done]
     loader = DataLoader(
-        Images(left, model, options.max_seq_len),
+        Images(left, tower.read),
         options.batch_size,
-        collate_fn=Collate(options.max_seq_len),
+        collate_fn=partial(readable, tower.collate),
         num_workers=options.workers,
     )
-    print(f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {weights}", flush=True)
+    print(
+        f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {tower.weights}", flush=True
+    )
     skipped: dict[str, str] = {}
     saved = time.monotonic()
     try:
-        with timm_naflex_fast.enable(model=model):
+        with timm_naflex_fast.enable(model=tower.model):
             for indices, batch, unreadable in tqdm(loader, "embedding"):
                 skipped |= {names[left[i]]: why for i, why in unreadable.items()}
                 if batch is not None:
-                    output.add([names[left[i]] for i in indices], embed(model, batch, options.device, dtype))
+                    output.add([names[left[i]] for i in indices], embed(tower, batch, options.device, dtype))
                 if time.monotonic() - saved >= options.save_every:
                     output.save()
                     saved = time.monotonic()
@@ -229,7 +262,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", metavar="DIR", help="folder of images, searched recursively")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
-    parser.add_argument("--model", default=MODEL, help="a timm NaFlexVit (%(default)s)")
+    parser.add_argument("--library", choices=TOWERS, default="timm", help="whose model (timm)")
+    parser.add_argument("--model", help="a timm NaFlexVit, or a Siglip2 model of transformers or its folder (SigLIP-2)")
     parser.add_argument("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
     parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
     parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")

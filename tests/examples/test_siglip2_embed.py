@@ -8,6 +8,7 @@ import pytest
 import siglip2_embed
 import timm
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
@@ -60,6 +61,27 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     torch.testing.assert_close(embeddings, want, atol=atol, rtol=atol)
     assert metadata["skipped"] == {} and metadata["settings"]["model"] == tiny_siglip.NAME
     assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
+
+
+@ran("matmul")
+def test_transformers_model(photos, out, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers", minversion="5.21")
+    tower = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_patches=64)
+    model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**tower)).eval()
+    model.save_pretrained(tmp_path / "model")
+    (processor := transformers.Siglip2ImageProcessor(max_num_patches=36)).save_pretrained(tmp_path / "model")
+    words = (
+        f"--library transformers --model {tmp_path / 'model'} --max-seq-len 36 --batch-size 3 --device cpu --out {out}"
+    )
+    assert siglip2_embed.main([str(photos), *words.split()]) == 0
+    paths, embeddings, _ = read(out)
+    assert paths == PHOTOS
+    with torch.inference_mode():
+        for path, got in zip(paths, embeddings):
+            want = model(**processor(Image.open(photos / path).convert("RGB"), return_tensors="pt")).pooler_output[0]
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert siglip2_embed.main([*words.split(), "--random-weights"]) == 2
+    assert "takes its weights from --model" in capsys.readouterr().err
 
 
 @ran("matmul")
