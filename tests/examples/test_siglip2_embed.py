@@ -70,10 +70,9 @@ def test_transformers_model(photos, out, tmp_path, capsys):
     model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**tower)).eval()
     model.save_pretrained(tmp_path / "model")
     (processor := transformers.Siglip2ImageProcessor(max_num_patches=36)).save_pretrained(tmp_path / "model")
-    words = (
-        f"--library transformers --model {tmp_path / 'model'} --max-seq-len 36 --batch-size 3 --device cpu --out {out}"
-    )
-    assert siglip2_embed.main([str(photos), *words.split()]) == 0
+    words = f"{photos} --library transformers --model {tmp_path / 'model'} --out {out}"
+    words += " --max-seq-len 36 --batch-size 3 --device cpu"
+    assert siglip2_embed.main(words.split()) == 0
     paths, embeddings, _ = read(out)
     assert paths == PHOTOS
     with torch.inference_mode():
