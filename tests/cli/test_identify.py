@@ -64,7 +64,7 @@ BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16
 )
 def test_the_command(made, options, status, words, identify):
     code, line = identify(port(**made), *options.split())
-    assert code == status and words in line
+    assert code == status and words in line and "random table" not in line
 
 
 def test_the_command_on_noise_and_on_wrong_files(identify):
@@ -88,8 +88,13 @@ def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(id
     family = ["--family", "qwen3-vl"]
     code, line = identify(None, *family)
     assert code == 2 and "No such file" in line
-    assert identify(None, *family, "--write")[1].endswith("table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\n")
+    new = tmp_path / "port.safetensors"
+    assert main(["identify", str(new), *family, "--write"]) == 0
+    out, written = capsys.readouterr().out, new.read_bytes()
+    assert "table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\nNext: " in out and "`result` (552, 8)" in out
     assert "lacks result" in identify(None, *family)[1]
+    code, line = identify(None, "--write")
+    assert code == 2 and "File exists" in line and new.read_bytes() == written
     assert question("siglip2")["table"].flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
         assert main(["identify", "--write", nowhere]) == 2
@@ -193,3 +198,4 @@ def test_ports_that_erred_are_named(family, port, found, reference, identify):
     result = torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port))
     code, line = identify({"result": result.float()}, "--family", family)
     assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10
+    assert "of this random table; a trained table is smoother, and differs less" in line

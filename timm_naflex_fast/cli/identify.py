@@ -37,6 +37,8 @@ def identify(options: argparse.Namespace) -> int:
     Raises:
         ValueError: a file that is no safetensors file, lacks a tensor, or holds what cannot be compared.
     """
+    from dataclasses import replace
+
     import torch
     from safetensors.torch import save
 
@@ -45,8 +47,12 @@ def identify(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     asked = question(options.family)
     if options.write:
-        Path(options.file).write_bytes(save(asked))
+        with open(options.file, "xb") as file:  # never over what is there
+            file.write(save(asked))
         print(f"{options.file}: table {tuple(asked['table'].shape)}, sizes {asked['sizes'].tolist()}")
+        print("Next: the port resamples this table to these sizes and writes its tokens, one image after the other, as")
+        shape = f"({asked['sizes'].prod(1).sum()}, {asked['table'].shape[-1]})"
+        print(f"`result` {shape} into R.safetensors; then naflex-fast identify --family {options.family} R.safetensors")
         return 0
     tensors = _read(options.file, asked)
     result, reference = tensors["result"], _reference(options)
@@ -58,16 +64,20 @@ def identify(options: argparse.Namespace) -> int:
     off, rounding = known[reference], tolerance(result)
     if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
         best, error = reference, off
+    synthetic = ""
+    if torch.equal(tensors["table"], asked["table"]):
+        synthetic = " of this random table; a trained table is smoother, and differs less"
     if error > rounding:
-        nearest = f"no known convention; the nearest is {words(best)}, {100 * error:.3g} % away"
-        print(f"{nearest}; the reference is {words(reference)}")
+        nearest = f"{words(replace(best, bfloat16=None))}, {100 * error:.3g} % away{synthetic}"
+        print(f"no known convention; the nearest is {nearest}; the reference is {words(reference)}")
         return 1
     alike = sum(round(other, TIE) == round(error, TIE) for other in known.values()) - 1
     unsure = f"; on these sizes {alike} other conventions give the same" if alike else ""
     if best == reference:
         print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value){unsure}")
         return 0
-    print(f"{words(best)}; the reference is {words(reference)}: embeddings differ by {100 * off:.3g} %{unsure}")
+    differ = f"embeddings differ by {100 * off:.3g} % of the largest value{synthetic}"
+    print(f"{words(best)}; the reference is {words(reference)}: {differ}{unsure}")
     return 1
 
 
