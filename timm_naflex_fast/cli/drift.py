@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, NAMES, missing
+from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED, missing
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, path, positive, printable, progress, provenance, write_json
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", type=path, metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
-    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=NAMES)
-    add("--contenders", **several, help=f"of {' '.join(NAMES)} (our {len(STRATEGY_NAMES)}; with --out all)")
+    several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=CONTENDERS)
+    add("--contenders", **several, help=f"of {' '.join(CONTENDERS)} (ours and the last; with --out all)")
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     add("--json", type=path, metavar="FILE", help="also write the figures there")
     add("--out", type=path, metavar="DIR", help="also write report.json, report.md and report.html there")
@@ -73,7 +73,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     from ..measure.drift.report import columns, record, row_text, write
     from ..measure.drift.survey import survey
 
-    names = options.contenders or (NAMES if options.out else STRATEGY_NAMES)
+    names = options.contenders or (CONTENDERS if options.out else (*STRATEGY_NAMES, ROUNDED))
     runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
     print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
     with progress("measuring", len(runs) * len(batches)) as bar:

@@ -19,20 +19,26 @@ LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos
 BASELINE = "stock"
 PLAIN_ADD = "plain-add"
 """A contender of ``bench`` alone: it adds ready numbers to the tokens, so it shows what touching the memory costs."""
+ROUNDED = "bfloat16-table"
+"""A contender of ``drift`` alone: what a table costs that is kept in bfloat16."""
 
 CONTENDERS = {
     BASELINE: "timm's own loop",
     **dict.fromkeys(STRATEGY_NAMES, "this package"),
     "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
     "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
+    ROUNDED: "timm's own loop, the table rounded to bfloat16",
 }
-NAMES = tuple(CONTENDERS)
+NAMES = tuple(name for name in CONTENDERS if name != ROUNDED)
 
 
 def missing(name: str, embeds: Any) -> str | None:
     """Why a contender cannot run on this NaFlexEmbeds, or would only repeat its own setting; None if it can."""
     if name == BASELINE or name in STRATEGY_NAMES:
         return None
+    if name == ROUNDED:
+        dtype = str(next(embeds.parameters()).dtype).removeprefix("torch.")
+        return "the table is in bfloat16 already" if dtype == "bfloat16" else None
     if embeds.pos_embed_type != "learned":
         return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
     if embeds.pos_embed_use_grid_sample and name == f"timm-flag-{embeds.pos_embed_interp_mode}":
@@ -48,7 +54,7 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
     contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``, which adds in place.
 
     Args:
-        name: one of ``NAMES`` that is not :func:`missing`.
+        name: one of ``CONTENDERS`` that is not :func:`missing`.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
     from ..patching.install import enable, original
@@ -58,7 +64,13 @@ def use(name: str, model: nn.Module) -> Iterator[None]:
     own: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
     if name not in STRATEGY_NAMES:
         own = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
-        if name != BASELINE:
+        if name not in (BASELINE, ROUNDED):
             own = dict.fromkeys(own, own[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
-    with enable(mode="stock", pos_embed="stock" if own else name, model=model), patch.dict(embeds.__dict__, own):
+    tables = {key: value for key, value in embeds.named_parameters() if name == ROUNDED and key.startswith("pos_embed")}
+    tables = {key: type(table)(table.detach().bfloat16().to(table.dtype)) for key, table in tables.items()}
+    with (
+        enable(mode="stock", pos_embed="stock" if own else name, model=model),
+        patch.dict(embeds.__dict__, own),
+        patch.dict(embeds._parameters, tables),
+    ):
         yield

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from tests.support.measured import batches, table_model
 from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
-from timm_naflex_fast.measure.contenders import NAMES, missing
+from timm_naflex_fast.measure.contenders import CONTENDERS, NAMES, ROUNDED, missing
+from timm_naflex_fast.measure.drift.pictures import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
 from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
 from timm_naflex_fast.patching.settings import MODES
@@ -16,16 +17,18 @@ from timm_naflex_fast.patching.settings import MODES
 @ran("matmul")
 def test_what_cannot_be_measured_is_left_out_with_the_reason():
     assert "own setting" in missing("timm-flag-bilinear", table_model(pos_embed_use_grid_sample=True).embeds)
-    found = survey(small_vit(pos_embed="factorized"), batches(), NAMES)
-    assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul"]
+    found = survey(small_vit(pos_embed="factorized"), batches(), CONTENDERS)
+    assert list(found.drift) == ["stock", "interpolate_cached", "grid_sample", "matmul", ROUNDED]
     assert set(found.left_out) == {name for name in NAMES if name not in MODES}
     assert "factorized" in found.left_out["timm-flag-bicubic"]
+    assert "bfloat16 already" in missing(ROUNDED, table_model().bfloat16().embeds)
 
 
 @ran("matmul", "interpolate_cached", "grid_sample")
 def test_survey_of_a_tiny_model():
     model = table_model(pos_embed_grid_size=(12, 8))
-    found = survey(model, list(batches(labels=True)), NAMES, pictures=True)
+    found = survey(model, list(batches(labels=True)), CONTENDERS, pictures=True)
+    assert 1e-4 < found.drift[ROUNDED].embed_rel_rms < 1e-2
     assert found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
     assert [name for name in found.drift if found.exact(name)] == ["stock", "interpolate_cached", "matmul"]
     timms, cached = found.drift["stock"], found.drift["interpolate_cached"]
@@ -39,6 +42,15 @@ def test_survey_of_a_tiny_model():
     assert "the worst of 8 images" in worst.name and "the median" in median.name
     assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps["grid_sample"].shape == (2, 9)
     assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
+
+
+def test_an_image_that_hardly_differs_is_not_shown():
+    assert choose([0.0, 1e-9, 0.0, 0.3, 0.1], [2.0, 4.0, 1.0, 1.0, 1.0]) == {
+        3: "the worst of 5 images",
+        4: "the median",
+    }
+    assert choose([0.0, 0.1, 0.2], [4.0, 1.0, 1.0]) == {2: "the worst of 3 images", 1: "the median"}
+    assert [*choose([0.1, 0.2, 0.3], [2.0, 1.0, 1.0])] == [2, 1, 0]
 
 
 @ran("matmul")

@@ -28,12 +28,15 @@ class Picture:
 def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
     """The images to show, each with the reason: the worst, the median, and the one for which the table shrinks most.
 
+    One that hardly differs is not shown: its map would be empty.
+
     Args:
         shares: drift of each image, as a share of its embeddings.
         shrinks: table cells per patch, of each image.
     """
     order = sorted(range(len(shares)), key=shares.__getitem__)
     reasons = {order[-1]: f"the worst of {len(order)} images"}
+    order = [image for image in order if shares[image] > 1e-2 * shares[order[-1]]] or order[-1:]
     reasons.setdefault(order[(len(order) - 1) // 2], "the median")
     most = max(order, key=shrinks.__getitem__)
     if shrinks[most] > 1:

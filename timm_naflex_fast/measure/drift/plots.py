@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from typing import Any
 
 from ..contenders import BASELINE, CONTENDERS
@@ -13,10 +12,15 @@ from .pictures import Picture
 from .survey import GridDrift
 
 MARKERS = "osD^vPX*"
-# One colour per contender: middle tones, readable on light and dark pages.
+# One colour for each contender in every picture: middle tones, readable on light and dark pages.
 INK, FAINT = "#7d8590", "#7d859055"
+SMALL = 9  # points: 12 pixels
 TONES = "#e5534b #2da44e #c9880a #2f81f7 #d4679c #a371f7 #b0704f #1b9aaa #8a9a1b #5a8f7b".split()
-COLOURS = dict(zip(CONTENDERS, cycle(TONES)))
+# And one mark, the later ones smaller: where they lie on each other, each is seen.
+LOOKS: dict[str, dict[str, Any]] = {
+    name: dict(color=tone, marker=mark, markersize=10 - 0.9 * number, markeredgewidth=0)
+    for number, (name, tone, mark) in enumerate(zip(CONTENDERS, TONES, MARKERS))
+}
 INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 BARE = ("axes.spines.top", "axes.spines.right")
 LOOK: dict[str, Any] = {**dict.fromkeys(INKED, INK), **dict.fromkeys(BARE, False)}
@@ -39,21 +43,17 @@ def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, A
 def curves(grids: Sequence[GridDrift], contenders: Iterable[str], width: float) -> Any:
     """A figure, ``width`` inches wide: drift of the embeddings over downsampling, a mark per patch grid.
 
-    Contenders whose marks would lie on each other have one name together; timm's own zeros are not drawn.
+    timm's own zeros are not drawn.
     """
-    series: dict[tuple[float, ...], list[str]] = {}
-    for name in contenders:
-        if name != BASELINE:
-            values = tuple(round(100 * grid.embed_rel_rms[name], 2) for grid in grids)
-            series.setdefault(values, []).append(name)
-    figure, axes = panels(1, 1, width, 3.6)
-    for (values, names), marker in zip(series.items(), cycle(MARKERS)):
-        look: dict[str, Any] = dict(color=COLOURS[names[0]], marker=marker, markersize=4.5, alpha=0.85)
-        axes[0, 0].plot([grid.shrink for grid in grids], values, **look, linestyle="none", label=",\n".join(names))
+    shown = [name for name in contenders if name != BASELINE]
+    figure, axes = panels(1, 1, width, 3.6 + 0.2 * len(shown) * (width < 5))
+    for name in shown:
+        drift = [100 * grid.embed_rel_rms[name] for grid in grids]
+        axes[0, 0].plot([grid.shrink for grid in grids], drift, **LOOKS[name], linestyle="none", label=name)
     axes[0, 0].set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
-    if series:
+    if shown:
         columns = max(1, int(width / 2))
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=8)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=SMALL)
     return figure
 
 
@@ -62,23 +62,28 @@ def scale(pictures: Sequence[Picture]) -> float:
     return max(next(iter(one.maps.values())).max().item() for one in pictures) or 1e-6
 
 
-def drift_map(picture: Picture, top: float) -> str:
-    """The image as the model sees it, and beside it the drift of each patch per contender, in colours up to ``top``."""
+def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
+    """The image as the model sees it, and the drift of each patch per contender, in colours up to ``top``.
+
+    They lie beside each other, or one below the other for a narrow screen.
+    """
     h, w = next(iter(picture.maps.values())).shape
     across, down = 2.9 * max(0.6, min(1, w / h)), 2.9 * min(1, h / w)
-    figure, axes = panels(1, 1 + len(picture.maps), across, down + 0.8)
+    count = 1 + len(picture.maps)
+    rows, columns = (count, 1) if stacked else (1, count)
+    figure, axes = panels(rows, columns, max(3.1, across + 0.6) if stacked else across, down + 0.8)
     photo, *others = axes.flat
     photo.imshow(picture.pixels.numpy(), cmap="gray")
-    photo.set_title(f"as the model sees it\n{h}x{w} patches", fontsize=8)
+    photo.set_title(f"as the model sees it\n{h}x{w} patches", fontsize=SMALL)
     for panel, (name, values) in zip(others, picture.maps.items()):
         mapped = panel.imshow(100 * values.numpy(), cmap="viridis", vmin=0, vmax=100 * top)
-        panel.set_title(f"{name}\nat most {100 * values.max().item():.2f} %", fontsize=8)
+        panel.set_title(f"{name}\nat most {100 * values.max().item():.2f} %", fontsize=SMALL)
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
-    bar = figure.colorbar(mapped, ax=axes, shrink=0.9, extend="max")
-    bar.set_label("difference (%)", color=INK, fontsize=8)
-    bar.ax.tick_params(colors=INK, labelsize=8)
+    bar = figure.colorbar(mapped, ax=axes, shrink=0.9, aspect=30, extend="max")
+    bar.set_label("difference (%)", color=INK, fontsize=SMALL)
+    bar.ax.tick_params(colors=INK, labelsize=SMALL)
     return address(figure, "webp", pil_kwargs={"quality": 60})
 
 

@@ -36,10 +36,11 @@ def _sentence(survey: Survey, name: str) -> str:
         phrase = f"but for rounding (embeddings within {own.embed_max_abs:.1e})" if own.embed_max_abs else "bit for bit"
         return f"{name} gives timm's own result {phrase}"
     words = [f"{name} moves the embeddings by {percent(own.embed_rel_rms)} (RMS)"]
-    words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
+    if own.neighbours < 1:
+        words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
     if own.accuracy is not None and timms.accuracy is not None:
         words.append(f"takes accuracy from {percent(timms.accuracy)} to {percent(own.accuracy)}")
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def percent(value: float) -> str:
@@ -67,8 +68,9 @@ def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:
 
 
 def markdown(text: object) -> str:
-    """Text that stands in a Markdown page as it is: no markup, no HTML."""
-    return re.sub(r"([\\`*_\[\]<>&|#~])", r"\\\1", str(text))
+    """Text that stands in a Markdown page as it is: no markup, no HTML, no link, no list."""
+    marks = r"[\\`*_\[\]<>&|#~$@]|(?<=www)\.|:(?=//)|^[-+=]"
+    return re.sub(r"^(\d+)([.)])", r"\1\\\2", re.sub(f"({marks})", r"\\\1", str(text).strip(), flags=re.I))
 
 
 def record(survey: Survey, **about: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def survey(
         model: a timm NaFlexVit in eval mode.
         batches: (input dict of timm's NaFlex collator, labels (B,) or None). The dict may hold "names", a list of B
             strings. For pictures they are read a second time.
-        contenders: names out of ``contenders.NAMES``; those that this model cannot run are left out.
+        contenders: names out of ``CONTENDERS``; those that this model cannot run are left out.
         pictures: keep a few images with maps of drift over their patches.
         after_pass: called after each contender's pass over each batch.
 
