@@ -71,7 +71,7 @@ def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
     across, down = 2.9 * max(0.6, min(1, w / h)), 2.9 * min(1, h / w)
     count = 1 + len(picture.maps)
     rows, columns = (count, 1) if stacked else (1, count)
-    figure, axes = panels(rows, columns, max(3.1, across + 0.6) if stacked else across, down + 0.8)
+    figure, axes = panels(rows, columns, max(3.1, across) if stacked else across, down + 0.8)
     photo, *others = axes.flat
     photo.imshow(picture.pixels.numpy(), cmap="gray")
     photo.set_title(f"as the model sees it\n{h}x{w} patches", fontsize=SMALL)
@@ -81,7 +81,9 @@ def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
-    bar = figure.colorbar(mapped, ax=axes, shrink=0.9, aspect=30, extend="max")
+    bar = figure.colorbar(
+        mapped, ax=axes, shrink=0.9, aspect=25, extend="max", location="bottom" if stacked else "right"
+    )
     bar.set_label("difference (%)", color=INK, fontsize=SMALL)
     bar.ax.tick_params(colors=INK, labelsize=SMALL)
     return address(figure, "webp", pil_kwargs={"quality": 60})
