@@ -4,6 +4,7 @@ uv run nox -s pairing                                    # all pairings, into re
 uv run nox -s "pairing(timm-1.0.16)" "pairing(timm-1.0.22)"
 uv run nox -s timm_tests -- stock matmul                 # the installed release's own tests, under these modes (all)
 uv run nox -s transformers_tests -- CHECKOUT             # transformers' own, of the models that are patched
+uv run nox -s forced_stock -- -m "slow and not fuzz"     # our own tests, where ours never runs: they must notice
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A session's row in the
 result file is replaced, the other rows stay; the session fails if a test fails that passes with the library's own code.
@@ -34,7 +35,7 @@ PAIRINGS |= {"torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0"}
 PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
 # Folders and files of tests.
-CROSSING = {"patch": ("handles", "interrupted", "compiled_choice", "transformers_models")}
+CROSSING = {"patch": ("handles", "compiled_choice", "transformers_models")}
 CROSSING["model"] = ("models", "rope_models", "distributed", "dtensor", "long_runs", "surroundings", "siglip2_weights")
 LAYERS = {
     "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
@@ -57,6 +58,35 @@ ABOUT = (
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
+# A plugin of pytest: the library's own code runs in place of ours, and a test that asked for ours is marked.
+FORCED = """
+import pytest
+from timm_naflex_fast.patching import library
+from timm_naflex_fast.tracing import constant_while_traced
+
+asked = []
+
+@constant_while_traced
+def note(name, component, wanted, counts):
+    asked.extend([wanted] * (wanted != "stock"))
+    if counts:
+        library.record_call(name, component, "stock")
+
+def decide(known, key, module, *tensors, **rest):
+    replacement = known.replacements[key]
+    mode = getattr(library.settings_of(module, known), replacement.component)
+    wanted = replacement.strategies.get(mode, "stock")
+    note(known.name, replacement.component, wanted, not replacement.counted_elsewhere)
+    return library.Decision("stock", (), None)
+
+library.decide = decide  # before the files that import it by name
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    asked.clear()
+    yield
+    item.user_properties.extend([("asks for ours", True)] * bool(asked))
+"""
 # A plugin of pytest: each of its processes adds lines, how often each code ran.
 WITNESS = """
 from pathlib import Path
@@ -143,6 +173,26 @@ def under_modes(session: nox.Session, file: str, modes: list[str], extra: str, *
             session.error(f"fail under {mode} alone: {broken}")
         if mode != "stock" and not counts["calls"]:
             session.error(f"{mode} never ran")
+
+
+@nox.session(venv_backend="none")
+def forced_stock(session: nox.Session) -> None:
+    """Our own tests with the library's own code in place of ours: each that asks for ours has to fail."""
+    folder = Path(session.create_tmp()).resolve()
+    (folder / "forced.py").write_text(FORCED)
+    session.env["PYTHONPATH"] = str(folder)
+    pytest(session, "", "--tb=no", "-p", "forced", *session.posargs)
+    cases = list(ElementTree.parse(folder / "report.xml").getroot()[0].iter("testcase"))
+    asking = [case for case in cases if case.find("properties/property[@name='asks for ours']") is not None]
+    green = [f"{case.get('classname')}.{case.get('name')}" for case in asking if case.find("failure") is None]
+    found = {"ask for ours": len(asking), "red": len(asking) - len(green), "green": green}
+    out = (
+        Path(os.environ.get("RESULTS", ROOT / "results" / "tests"))
+        / f"forced_stock{'_slow' * bool(session.posargs)}.json"
+    )
+    out.write_text(json.dumps({**provenance("uv run nox -s forced_stock"), **found}, indent=1) + "\n")
+    if green or not asking:
+        session.error(f"{len(asking)} ask for ours; green: {green}")
 
 
 @nox.session(venv_backend="none")

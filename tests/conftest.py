@@ -1,8 +1,6 @@
 import gc
-import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +22,6 @@ settings.load_profile("project")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children
     os.environ["OMP_NUM_THREADS"] = "1"
 gc.set_threshold(50_000)  # compilers make many objects at once, and to look through all that there are takes 0.2 s
-ASKS = ("asks for ours", True)
 
 # What imports torch is imported inside the fixtures: the process that hands tests to workers needs none of it.
 
@@ -38,44 +35,18 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
-def pytest_terminal_summary(terminalreporter):
-    """After a run with NAFLEX_TESTS_FORCE_STOCK=FILE: how many tests noticed, and those that did not."""
-    if "NAFLEX_TESTS_FORCE_STOCK" not in os.environ:
-        return
-    from timm_naflex_fast.measure.output import provenance
-
-    stats = terminalreporter.stats
-    reports = [report for kind in stats.values() for report in kind if hasattr(report, "user_properties")]
-    asks = {report.nodeid for report in reports if ASKS in map(tuple, report.user_properties)}
-    red, green = (
-        [report.nodeid for report in stats.get(kind, []) if report.when == "call" and report.nodeid in asks]
-        for kind in ("failed", "passed")
-    )
-    found = {"ask for ours": len(red) + len(green), "red": len(red), "green": sorted(green)}
-    path = Path(os.environ["NAFLEX_TESTS_FORCE_STOCK"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**provenance("uv run pytest"), **found}, indent=1) + "\n")
-    terminalreporter.section("timm's own code ran in place of ours")
-    terminalreporter.line(f"{len(red)} of the {len(red) + len(green)} tests that ask for ours are red")
-    for name in green:
-        terminalreporter.line(f"green: {name}")
-
-
 @pytest.fixture(autouse=True)
-def stock_timm(request):
+def stock_timm():
     """Every test starts with timm as it came, and the one that does not end with it fails."""
-    from tests.support import oracles, running
+    from tests.support import oracles
     from timm_naflex_fast.pytest_plugin import no_leaks
     from timm_naflex_fast.resampling import cache
 
     assert oracles.is_pristine()
     oracles.seed()
-    asked = running.asked.total() - running.asked["stock"]
     with no_leaks():
         yield
         cache.clear_all()  # functions fill it too, not only patches
-    if running.asked.total() - running.asked["stock"] > asked:
-        request.node.user_properties.append(ASKS)
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()  # else one test's graphs count against the next one's limit of recompiles

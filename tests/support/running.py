@@ -1,8 +1,7 @@
 """Which code ran: a plugin that silently did nothing would give the library's own results.
 
 ``running`` enables a mode for a block, which must run that mode's code. ``ran`` asks it of code that enables a mode by
-itself, ``children`` of processes that a test starts. With NAFLEX_TESTS_FORCE_STOCK=FILE the library's own code runs in
-place of ours: every test that asks for ours must then fail.
+itself, ``children`` of processes that a test starts. ``nox -s forced_stock`` looks whether they notice.
 """
 
 import atexit
@@ -18,9 +17,7 @@ import torch
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 
-FORCED = os.environ.get("NAFLEX_TESTS_FORCE_STOCK")  # the file into which the outcome is written
 FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child where to write
-asked = Counter()  # what was chosen and overruled, where FORCED
 
 
 @contextmanager
@@ -72,13 +69,3 @@ def watch_a_child():
     seen = _watching.__enter__()
     path = Path(os.environ[FOLDER], f"{os.getpid()}.json")
     atexit.register(lambda: path.write_text(json.dumps([*seen.items()])))
-
-
-if FORCED:  # every call goes to the library's own code, as a plugin that does nothing would let it
-    resolve = library.resolve
-
-    def stock(*arguments):
-        asked[resolve(*arguments)[0]] += 1
-        return "stock", None
-
-    library.resolve = stock
