@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from tests.support.oracles import Largest, relative, row_major
 from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
-from timm_naflex_fast.rope import embeds
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.settings import read_rope
 
@@ -99,16 +99,14 @@ CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
 @pytest.mark.parametrize("kind", AUGMENTED)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: "+".join(change))
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
-def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing, monkeypatch):
+def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing):
     for coord in (row_major([(9, 7), (3, 5), (9, 7), (16, 8), (1, 4)] * 4), row_major([(3, 5)])):
         rope = build(kind, grid_indexing=indexing, **change)
         torch.manual_seed(3)
         want, after = stock(rope, coord), torch.rand(())
-        for by_token in (False, True):
-            monkeypatch.setattr("timm_naflex_fast.rope.batched.too_many", lambda *_, answer=by_token: answer)
-            torch.manual_seed(3)
-            torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
-            assert torch.rand(()) == after  # as many numbers were drawn
+        torch.manual_seed(3)
+        torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
+        assert torch.rand(()) == after  # as many numbers were drawn
         still = stock(rope.eval(), coord)
         assert not torch.allclose(still, want, atol=1e-3)
         torch.testing.assert_close(ours(rope, coord), still, rtol=0, atol=2e-6)
@@ -130,8 +128,7 @@ def test_gradients_of_mixed_frequencies(in_graph, data):
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="mixed tables of older timm cannot be made in bfloat16")
-def test_low_precision_gradients_are_no_worse_than_timms(monkeypatch):
-    monkeypatch.setattr(embeds, "CHUNK_BYTES", 2**18)  # so that they are added up in pieces
+def test_low_precision_gradients_are_no_worse_than_timms():
     rope, coord = build("mixed"), row_major([(4, 5)] * 200)
     weights = torch.randn(DEPTH, 200, HEADS, 20, 2 * DIM).bfloat16()
     truth = frequency_grad(rope, stock(rope, coord), weights.float())
@@ -142,11 +139,15 @@ def test_low_precision_gradients_are_no_worse_than_timms(monkeypatch):
     assert got <= 1e-5 < theirs
 
 
-def test_mixed_tables_start_anew_and_keep_nothing_per_token():
+def test_mixed_tables_are_an_iterator_that_starts_anew_and_keep_nothing_per_token():
     rope, coord = build("mixed", depth=4), row_major([(9, 12), (4, 4), (12, 9)] * 8)
     tables = batched_rope(read_rope(rope), coord, torch.float32)
-    assert [len(list(tables)), len(list(tables))] == [4, 4]
-    assert torch.equal(next(iter(tables)), next(iter(tables)))
+    first, second, *rest = (next(tables) for _ in range(4))
+    assert next(tables, None) is None and len(rest) == 2
+    for _ in range(2):
+        again = list(tables)
+        assert len(again) == 4 and torch.equal(again[0], first) and torch.equal(again[1], second)
+    del first, second, again
     with torch.no_grad():
         first = next(iter(tables))
         watched = weakref.ref(first)
@@ -198,3 +199,20 @@ def test_many_gradients_in_one_call(batch):
     assert relative(together, in_turn) <= 1e-5
     got, want = (torch.autograd.grad(g.square().sum(), rope.freqs, retain_graph=True)[0] for g in (together, in_turn))
     assert relative(got, want) <= 1e-5
+
+
+@pytest.mark.parametrize("batch", [1, 20], ids=["by the formula", "by cells"])
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
+def test_forward_mode_by_the_frequencies(batch, in_graph):
+    rope, coord = build("mixed"), row_major([(4, 3), (3, 4)] * batch)[:batch]
+    values, upstream = rope.freqs.detach(), torch.randn(DEPTH, batch, HEADS, 12, 2 * DIM)
+    del rope.freqs
+    with forward_ad.dual_level():
+        rope.freqs = forward_ad.make_dual(values.requires_grad_(), torch.randn_like(values))
+        tables = stock(rope, coord), ours(rope, coord, in_graph)
+        got, want = (forward_ad.unpack_dual(table).tangent for table in tables)
+        assert relative(got, want) <= 1e-5
+        # The tangent of a gradient: forward over reverse.
+        grads = [torch.autograd.grad((t.square() * upstream).sum(), values, create_graph=True)[0] for t in tables]
+        theirs, mine = (forward_ad.unpack_dual(grad).tangent for grad in grads)
+        assert relative(mine, theirs) <= 1e-5

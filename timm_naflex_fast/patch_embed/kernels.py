@@ -26,7 +26,7 @@ from torch import Tensor
 from ..resampling.cache import cached, cached_resized, pinned
 from ..resampling.checks import check_interpolation, check_size
 from ..resampling.matrices import resize_matrix
-from ..tracing import refuse_in_cuda_graph, tracer
+from ..tracing import constant_while_traced, refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
 
@@ -49,7 +49,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if lowered or x.dtype is torch.float64 else torch.float32
 
 
-@torch.compiler.assume_constant_result  # TorchDynamo guards a graph by these flags without our help
+@constant_while_traced  # TorchDynamo guards a graph by these flags without our help
 def _tf32_allowed() -> bool:
     try:
         return torch.get_float32_matmul_precision() != "highest"

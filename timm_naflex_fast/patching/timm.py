@@ -120,10 +120,10 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
-    rope = read_rope(self.rope)
+    rope, in_graph = read_rope(self.rope), tracer(x, patch_coord) is not None
     if isinstance(rope, str):
         reason: str | None = rope
-    elif rope.augment is not None and recorded():
+    elif rope.augmentation is not None and in_graph:
         reason = "random rotary coordinates in a recorded graph"
     else:  # a tensor without memory of its own
         reason = None if type(patch_coord) in PLAIN else why_unsupported(patch_coord)
@@ -131,7 +131,6 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     if isinstance(rope, str) or decision.strategy == "stock":
         return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x, x.shape[-1], patch_coord)
-    in_graph = tracer(x, patch_coord) is not None
     return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 

@@ -7,27 +7,28 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..resampling.grids import whole_numbers
-from .embeds import EmbedFn, by_cell, by_line, by_token
-from .grids import grids_on_host
+from ..resampling.grids import read_grids, whole_numbers
+from .embeds import EmbedFn, per_cell, per_token
 from .settings import Rope
 
 FEW_TOKENS = 1024
 
 
-class MixedEmbeddings:
-    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them computes them again."""
+class MixedEmbeddings(Iterator[Tensor]):
+    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them starts with the first block."""
 
     def __init__(self, rope: Rope, embed: EmbedFn) -> None:
-        self.depth, self.embed = rope.frequencies.shape[1], embed
+        self.depth, self.embed, self.block = rope.frequencies.shape[1], embed, 0
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return map(self.embed, range(self.depth))
+    def __iter__(self) -> MixedEmbeddings:
+        self.block = 0
+        return self
 
-
-def too_many(cell_count: int, tokens: int) -> bool:
-    """Whether all ``cell_count`` cells of the grids could take memory out of proportion to the ``tokens``."""
-    return cell_count > max(16 * tokens, 4096)
+    def __next__(self) -> Tensor:
+        if self.block == self.depth:
+            raise StopIteration
+        self.block += 1
+        return self.embed(self.block - 1)
 
 
 def batched_rope(
@@ -44,7 +45,7 @@ def batched_rope(
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
-        iterable of (B, heads, N, 2D), one per block.
+        iterator of (B, heads, N, 2D), one per block; under ``torch.compile`` a list of them.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not checked with
@@ -52,19 +53,23 @@ def batched_rope(
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
-    if in_graph:
-        embed = by_token(rope, patch_coord.detach().to(torch.int64), dtype)
-        return list(MixedEmbeddings(rope, embed)) if rope.mixed else embed(None)
-    coord = whole_numbers(patch_coord)
-    tokens, fixed = coord.shape[0] * coord.shape[1], rope.augment is None
-    if tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
-        embed = by_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
+    fixed, tokens = rope.augmentation is None, patch_coord.shape[0] * patch_coord.shape[1]
+    coord = patch_coord.detach().to(torch.int64) if in_graph else whole_numbers(patch_coord)
+    if in_graph or tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
+        embed = per_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
-        grids = grids_on_host(coord, one=rope.grid_independent)
+        grids = read_grids(coord)
+        sizes = list(zip(grids.h.tolist(), grids.w.tolist()))
+        if rope.grid_independent:  # one grid holds all others
+            sizes = [(max(h for h, _ in sizes), max(w for _, w in sizes))] * len(sizes)
+        cell_count = sum(h * w for h, w in set(sizes))
         # The formula also serves where saving sines does not pay: one sample has each cell once; few tokens need few
         # operations; one huge coordinate would make a huge grid.
         few = len(coord) == 1 if rope.mixed else tokens <= FEW_TOKENS
-        by_formula = (few and fixed) or too_many(grids.cell_count, tokens)
-        compute = by_token if by_formula else by_cell if rope.mixed or rope.grid_independent else by_line
-        embed = compute(rope, coord, dtype, grids)
-    return MixedEmbeddings(rope, embed) if rope.mixed else embed(None)
+        by_formula = fixed and (few or cell_count > max(16 * tokens, 4096))
+        embed = per_token(rope, coord, dtype) if by_formula else per_cell(rope, coord, dtype, sizes)
+    if not rope.mixed:
+        return embed(None)
+    if torch.compiler.is_dynamo_compiling():  # it reads no iterator's class
+        return [embed(block) for block in range(rope.frequencies.shape[1])]
+    return MixedEmbeddings(rope, embed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 FREQUENCIES = {  # where each type keeps them
@@ -26,31 +27,29 @@ class Rope:
     """One of timm's rotary modules.
 
     Args:
-        frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2, depth, heads, D/2); or
-            (D/4,): position 0 turns the first D/4 angles by them, position 1 the others.
-        periods: ``frequencies`` are the lengths of a full turn instead.
+        frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2, depth, heads, D/2).
         rotate_half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
         xy_order: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
         offset: added to index or centre.
         normalize: the size that centres are divided by: "separate" axes, or the "min" or "max" of both.
-        reference: (h, w) that every grid is stretched to.
-        largest: ``reference`` stretches the batch's largest grid, and the others along with it, as older timm does.
-        augment: (shift, jitter, rescale) to draw for each distinct grid, None where it is off.
-        augment_device: where timm draws them.
+        ref_feat_shape: (h, w) that every grid is stretched to.
+        scales_to_batch_max: ``ref_feat_shape`` stretches the batch's largest grid, and the others along with it, as
+            older timm does.
+        augmentation: (shift, jitter, rescale) to draw for each distinct grid, None where it is off.
+        augmentation_device: where timm draws them.
     """
 
     frequencies: Tensor
-    periods: bool
     rotate_half: bool
     xy_order: bool
     centered: bool
     offset: float
     normalize: str
-    reference: tuple[int, int] | None
-    largest: bool
-    augment: tuple[float | None, float | None, float | None] | None
-    augment_device: torch.device | None
+    ref_feat_shape: tuple[int, int] | None
+    scales_to_batch_max: bool
+    augmentation: tuple[float | None, float | None, float | None] | None
+    augmentation_device: torch.device | None
 
     @property
     def mixed(self) -> bool:
@@ -60,37 +59,35 @@ class Rope:
     @property
     def grid_independent(self) -> bool:
         """Whether a cell has the same angles in every grid of a batch."""
-        return not self.centered and self.augment is None and (self.reference is None or self.largest)
+        same_stretch = self.ref_feat_shape is None or self.scales_to_batch_max
+        return not self.centered and self.augmentation is None and same_stretch
 
     def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
         """Angles (..., D/2) for positions (..., 2); of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2)."""
-        if self.frequencies.ndim == 1:
-            pairs = positions.unsqueeze(-1)
-            return (2 * math.pi * pairs / self.frequencies if self.periods else pairs * self.frequencies).flatten(-2)
         f = self.frequencies if block is None else self.frequencies[:, block].unsqueeze(2)
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
 
-    def positions(self, places: Tensor, size: Tensor, change: Tensor | None) -> Tensor:
+    def positions(self, cells: Tensor, size: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w), which broadcast.
 
-        ``change`` (..., 3, 2) is what was drawn for each one's grid: a shift, then two factors. Operations follow
+        ``drawn`` (..., 3, 2) is the augmentation of each one's grid: a shift, then two factors. Operations follow
         timm's order, so they round alike.
         """
-        position = places.to(torch.float32) + (0.5 + self.offset if self.centered else self.offset)
+        position = cells.to(torch.float32) + (0.5 + self.offset if self.centered else self.offset)
         if self.centered:
             side = {"min": torch.amin, "max": torch.amax}.get(self.normalize)
             position = position / (size if side is None else side(size, -1, keepdim=True))
-        if self.reference is not None:
+        if self.ref_feat_shape is not None:
             position = position / size
             # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
-            position = torch.stack([p * n for p, n in zip(position.unbind(-1), self.reference)], -1)
+            position = torch.stack([p * n for p, n in zip(position.unbind(-1), self.ref_feat_shape)], -1)
         if self.centered:
             position = 2.0 * position - 1.0
         if self.xy_order:
             position = position.flip(-1)
-        if change is not None:
-            shift, jitter, rescale = change.unbind(-2)
+        if drawn is not None:
+            shift, jitter, rescale = drawn.unbind(-2)
             position = (position + shift) * jitter * rescale
         return position
 
@@ -118,17 +115,21 @@ def read_rope(module: Any) -> Rope | str:
     frequencies = frequencies.to(wide)
     if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
         frequencies = torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
+    elif frequencies.ndim == 1:  # (D/4,): position 0 turns the first half of the angles, position 1 the other
+        frequencies = 2 * math.pi / frequencies if dinov3 else frequencies
+        frequencies = torch.stack(
+            [F.pad(frequencies, (0, len(frequencies))), F.pad(frequencies, (len(frequencies), 0))]
+        )
     return Rope(
         frequencies,
-        periods=dinov3,
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         # Older timm's DINOv3 returns (y, x) with either indexing.
         xy_order=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
         centered=grid_type == "centered",
         offset=settings.get("grid_offset", 0.0),
         normalize=settings.get("normalize_coords", "separate"),
-        reference=settings.get("ref_feat_shape", None),
-        largest="grid_type" not in settings,
-        augment=(module.shift_coords, module.jitter_coords, module.rescale_coords) if draws else None,
-        augment_device=None if dinov3 else frequencies.device,
+        ref_feat_shape=settings.get("ref_feat_shape", None),
+        scales_to_batch_max="grid_type" not in settings,
+        augmentation=(module.shift_coords, module.jitter_coords, module.rescale_coords) if draws else None,
+        augmentation_device=None if dinov3 else frequencies.device,
     )
