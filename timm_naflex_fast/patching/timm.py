@@ -24,7 +24,7 @@ from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
-from ..tracing import PLAIN, Tracer, recorded, tracer, why_unsupported
+from ..tracing import PLAIN, Tracer, tracer, why_unsupported
 from .library import (
     SAME_RESULT,
     Decision,
