@@ -1,46 +1,51 @@
-"""Count what one step of the position embedding costs, so that the figures hold on every machine.
+"""Count what one step of the position embedding costs on a CUDA device, without one and without a clock.
 
 uv run benchmarks/measure.py counts
 
-Every operator that PyTorch executes is seen (``TorchDispatchMode``). It reads each element of its inputs once and
-writes each element of its results once; gathers and scattered additions touch as many rows as they name. Views and
-empty tensors cost nothing.
+timm's code and ``eager`` read coordinates: they run on the tests' pretended CUDA device, whose memory is the CPU's, and
+take the way that they take there. The traceable form, which graphs hold and CUDA graphs capture, reads none and takes
+the same way on every device: it runs on PyTorch's fake tensors, which have no numbers.
 
-"memory" leaves out what a processor finds in its cache: operands no larger than one sample's tokens that one of the
-last four operators touched. All other operands come from memory and go there.
+Every operator on the device is seen (``TorchDispatchMode``). It reads each element of its inputs once and writes each
+element of its results once; gathers and scattered additions touch as many rows as they name. Views and empty tensors
+cost nothing. Nothing is found in a cache. On a GPU each operator is a kernel, or several.
 
-The operators do not depend on the number of channels, so bytes are linear in it: each race is counted at two small
+The operators do not depend on the number of channels, so bytes are linear in it: each step is counted at two small
 widths and extended to 768.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+import sys
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import product, repeat
+from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from timm_naflex_fast.measure.bench.pos_embed import race as make
+from timm_naflex_fast import tracing
+from timm_naflex_fast.measure.bench.pos_embed import plain_add, timed
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS
+from timm_naflex_fast.measure.contenders import use
 
-CONTENDERS = ("stock", "timm-flag-bilinear", "grid_sample", "interpolate_cached", "matmul", PLAIN_ADD)
-NARROW = (16, 32)  # channels; with fewer, a sample's tokens are no larger than its coordinates
-CACHED_OPERATORS = 4
-GATHERS = {"index", "index_select", "gather", "embedding", "take", "_embedding_bag", "_embedding_bag_forward_only"}
+TRACEABLE = "matmul, traceable"
+CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
+NARROW = (16, 32)  # channels; with fewer, a token is no larger than its coordinates
+GATHERS = {"index", "index_select", "gather", "embedding", "_embedding_bag", "_embedding_bag_forward_only"}
 SCATTERS = {"index_add_", "index_put_", "_index_put_impl_", "scatter_add_"}
 OVERWRITES = {"copy_", "zero_", "fill_"}  # they write their first argument without reading it
 EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 @dataclass
@@ -50,83 +55,79 @@ class Count:
     Attributes:
         read: bytes that operators read.
         written: bytes that operators write.
-        memory: bytes read and written without those that the cache holds.
-        operators: that read or write; on a GPU each launches at least one kernel.
+        operators: that read or write.
         host_waits: times that the host needs a number from the device.
-        whole_writes: operators that write at least as many bytes as ``x`` has.
+        peak: the most bytes that are held at once, beyond those before.
     """
 
     read: int = 0
     written: int = 0
-    memory: int = 0
     operators: int = 0
     host_waits: int = 0
-    whole_writes: int = 0
+    peak: int = 0
 
 
-class _Counter(TorchDispatchMode):
-    def __init__(self, whole: int, sample: int) -> None:
+class Counter(TorchDispatchMode):
+    """Inside, ``count`` grows with each operator on the device."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.count, self._whole, self._sample = Count(), whole, sample
-        self._recent: deque[dict[tuple[int, int], Any]] = deque(maxlen=CACHED_OPERATORS)
+        self.count, self._held = Count(), 0
+        self._known: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | (kwargs or {})
+        for tensor in _on_device(given):
+            self._hold(tensor, 0)
         out = func(*args, **(kwargs or {}))
-        name, schema = func._schema.name.split("::")[-1], func._schema
-        given = {argument.name: value for argument, value in zip(schema.arguments, args)} | (kwargs or {})
-        booleans = name in GATHERS | SCATTERS and any(t.dtype == torch.bool for t in _tensors(given.get("indices")))
-        self.count.host_waits += name in WAITS or booleans
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        if view or name in EMPTY:
-            return out
-        touched: dict[tuple[int, int], Any] = {}
-        read = written = 0
-        for tensor, reads, writes in _operands(name, schema, given, out):
-            read, written = read + reads, written + writes
-            if not self._in_cache(tensor, touched):
-                self.count.memory += reads + writes
-        self._recent.append(touched)
-        self.count.read += read
-        self.count.written += written
-        self.count.operators += bool(read or written)
-        self.count.whole_writes += written >= self._whole
+        for tensor in _on_device(out):
+            self._hold(tensor, tensor.untyped_storage().nbytes())
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not view and func.namespace != "prim" and func.overloadpacket.__name__ not in EMPTY:
+            touched = list(_operands(func.overloadpacket.__name__, func._schema, given, out))
+            read, written = (sum(column) for column in zip((0, 0), *touched))
+            self.count.read += read
+            self.count.written += written
+            self.count.operators += bool(read or written)
         return out
 
-    def _in_cache(self, tensor: Tensor, touched: dict[tuple[int, int], Any]) -> bool:
-        if _bytes(tensor) > self._sample:
-            return False
-        memory = tensor.untyped_storage()  # kept, so that no other tensor gets its address meanwhile
-        key = memory._cdata, tensor.storage_offset()
-        touched[key] = memory
-        return any(key in before for before in self._recent)
+    def _hold(self, tensor: Tensor, size: int) -> None:
+        """Count new memory until it is freed."""
+        memory = tensor.untyped_storage()
+        if (key := memory._cdata) not in self._known:
+            self._known[key] = weakref.finalize(memory, self._free, key, size)
+            self._held += size
+            self.count.peak = max(self.count.peak, self._held)
+
+    def _free(self, key: int, size: int) -> None:
+        del self._known[key]
+        self._held -= size
 
 
-def _operands(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[tuple[Tensor, int, int]]:
-    """Each tensor that an operator touches, with the bytes that it reads and writes of it."""
+def _operands(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[tuple[int, int]]:
+    """The bytes that an operator reads and writes of each tensor on the device."""
     first = schema.arguments[0].name if schema.arguments else ""
     rows = None  # the most that is touched of the first argument, where only some of its rows are
-    if "embedding_bag" in name and name in GATHERS:
-        weight = given["weight"]
-        rows = given["indices"].numel() * _bytes(weight) // max(1, len(weight))
+    if name.startswith("_embedding_bag") and name in GATHERS:
+        rows = given["indices"].numel() * _bytes(given["weight"]) // max(1, len(given["weight"]))
     elif name in GATHERS:
-        rows = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(out))
+        rows = sum(tensor.nbytes for tensor in _on_device(out))
     elif name in SCATTERS:
-        added = given.get("source", given.get("values", given.get("src")))
-        rows = added.numel() * added.element_size()
+        rows = given.get("source", given.get("values", given.get("src"))).nbytes
     for argument in schema.arguments:
-        for tensor in _tensors(given.get(argument.name)):
+        for tensor in _on_device(given.get(argument.name)):
             size = _bytes(tensor) if rows is None or argument.name != first else min(rows, _bytes(tensor))
             writes = argument.alias_info is not None and argument.alias_info.is_write
             reads = not writes or (name not in OVERWRITES and argument.name == first)
-            yield tensor, size * reads, size * writes
+            yield size * reads, size * writes
     for result, returned in zip(out if isinstance(out, (tuple, list)) else [out], schema.returns):
         if returned.alias_info is None:
-            for tensor in _tensors(result):
-                yield tensor, 0, _bytes(tensor)
+            for tensor in _on_device(result):
+                yield 0, _bytes(tensor)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+def _on_device(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, FakeTensor) or getattr(leaf, "is_cuda", False)]
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -135,22 +136,37 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.element_size() * math.prod(sizes)
 
 
-@contextmanager
-def counted(whole: int, sample: int) -> Iterator[Count]:
-    """Count the operators inside. ``whole``: the bytes of ``x``; ``sample``: those of one sample's tokens."""
+def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> Count:
+    """The cost of one step of a contender at ``channels``; it has run before, so its caches are full."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from tests.support.second_device import OnDevice, SecondDevice, waits
 
-    def watched(name: str) -> Any:
-        original = getattr(Tensor, name)
-
-        def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            mode.count.host_waits += 1
-            return original(self, *args, **kwargs)
-
-        return patch.object(Tensor, name, read)
-
-    # On a CPU these dispatch no operator; on a GPU they wait for it.
-    with _Counter(whole, sample) as mode, watched("tolist"), watched("numpy"), watched("cpu"):
-        yield mode.count
+    chosen = WORKLOADS[workload]
+    embeds, coord = chosen.embeds(channels), next(chosen.coordinates(batch))
+    with ExitStack() as on:
+        patch = on.enter_context(MonkeyPatch.context())
+        patch.setattr(tracing, "PLAIN", (*tracing.PLAIN, OnDevice))  # else such tensors are left to timm
+        patch.setattr(torch, "as_tensor", lambda data, device: torch.tensor(data).to(device))  # which is made in C++
+        device = SecondDevice(patch)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        on.enter_context(fake if name == TRACEABLE else device)
+        to = fake.from_tensor if name == TRACEABLE else lambda tensor: tensor.to("cuda")
+        embeds.pos_embed = torch.nn.Parameter(to(embeds.pos_embed.detach()))
+        x, g = (to(torch.zeros(*coord.shape[:2], channels)) for _ in "xg")
+        if name == PLAIN_ADD:
+            contender = plain_add(x, x.clone(), g if phase == "train" else None)
+        else:
+            on.enter_context(use(name.split(",")[0], embeds))
+            values = repeat(embeds.pos_embed.detach() * 2)  # a table that does not stay is not cached
+            contender = timed(name, embeds, repeat(to(coord)), x, g if phase == "train" else None, values)
+        if name != "stock":  # which caches nothing, and takes long
+            contender.run(contender.prepare())
+        argument = contender.prepare()
+        waits.clear()
+        with Counter() as counter:
+            contender.run(argument)
+        counter.count.host_waits = sum(waits.values())
+    return counter.count
 
 
 def count_race(
@@ -161,31 +177,19 @@ def count_race(
     Raises:
         ValueError: the operators depend on the channels.
     """
-    narrow: list[list[dict[str, Any]]] = []
-    for width in NARROW:
-        narrow.append([])
-        with ExitStack() as on:
-            race = make(WORKLOADS[workload], batch, "float32", phase, contenders, on, channels=width)
-            about = {name: race.about[name] for name in ("tokens", "grids", "x_bytes")}
-            about |= dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=width)
-            for one in race.contenders:
-                one.run(one.prepare())  # fills the caches
-                argument = one.prepare()
-                with counted(about["x_bytes"], about["x_bytes"] // batch) as count:
-                    one.run(argument)
-                narrow[-1].append({**about, "contender": one.name, **asdict(count)})
-    low, high = NARROW
-
-    def extend(a: Any, b: Any) -> Any:
-        return a if a == b else a + (b - a) * (channels - low) // (high - low)
-
-    if any(small[name] != large[name] for small, large in zip(*narrow) for name in ("operators", "host_waits")):
-        raise ValueError(f"the operators depend on the channels: {narrow}")
-    return [{name: extend(small[name], large[name]) for name in large} for small, large in zip(*narrow)]
+    grids, rows, (low, high) = WORKLOADS[workload].grids(batch), [], NARROW
+    about = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
+    about |= dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)))
+    for name in contenders:
+        small, large = (asdict(count_step(name, workload, batch, phase, width)) for width in NARROW)
+        if any(small[key] != large[key] for key in ("operators", "host_waits")):
+            raise ValueError(f"the operators of {name} depend on the channels: {small}, {large}")
+        counts = {key: n + (large[key] - n) * (channels - low) // (high - low) for key, n in small.items()}
+        rows.append({**about, "contender": name, **counts})
+    return rows
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """The rows of race after race."""
-    batches, channels = ((2,), 32) if tiny else ((64, 512), 768)
-    for workload, batch, phase in product(("siglip", "diverse"), batches, ("infer", "train")):
-        yield count_race(workload, batch, phase, channels=channels)
+    for workload, phase in product(("siglip", "diverse"), ("infer", "train")):
+        yield count_race(workload, 2 if tiny else 512, phase)

@@ -54,7 +54,7 @@ class OnDevice(Tensor):
         return self
 
     def to(self, *args, copy=False, **kwargs):
-        if isinstance(args[0], Tensor):
+        if args and isinstance(args[0], Tensor):
             args = (args[0].device, args[0].dtype)
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         out = super().to(dtype or self.dtype, copy=copy)

@@ -68,7 +68,7 @@ def race(
     made, left_out = [], dict[str, str]()
     for name in contenders:
         if name == PLAIN_ADD:
-            made.append(_plain_add(x, tokens(), g))
+            made.append(plain_add(x, tokens(), g))
             continue
         embeds = workload.embeds(channels).to(device)
         embeds.pos_embed.data.copy_(values[0])
@@ -109,7 +109,7 @@ def timed(
     return Timed(name, step, prepare)
 
 
-def _plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Timed:
+def plain_add(x: Tensor, ready: Tensor, g: Tensor | None) -> Timed:
     """One addition of ready numbers into ``x``; in training also one reading of the gradient."""
 
     def touch(_: None) -> None:
