@@ -91,5 +91,7 @@ def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:
                 raise ValueError(f"{name} in {runtime.__name__} is off by {off:.1e} of the largest number")
             contenders.append(Timed(name, partial(lambda loaded, _: loaded(arrays), loaded)))
         title = "whole model" if whole else "embeddings"
-        race = Race("exported", title, runtime.__name__, len(batch[0]), "float32", tuple(contenders), {"counted": wrong})
+        race = Race(
+            "exported", title, runtime.__name__, len(batch[0]), "float32", tuple(contenders), {"counted": wrong}
+        )
         yield run(race, 1 if tiny else 30, budget=10 if whole else 2)

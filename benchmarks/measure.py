@@ -4,7 +4,8 @@ uv run benchmarks/measure.py                          # all files but those of t
 uv run benchmarks/measure.py speed/siglip counts      # these files again
 uv run benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
 
-It says first how long each file took last time. Nothing else may run beside it: on a busy machine it does not start.
+It says first how long each file took last time. Nothing else may run beside what is timed: on a busy machine it does
+not start. What is counted may be counted at any time.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import counts
+import exported
 import graphs
 import races
 from tabulate import tabulate
@@ -30,34 +33,39 @@ from timm_naflex_fast.measure.output import provenance, write_json
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
 SMALL = "--model vit_small_patch16_224 --workload siglip"
-SMALL_BLOCKS = "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
+FOUR_BLOCKS = "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
+SEEN = "single imagenet siglip diverse extreme radio"
+UNSEEN = "--channels 192 --phase infer train --contenders stock interpolate_cached matmul"
 FACTS = ("commit", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
 # Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the same thing.
 BENCH = {
     "speed/siglip": "--workload siglip",
-    "speed/diverse": "--workload diverse",
-    "speed/others": f"--workload single imagenet extreme {FEW} --budget 2",
-    "speed/radio": f"--workload radio --phase infer frozen {FEW} --budget 1",
-    "speed/radio_train": f"--workload radio --phase train {FEW} --budget 1",
-    "speed/small": f"--batch 1 16 --phase infer train --budget 0.4 {FEW}",
-    "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train --budget 1 {FEW}",
-    # A training step of 64 images holds about 8 GB (small, siglip) or 15 (tiny, diverse).
-    "model/small": f"{SMALL} diverse --batch 8 --phase train infer --budget 15",
-    "model/small_64": f"{SMALL} --batch 64 --phase train infer --rounds 3",
-    "model/tiny_64": "--model vit_tiny_patch16_224 --workload diverse --batch 64 --phase train infer --rounds 3",
-    "compiled": f"{SMALL_BLOCKS} --compile --max-seq-len 64 128 196 256 --phase train infer --rounds 5",
-    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch 8 --phase train infer --budget 20",
+    "speed/diverse": "--workload diverse --budget 1",
+    "speed/others": f"--workload single imagenet extreme {FEW} --budget 1",
+    "speed/radio": f"--workload radio {FEW} --budget 1",
+    "speed/small": f"--workload {SEEN} --batch-size 1 16 --phase infer train {FEW} --rounds 200 --budget 0.3",
+    "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train {FEW} --budget 1",
+    # Of 2,989 grids none comes twice: rounds x contenders x images.
+    "speed/unseen_1": f"--workload unseen dropped {UNSEEN} --batch-size 1 --rounds 200",
+    "speed/unseen_16": f"--workload unseen dropped {UNSEEN} --batch-size 16 --rounds 60",
+    "speed/unseen_64": f"--workload unseen dropped {UNSEEN} --batch-size 64 --rounds 14",
+    "model/small": f"{SMALL} diverse --batch-size 8 --rounds 10 --budget 60",
+    "model/small_64": f"{SMALL} --batch-size 64 --rounds 10 --budget 600",  # a training step holds about 8 GB
+    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch-size 8 --rounds 8 --budget 100",
+    "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --batch-size 8 --rounds 6",
 }
 # Functions that yield the rows of race after race; given True, tiny ones.
 MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
     "rope": races.rope,
     "patch_kernels": races.patch_kernels,
     "other_libraries": races.other_libraries,
+    "exported": exported.rows,
     "counts": counts.rows,
     "graphs": graphs.rows,
 }
+COUNTED = {"counts", "graphs"}
 NAMES = (*BENCH, *MADE_HERE)
 
 
@@ -86,31 +94,37 @@ def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
     write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
 
 
-def main() -> None:
-    """Measure what the options name."""
+def main() -> int:
+    """Measure what the options name; return how many files could not be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all that are old)")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"{unknown[0]!r} is no result file; valid: {', '.join(NAMES)}")
-    if not options.tiny and (load := os.getloadavg()[0]) > BUSY:
-        parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
     before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
     here = provenance("")
     # A file is new if it was made on this machine, with this code and these releases.
     same = [name for name in files if all(before[name].get(fact) == here[fact] for fact in FACTS)]
     todo = [name for name in files if options.names or options.tiny or name not in same]
+    if not options.tiny and {*todo} - COUNTED and (load := os.getloadavg()[0]) > BUSY:
+        parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in todo:
         print(f"{name}: took {before[name].get('seconds', 'an unknown number of')} seconds last time")
+    failed = 0
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder, "rows.json")
         for name in todo:
             print(f"== {name}", flush=True)
             files[name].parent.mkdir(parents=True, exist_ok=True)
-            measure(name, scratch if options.tiny else files[name], scratch, options.tiny)
+            try:
+                measure(name, scratch if options.tiny else files[name], scratch, options.tiny)
+            except Exception:  # the others go on
+                traceback.print_exc()
+                failed += 1
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

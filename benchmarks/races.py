@@ -45,10 +45,10 @@ def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """
     for kind, phase in [*((kind, "infer") for kind in ROPE_TYPES), ("mixed", "train")]:
         names = [BASELINE, "batched"]
-        for batch in (1,) if tiny else (1, 128, 256):
+        for batch in (1,) if tiny else (1, 64):
             with ExitStack() as on:
                 race = _rope_race(kind, phase, batch, names, on)
-                rows = time(race, 0.7, tiny)
+                rows = time(race, 0.5, tiny)
             yield rows
             names = [row["contender"] for row in rows if row["median_ms"] <= PATIENCE_MS]
 
@@ -146,7 +146,7 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
                 on.enter_context(enable(name, model=model))
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
-        for batch, phase in product((1,) if tiny else (1, 8, 64), ("infer", "train")):
+        for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
             pixels, draw = torch.randn(batch, 256, 1), random.Random(batch)
 
             def step(sizes: Tensor, model: Any, pixels: Tensor = pixels, train: bool = phase == "train") -> None:

@@ -1,7 +1,7 @@
 """Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py.
 
 With --check nothing is written: pages that differ from the result files are an error, and result files whose code has
-changed since are listed. With --release these are an error too.
+changed since are listed, and races in which this package is slower. With --release these are an error too.
 
 No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
@@ -30,6 +30,7 @@ from timm_naflex_fast.measure.output import number
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+LEAST = 0.9  # of the library's own speed: what is slower stops a release
 STOCK, OURS, PLAIN_ADD, FLAG = "stock", "matmul", "plain-add", "timm-flag-bilinear"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 # What the figures of result files depend on, in the package: where it changes, they are old.
@@ -115,6 +116,12 @@ def told(stock: dict[str, Any], own: dict[str, Any]) -> str:
     return times_faster(stock, own) if "low_ms" in own else "cannot be told"
 
 
+def wrong_by(row: dict[str, Any]) -> str:
+    """How far an exported program is from PyTorch, of the largest number."""
+    off = row["counted"][row["contender"]]["wrong by"]
+    return "NaN" if off is None else f"{off:.1g}"
+
+
 def percent(share: Callable[[dict[str, Any], dict[str, Any]], float]) -> Column:
     """A share that is computed from timm's row and ours."""
     return lambda race: f"{100 * share(race[STOCK], race[OURS]):.1f} %"
@@ -128,13 +135,16 @@ SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
 SAVED |= {"times faster than timm": lambda race: told(race[STOCK], race[OURS])}
 SAVED |= {"embeddings' share, timm": percent(lambda stock, _: stock["embeds_share"][STOCK])}
 SAVED |= {"`matmul`": percent(lambda _, ours: ours["embeds_share"][OURS])}
-COUNTS = {"GB moved": count("memory", unit=1e9), "host syncs": count("host_waits"), "operators": count("operators")}
-COUNTS |= {"copies as large as `x`": count("whole_writes")}
+COUNTS = {"waits for the device": count("host_waits"), "operators": count("operators")}
+COUNTS |= {f"{name}, GB": count(key, unit=1e9) for key, name in (("read", "read"), ("written", "written"))}
+COUNTS |= {"peak beyond x, GB": count("peak", unit=1e9)}
 ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
 COMPILED = {name: counted(name) for name in ("graphs", "breaks", "graphs after the first batch", "first steps, s")}
 COMPILED |= {"a later step, ms": count("median_ms", 1)}
 SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, PLAIN_ADD)]
+EXPORTED = {"timm's loop in PyTorch, ms": ms(STOCK), "timm's grid_sample, exported, ms": ms(FLAG)}
+EXPORTED |= {"`matmul`, exported, ms": ms(OURS), "grid_sample is wrong by": lambda race: wrong_by(race[FLAG])}
+ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, f"{OURS}, traceable", PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
     "speed": ("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
@@ -145,6 +155,7 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
     "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
     "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
+    "exported": ("exported", ("workload", "phase"), EXPORTED, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
     "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
     "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
@@ -154,6 +165,18 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
 DRIFT = {"embedding, largest difference": "{embed_max_abs:.2g}", "embedding, relative RMS": "{embed_rel_rms:.2%}"}
 DRIFT |= {"output, cosine distance": "{pooled_cosine_distance:.2g}", "same nearest image": "{neighbours:.2%}"}
 DRIFT |= {"same class": "{agreement:.2%}", "accuracy": "{accuracy:.2%}"}
+
+
+def too_slow() -> list[str]:
+    """The races in which one of our modes has less than nine tenths of the library's own speed."""
+    return [
+        f"results/{record['again']}.json: {row['workload']} {row['phase']} B={row['batch']} {row['contender']} has "
+        f"{row['times_faster']:.2f} of the library's speed"
+        for record in read("**/*")
+        for row in record.get("rows", [])
+        if row.get("suite", "exported") != "exported" and not row["contender"].startswith(("timm-", PLAIN_ADD))
+        if row["times_faster"] is not None and row["times_faster"] < LEAST
+    ]
 
 
 def race_table(name: str) -> str:
@@ -292,7 +315,7 @@ def main() -> int:
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
     if {"--check", "--release"} & {*sys.argv}:
-        outdated = old_results()
+        outdated = [*old_results(), *too_slow()]
         for line in (*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *outdated):
             print(line)
         return bool(old or (outdated and "--release" in sys.argv))
