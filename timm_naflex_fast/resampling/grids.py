@@ -47,6 +47,8 @@ class ResamplePlan(NamedTuple):
 def whole_numbers(patch_coord: Tensor) -> Tensor:
     """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1: to cast others is undefined."""
     coord = patch_coord.detach()
+    if coord.dtype is torch.int64:
+        return coord
     if coord.is_floating_point():
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
         coord = coord.clamp(-1, LARGEST + 1).nan_to_num(nan=-1)
@@ -84,33 +86,27 @@ def group_grids(
     Raises:
         ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
-            With ``embeds_padding`` also a negative coordinate of padding, and one that is no whole number
-            (``NamesNoCell``).
+            Further ones of ``read_grids``.
     """
     check_tokens(x, x.shape[-1], patch_coord)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return [], [(0, length)] * batch
-    found = read_grids(patch_coord, embeds_padding)
-    cell = torch.from_numpy(found.cell)
-    if found.elsewhere.any():
-        cell = cell.to(patch_coord.device, non_blocking=True)
+    heights, widths, cell, reordered = read_grids(patch_coord, embeds_padding)
+    if cell is not None:
+        cell = torch.from_numpy(cell).to(patch_coord.device, non_blocking=True)
     samples: dict[tuple[int, int], list[int]] = {}
     cells: dict[tuple[int, int], dict[int, Tensor]] = {}
     counts = []
-    for sample, (h, w, not_row_major) in enumerate(zip(*(fact.tolist() for fact in found[2:5]))):
+    for sample, (h, w, is_reordered) in enumerate(zip(heights, widths, reordered)):
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
         _check_not_too_many(sample, (h, w), side, length)
-        tokens = length if embeds_padding and not_row_major else min(length, h * w)
+        tokens = length if embeds_padding and is_reordered else min(length, h * w)
         samples.setdefault((h, w), []).append(sample)
-        if not_row_major:
+        if is_reordered:
             cells.setdefault((h, w), {})[sample] = cell[sample, :tokens]
         counts.append((tokens, length - tokens))
-    if embeds_padding:
-        fractional = patch_coord.is_floating_point() and bool((whole_numbers(patch_coord) != patch_coord).any())
-        if fractional or found.coord.min() < 0:
-            raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     groups = [GridGroup(*grid, found, cells.get(grid, {}), embeds_padding) for grid, found in samples.items()]
     return groups, counts
 
@@ -124,38 +120,49 @@ def grid_sizes(patch_coord: Tensor) -> Tensor:
 
 
 class HostGrids(NamedTuple):
-    """What the coordinates of a batch say, in NumPy's arrays: on so few numbers its operations cost a third.
-
-    ``coord`` (B, N, 2) int64, the ``cell`` of each token in row-major order (B, N), the sizes ``h`` and ``w`` (B,), and
-    which samples have a token ``elsewhere`` than row-major order has it (B,).
+    """What the coordinates of a batch say, on the host: each sample's size ``h`` and ``w``, and the ``cell`` of each
+    token in row-major order, (B, N), NumPy's; None where all tokens stand in that order. ``reordered`` samples do not.
     """
 
-    coord: Any
+    h: list[int]
+    w: list[int]
     cell: Any
-    h: Any
-    w: Any
-    elsewhere: Any
+    reordered: list[bool]
 
 
 def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
     """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
 
+    By NumPy: on so few numbers its operations cost a third of PyTorch's.
+
     Raises:
-        ValueError: a negative, non-finite or huge coordinate among a grid's own tokens.
+        ValueError: a negative, non-finite or huge coordinate among a grid's own tokens; with ``embeds_padding`` also
+            among its padding, and one that is no whole number.
     """
     coord = whole_numbers(patch_coord).cpu().numpy()
-    y, x = coord[..., 0], coord[..., 1]  # (B, N)
-    h, w = y.max(1) + 1, x.max(1) + 1  # (B,)
-    order = np.arange(coord.shape[1])
-    cell = y * w[:, None] + x
-    after = order >= (h * w)[:, None]  # padding
+    length = coord.shape[1]
+    # Read as unsigned numbers, a negative one is larger than every size.
+    size = coord.view(np.uint64).max(1)  # (B, 2)
+    if size.max() >= LARGEST:
+        size = coord.max(1)
+        check_cells(coord, *(size + 1).T.tolist())
+    h, w = (size.astype(np.int64) + 1).T  # (B,) each
+    order = np.arange(length)
+    cell = coord[..., 0] * w[:, None] + coord[..., 1]  # (B, N)
     elsewhere = cell != order
-    elsewhere &= ~after
-    if embeds_padding:
-        elsewhere |= (cell != 0) & after
-    if coord.min() < 0 or max(h.max(), w.max()) > LARGEST:
-        check_cells(coord, h.tolist(), w.tolist())
-    return HostGrids(coord, cell, h, w, elsewhere.any(1))
+    heights, widths = h.tolist(), w.tolist()
+    if any(a * b < length for a, b in zip(heights, widths)):  # there is padding
+        after = order >= (h * w)[:, None]
+        elsewhere = np.where(after, cell != 0, elsewhere) if embeds_padding else elsewhere & ~after
+    if embeds_padding and (coord.min() < 0 or (patch_coord.is_floating_point() and _fractional(patch_coord))):
+        raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
+    if not elsewhere.any():
+        return HostGrids(heights, widths, None, [False] * len(heights))
+    return HostGrids(heights, widths, cell, elsewhere.any(1).tolist())
+
+
+def _fractional(patch_coord: Tensor) -> bool:
+    return bool((whole_numbers(patch_coord) != patch_coord).any())
 
 
 def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> None:

@@ -75,13 +75,13 @@ def axis_taps(
 ) -> Taps:
     """The taps of the first ``n`` rows of the matrix (length, n0) that resizes an axis; or of the transpose of these.
 
-    They are all cells that PyTorch reads, those of weight 0 too. Which it reads, a NaN tells: it spreads to whatever
-    reads its cell. So a NaN of a table spreads by these taps as it does by PyTorch's own resize.
+    They are all cells that PyTorch reads, those of weight 0 too. Which it reads, an infinity tells: whatever reads its
+    cell becomes infinite, or NaN. So a NaN of a table spreads by these taps as it does by PyTorch's own resize.
     """
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
-    signals = torch.cat((identity, identity.masked_fill(identity == 1, torch.nan)))
-    matrix, spread = np.split(_resize_axis(signals, n, length, spec, batch_max).to(dtype).numpy(), 2, 1)  # (n, n0) each
-    read = np.isnan(spread)
+    signals = torch.cat((identity, identity / (1 - identity)))  # infinity in place of each 1
+    resized = _resize_axis(signals, n, length, spec, batch_max).to(dtype).numpy()  # (n, 2*n0)
+    matrix, read = resized[:, :n0], ~np.isfinite(resized[:, n0:])
     return taps(matrix.T, read.T) if transpose else taps(matrix, read)
 
 

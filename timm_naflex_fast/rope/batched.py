@@ -59,7 +59,7 @@ def batched_rope(
         embed = per_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
         grids = read_grids(coord)
-        sizes = list(zip(grids.h.tolist(), grids.w.tolist()))
+        sizes = list(zip(grids.h, grids.w))
         if rope.grid_independent:  # one grid holds all others
             sizes = [(max(h for h, _ in sizes), max(w for _, w in sizes))] * len(sizes)
         cell_count = sum(h * w for h, w in set(sizes))
