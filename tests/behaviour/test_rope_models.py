@@ -11,7 +11,7 @@ from tests.support.checks import written
 from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from tests.support.running import ran, running
-from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
 
@@ -120,25 +120,17 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
 
 
 @pytest.mark.usefixtures("clean")
-def test_flag_and_choice_of_one_model():
+def test_every_mode_replaces_it_unless_the_flag_says_stock():
     mine, other = vit("axial"), vit("axial")
-
-    def used(model):
+    for options in (dict(mode=mode) for mode in ("matmul", "grid_sample", "interpolate_cached")):
+        with running(component="rope", **options), torch.no_grad():
+            mine(BATCH)
+            assert status().replaced["NaFlexVit._generate_rope_naflex"] == "batched"
+    enable("stock", rope="batched", model=mine)
+    for model, count in ((mine, 1), (other, 0)):
         with ran() as seen, torch.no_grad():
             model(BATCH)
-        return seen["rope", "batched"]
-
-    assert not used(mine)
-    for mode in ("matmul", "grid_sample", "interpolate_cached"):
-        with enable(mode):
-            assert used(mine) and status().replaced["NaFlexVit._generate_rope_naflex"] == "batched"
-    with enable(rope="stock"):
-        assert not used(mine) and status().replaced["NaFlexVit._generate_rope_naflex"] == "stock"
-    enable("stock", rope="batched", model=mine)
-    assert used(mine) and not used(other)
-    enable()
-    disable(mine)
-    assert used(other) and not used(mine)
+        assert seen["rope", "batched"] == count
 
 
 AXIAL, FRACTION = timms.RotaryEmbeddingCat, dict(in_pixels=False)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.checks import during
-from tests.support.oracles import PRISTINE, relative
+from tests.support.checks import during, written
+from tests.support.oracles import OLD_TORCH, PRISTINE, relative
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel
 from timm_naflex_fast.patch_embed.kernels import product_dtype
@@ -86,12 +86,12 @@ def test_a_kept_kernel_is_used_for_its_own_layout_and_settings_alone():
 
 
 class Products(TorchDispatchMode):
-    """The dtypes in which matrices are multiplied."""
+    """The dtypes in which kernels are multiplied; in sight of a mode their factors, 8 x 8, are computed too."""
 
     dtypes = frozenset()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default) and args[0].numel() > 64:
             self.dtypes |= {tensor.dtype for tensor in args}
         return func(*args, **(kwargs or {}))
 
@@ -122,6 +122,16 @@ def test_compiles_in_one_graph_at_fixed_sizes(in_chans, dtype):
         for got, size in zip(compiled(weight), sizes, strict=True):
             assert relative(got, resample(weight, size)) <= max(1e-6, torch.finfo(dtype).eps / 4)
             assert got.dtype is dtype
+
+
+@pytest.mark.parametrize("how", ["make_fx"] + ["export"] * (not OLD_TORCH))
+def test_a_graph_holds_the_factors_as_constants(how):
+    module, size = interpolator((8, 6)), (6, 9)
+    module.forward = lambda weight: module.resample_linear_weight(weight, size)
+    weights = torch.randn(2, 5, 144)
+    with running(component="patch_embed"):
+        program, want = written(how, module, weights[0]), module(weights[1])
+    assert relative(program(weights[1]), want) <= 1e-6 and "linalg" not in str(program.graph)
 
 
 def test_where_pytorch_refuses_to_tell_the_precision_may_be_lowered(monkeypatch):

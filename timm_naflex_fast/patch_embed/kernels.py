@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ..resampling.cache import cached, cached_resized, pinned
+from ..resampling.cache import cached, cached_resized, pinned, plainly
 from ..resampling.checks import check_interpolation, check_size
 from ..resampling.matrices import resize_matrix
-from ..tracing import constant_while_traced, refuse_in_cuda_graph, tracer
+from ..tracing import constant_while_traced, recorded, refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
 
@@ -91,6 +92,9 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, chann
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
         left, right = make_factors(x.device, *key)
+    elif recorded():  # constants of the graph: few runtimes can solve linear equations
+        with plainly(), _disable_current_modes():
+            left, right = make_factors("cpu", *key)
     else:
         left, right = pinned(cached_factors(*key), x.device)
     return (left @ x.to(wide) @ right).to(x.dtype)
