@@ -96,7 +96,7 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
 LEARNED = "_apply_learned_naflex_pos_embed"
 
 
-@pytest.mark.filterwarnings("error", "ignore:.*: Overrides")  # the class of another test
+@pytest.mark.filterwarnings("error", "ignore:.*Overrides")  # the class of another test
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
     ours, model = NaFlexEmbeds.__dict__[LEARNED], small_vit()

@@ -80,11 +80,8 @@ def _install(libraries: Iterable[Library]) -> None:
     """Put ours where the libraries' own functions are. All are checked before the first is replaced."""
     todo = []
     for library in libraries:
-        found = [
-            target
-            for target in imported_targets(library)
-            if (function := vars(target.owner).get(target.name)) is None or whose(function, library) == "the library's"
-        ]
+        now = {target: vars(target.owner).get(target.name) for target in imported_targets(library)}
+        found = [target for target, f in now.items() if f is None or whose(f, library) == "the library's"]
         check(library, found)
         todo += [(target, library.replacements[target.key].function) for target in found]
     for (owner, name, key), function in todo:
@@ -105,8 +102,8 @@ def _uninstall(library: Library) -> None:
         who = whose(function, library)
         if who == "ours":
             setattr(owner, name, original(key))
-            function.__module__, own_name = function.__globals__["__name__"], function.__code__.co_name
-            function.__qualname__ = function.__name__ = own_name
+            function.__module__ = function.__globals__["__name__"]
+            function.__qualname__ = function.__name__ = function.__code__.co_name
         if who != "another's":  # else another's wrapper may still call ours
             gone.append(key)
     for key in gone:
@@ -170,16 +167,10 @@ def _refresh(*, install: bool = True) -> None:
     """Work out what holds, from the list of overrides, and put our functions on the libraries that need them."""
     owns = {own: _newest(own.overrides) for own in list(_owns)}
     _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
-    everywhere = {
-        library: _newest(o for o in _overrides if not o.model and library.name in o.libraries)
-        for library in _libraries.values()
-    }
-    used = {
-        name
-        for override in (*owns.values(), *everywhere.values())
-        if override is not None and not override.settings.is_stock
-        for name in override.libraries
-    }
+    of_all = [override for override in _overrides if not override.model]
+    everywhere = {known: _newest(o for o in of_all if known.name in o.libraries) for known in _libraries.values()}
+    holding = [override for override in (*owns.values(), *everywhere.values()) if override is not None]
+    used = {name for override in holding if not override.settings.is_stock for name in override.libraries}
     _install(library for library in everywhere if install and library.name in used)
     for library, newest in everywhere.items():
         library.settings = STOCK if newest is None else newest.settings

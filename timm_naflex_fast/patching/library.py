@@ -159,17 +159,22 @@ def decide(
             reason = why_unsupported(*found)
         if reason is not None:
             strategy, found = "stock", ()
-    if strategy != "stock" or not replacement.counted_elsewhere:
-        if reason is not None:
-            refuse_if_strict(settings, library, reason)
-        record_call(library.name, replacement.component, strategy, reason)
+    if reason is not None and not replacement.counted_elsewhere:
+        fall_back(library, replacement.component, settings, reason)
+    elif strategy != "stock" or not replacement.counted_elsewhere:
+        record_call(library.name, replacement.component, strategy)
     return Decision(strategy, found, traced_by)
 
 
-def refuse_if_strict(settings: Settings, library: Library, reason: str) -> None:
-    """Raise a RuntimeError if the library's own code may not run in place of what was chosen."""
+def fall_back(library: Library, component: str, settings: Settings, reason: str) -> None:
+    """Count that the library's own code runs in place of what was chosen.
+
+    Raises:
+        RuntimeError: ``enable(strict=True)`` forbids it.
+    """
     if settings.strict:
         raise RuntimeError(f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it")
+    record_call(library.name, component, "stock", reason)
 
 
 def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str | None:
@@ -234,7 +239,7 @@ def record_call(library: str, component: str, strategy: str, reason: str | None 
     _counts.calls[component, strategy] += 1
     if reason is not None:
         _counts.fallbacks[reason] += 1
-        warn_once(f"{reason} stays with {library}'s own code", 6)
+        warn_once(f"{reason} stays with {library}'s own code", 7)
 
 
 def warn_once(message: str, stacklevel: int) -> None:

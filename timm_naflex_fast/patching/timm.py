@@ -25,17 +25,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, Tracer, tracer, why_unsupported
-from .library import (
-    SAME_RESULT,
-    Decision,
-    Library,
-    Replacement,
-    decide,
-    original,
-    record_call,
-    refuse_if_strict,
-    settings_of,
-)
+from .library import SAME_RESULT, Decision, Library, Replacement, decide, fall_back, original, settings_of
 from .settings import MODES
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -106,8 +96,7 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
         try:
             return dispatch.add(*arguments)
         except NamesNoCell:
-            refuse_if_strict(settings_of(embeds, LIBRARY), LIBRARY, reason := "coordinates that name no cell")
-            record_call(LIBRARY.name, "pos_embed", "stock", reason)
+            fall_back(LIBRARY, "pos_embed", settings_of(embeds, LIBRARY), "coordinates that name no cell")
     chosen = STRATEGIES.get(settings_of(embeds, LIBRARY).pos_embed)
     if LIBRARY.replacements[key].strategies is NAFLEX_BATCH and interpolation in INTERPOLATIONS:
         if chosen is not None and chosen.reference == "grid_sample":
@@ -235,47 +224,29 @@ _INVERSE = ((FUNCTIONS, "_compute_resize_matrix"), (FUNCTIONS, "_apply_resamplin
 _RESAMPLER = (("resampler", "forward"), ("resampler", "_get_or_create_pinv_matrix"), *_INVERSE)
 _ROPE = tuple(("rope", name) for name in _ROTARY.split())
 
+_KERNEL = {"matmul": "matmul"}
+_FORWARD = f"base_patch_size resample_conv_weight {_LINEAR}"
+_OWN_INVERSE = (("", "_get_or_create_pinv_matrix"), *_INVERSE)
+_SIZES = "base_patch_size channels_last in_chans resampler"
+
 REPLACEMENTS = {
-    **{
-        (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, **options)
-        for function, strategies, attributes, options in (
-            (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", {}),
-            (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, dict(skips=_GRID_SAMPLE)),
-            (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", dict(refuses=_one_grid)),
-            (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, {}),
-            (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, dict(skips=_GRID_SAMPLE)),
-            (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, dict(refuses=_one_grid)),
-        )
-    },
-    **{
-        (home, name): Replacement(
-            "patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR, skips
-        )
-        for home, name, function, attributes, skips in (
-            (
-                INTERPOLATOR,
-                "forward",
-                interpolator_forward,
-                f"base_patch_size resample_conv_weight {_LINEAR}",
-                (("", _LINEAR), *_RESAMPLER),
-            ),
-            (
-                INTERPOLATOR,
-                _LINEAR,
-                resample_linear_weight,
-                "base_patch_size channels_last in_chans resampler",
-                _RESAMPLER,
-            ),
-            (
-                RESAMPLER,
-                "forward",
-                resampler_forward,
-                "_get_or_create_pinv_matrix orig_size",
-                (("", "_get_or_create_pinv_matrix"), *_INVERSE),
-            ),
-            (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None, _INVERSE),
-        )
-    },
+    (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, False, skips, refuses)
+    for function, strategies, attributes, skips, refuses in (
+        (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", (), None),
+        (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE, None),
+        (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", (), _one_grid),
+        (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, (), None),
+        (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE, None),
+        (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, (), _one_grid),
+    )
+} | {
+    (home, name): Replacement("patch_embed", function, _KERNEL, attributes, home is INTERPOLATOR, skips)
+    for home, name, function, attributes, skips in (
+        (INTERPOLATOR, "forward", interpolator_forward, _FORWARD, (("", _LINEAR), *_RESAMPLER)),
+        (INTERPOLATOR, _LINEAR, resample_linear_weight, _SIZES, _RESAMPLER),
+        (RESAMPLER, "forward", resampler_forward, "_get_or_create_pinv_matrix orig_size", _OWN_INVERSE),
+        (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None, _INVERSE),
+    )
 }
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
     REPLACEMENTS[VIT, "_generate_rope_naflex"] = Replacement(
