@@ -7,12 +7,18 @@ import pytest
 
 import timm_naflex_fast
 from tests.support.oracles import is_pristine
-from timm_naflex_fast.pytest_plugin import _only
 
 SUITE = """
 import timm_naflex_fast
+from tests.support.oracles import embed, small_vit
 def test_mode():
     assert timm_naflex_fast.status().flags.pos_embed == "{mode}" and timm_naflex_fast.status().replaced
+    embed(small_vit())
+def test_with_another():
+    with timm_naflex_fast.enable("interpolate-cached"): embed(small_vit())
+    embed(small_vit())
+def test_off(): timm_naflex_fast.{off}
+def test_after_it(): embed(small_vit())
 """
 # Before each test, also behind one that leaks, timm is as the suite began.
 LEAKS = """
@@ -88,18 +94,41 @@ def test_last(): pass
 """
 
 
-def run(path, *options):
+def run(path, *options, workers=0):
     # The last rewrites no asserts, which this process has rewritten already.
-    how = ["-c", os.devnull, "--rootdir", str(path), "-p", "no:cacheprovider", "-p", "no:xdist", "--assert", "plain"]
+    how = [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(path),
+        "-p",
+        "no:cacheprovider",
+        *(["-n", "2", "--dist", "loadfile"] if workers else ["-p", "no:xdist"]),
+        "--assert",
+        "plain",
+    ]
     return pytest.main([*how, "-p", "timm_naflex_fast.pytest_plugin", *options, str(path)])
 
 
-@pytest.mark.parametrize(("options", "mode"), [(["--naflex-mode", "grid-sample"], "grid_sample"), ([], "matmul")])
-def test_a_suite_runs_patched(options, mode, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "mode", "off"),
+    [
+        ("--naflex-mode grid-sample", "grid_sample", "enable('stock')"),
+        ("", "matmul", "disable()"),
+        ("", "matmul", "status()"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-    (tmp_path / f"test_somebody_elses_{mode}.py").write_text(SUITE.format(mode=mode))
-    assert run(tmp_path, *options) == 0, capsys.readouterr().out
+    name = f"test_somebody_elses_{abs(hash((mode, off, workers)))}.py"
+    (tmp_path / name).write_text(SUITE.format(mode=mode, off=off))
+    assert run(tmp_path, *options.split(), workers=workers) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
+    times = 3 if off == "status()" else 2
+    assert f"pos_embed by {mode} {times} times" in out and ("by interpolate_cached" in out) is False
+    said = re.findall(r"switched off or changed by \S+::test_off; 2 of 4 tests", out)
+    assert len(said) == (off != "status()"), out
     assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
     assert is_pristine()
 
@@ -133,8 +162,3 @@ def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, 
     assert ("left the settings for every model" in out) == (suite is not CACHES)
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
     assert sorted(re.findall(r"^ERROR .*::test_(\w+)", out, re.M)) == [f"leaves_{what}" for what in leaky]
-
-
-def test_of_methods_only_those_that_differ_are_named():
-    changed, disabled = {"a": "matmul", "b": "stock"}, {"a": "matmul"}
-    assert _only(changed, disabled) == {"b": "stock"} and _only(disabled, changed) == {} and _only([1], [2]) == [1]

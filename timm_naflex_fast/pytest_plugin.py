@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from .patching.settings import MODES, default_mode
 from .resampling import cache
 
 METHODS = "replaced methods"
+CHOSEN: pytest.StashKey[Any] = pytest.StashKey()  # its counts, what it replaced, and what was counted already
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,11 +41,37 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(f"timm_naflex_fast: {error}") from error
     config.add_cleanup(handle.restore)
+    config.stash[CHOSEN] = handle._override.counts, status().replaced, Counter()
 
 
 def pytest_report_header() -> list[str]:
     """Say what the tests run with."""
     return str(status()).splitlines()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Write into a test's last report what ran by what was chosen, and whether that still holds: xdist hands it on."""
+    outcome: Any = yield
+    if call.when == "teardown":
+        counts, replaced, before = item.config.stash[CHOSEN]
+        ran = Counter(counts.calls) - before
+        before.update(ran)
+        outcome.get_result().naflex = [[*key, n] for key, n in ran.items()], status().replaced == replaced
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what ran, and after which test timm was patched otherwise than chosen."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind if hasattr(report, "naflex")]
+    ran: Counter[str] = Counter()
+    for step, strategy, n in (row for report in reports for row in report.naflex[0]):
+        ran[f"{step} by {strategy}"] += n
+    terminalreporter.section("timm_naflex_fast")
+    terminalreporter.line(", ".join(f"{what} {n} times" for what, n in sorted(ran.items())) or "nothing of ours ran")
+    if changed := [report.nodeid for report in reports if not report.naflex[1]]:
+        terminalreporter.line(
+            f"switched off or changed by {changed[0]}; {len(changed)} of {len(reports)} tests ended so"
+        )
 
 
 @pytest.fixture
@@ -71,18 +99,13 @@ def no_leaks() -> Iterator[None]:
     for what, then in before.items():
         now = after[what]
         if now != then and not (leaks and what == METHODS):  # those follow from the settings
-            leaks.append(f"{what}: {_only(now, then)}, before: {_only(then, now)}")
+            leaks.append(f"{what}: {now}, before: {then}")
     if not after[METHODS] and _tables() > kept:
         leaks.append(f"{_tables() - kept} resized tables in the cache; timm_naflex_fast.disable() drops them")
     if leaks:
         disable()  # kept tables too
         put_back()
         pytest.fail(f"the test left {'; '.join(leaks)}", pytrace=False)
-
-
-def _only(one: Any, other: Any) -> Any:
-    """The entries of a dictionary that differ from the other's; anything else as it is."""
-    return {key: value for key, value in one.items() if other.get(key) != value} if isinstance(one, dict) else one
 
 
 def _patches() -> dict[str, Any]:

@@ -188,7 +188,7 @@ def executed(monkeypatch):
 def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
     main(["run", "--rope", "stock", "script.py"])
-    main(["run", "--mode", "grid-sample", "script.py"])
+    main(["run", "--mode", "grid-sample", "--strict", "script.py"])
     at_exit = []
     monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
 
@@ -202,11 +202,13 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
         return capfd.readouterr().err
 
     (first, second) = (environment[launcher.VARIABLE] for _, environment in executed)
-    assert end(second).startswith("naflex-fast: pos_embed=grid_sample, ")
+    assert end(second).startswith("naflex-fast: pos_embed=grid_sample, ") and status().flags.strict
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): pos_embed=interpolate_cached, .*rope=stock; timm .* replaced; .*none of them\n"
     assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
-    assert asdict(status().flags) == dict(pos_embed="interpolate_cached", patch_embed="matmul", rope="stock")
+    assert asdict(status().flags) == dict(
+        pos_embed="interpolate_cached", patch_embed="matmul", rope="stock", strict=False
+    )
     below = os.environ[launcher.VARIABLE]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")

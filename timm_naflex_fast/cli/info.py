@@ -26,6 +26,9 @@ def info(options: argparse.Namespace) -> int:
     print(status(), "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n", sep="\n")
     for name, value in rows.items():
         print(f"{name:<17} {value}")
+    print(
+        "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run SCRIPT patches a script."
+    )
     return 0
 
 

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, valid in VALID_MODES.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
+    parser.add_argument("--strict", action="store_true", help="an error where the library's own code would run instead")
     several = "what to patch (timm); repeat it for several"
     parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=several)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
@@ -59,7 +60,9 @@ def run(options: argparse.Namespace) -> int:
     from ..patching.settings import VALID_MODES, default_mode, parse_settings
 
     libraries = options.library or ["timm"]
-    flags = parse_settings(options.mode or default_mode(), **{flag: getattr(options, flag) for flag in VALID_MODES})
+    flags = parse_settings(
+        options.mode or default_mode(), **{flag: getattr(options, flag) for flag in VALID_MODES}, strict=options.strict
+    )
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
     if flags.pos_embed == "grid_sample" and (others := [name for name in libraries if name != "timm"]):
@@ -137,7 +140,7 @@ def _report(libraries: list[str], first: bool, process: int) -> None:
 
         now = status()
         computed = bool(now.calls)
-        what = ", ".join(f"{flag}={strategy}" for flag, strategy in asdict(now.flags).items())
+        what = str(now.flags).removeprefix("Settings(").replace("'", "").rstrip(")")
         names = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here)
         ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(now.calls.items())) or "none of them"
         said = [
