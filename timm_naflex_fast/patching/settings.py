@@ -13,12 +13,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakSet
 
-from torch import nn
-
 from ..names import STRATEGY_NAMES, StrategyName
+
+if TYPE_CHECKING:  # ``naflex-fast run --help`` imports no torch
+    from torch import nn
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
