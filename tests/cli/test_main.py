@@ -82,6 +82,7 @@ def test_the_packages_names_are_found_when_asked_for():
 
 # Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
 OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
+OPTIONAL |= {"onnxruntime", "openvino"}
 
 
 def test_dependencies_are_what_is_imported():

@@ -177,8 +177,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     monkeypatch.setattr(library, "tracer", lambda *_: "export")
     enable(mode)
     embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
-    # Plain images alone are left to timm.
-    assert status().calls == Counter([("pos_embed", who), ("pos_embed", "stock")])
+    assert status().calls == Counter([("pos_embed", who), ("pos_embed", plain)])
 
 
 @pytest.mark.skipif(patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped")

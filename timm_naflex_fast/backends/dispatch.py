@@ -5,6 +5,7 @@
 | eager code, on any device | ``eager``, which reads the grids on the host, once for a batch |
 | ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
+| any graph, for plain images, whose grid its shapes tell | ``traceable.add_to_images``, for every strategy |
 
 Factorized tables take ``traceable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled
 graph breaks there; where operations are recorded or transformed it takes ``traceable``. ``patching`` decides before: in
@@ -59,17 +60,16 @@ def add(
         # timm's flag takes affine positions for factorized tables in every release.
         reference = "interpolate" if spec.reference == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, reference=reference)
-    backend = _backend(x.device, len(tables), strategy, traced_by)
-    if backend is eager:
-        _unless_traced("add", traced_by)(x, tables, placement, spec, strategy)
-    elif isinstance(placement, OneGrid):  # the embeddings of their one grid, added to all of them
-        one = x.new_zeros(1, *x.shape[1:])
-        backend.add(one, tables, placement.coordinates(x), spec)
-        x.add_(one)
+    if isinstance(placement, OneGrid):
+        if traced_by is not None or in_cuda_graph(x.device):
+            return traceable.add_to_images(x, tables, placement, spec)
     else:
-        if isinstance(placement, Sizes) or placement.patch_coord.device != x.device:
-            refuse_in_cuda_graph(x.device, NEEDS_HOST)
-        backend.add(x, tables, placement.coordinates(x), spec)
+        backend = _backend(x.device, len(tables), strategy, traced_by)
+        if backend is not eager:
+            if isinstance(placement, Sizes) or placement.patch_coord.device != x.device:
+                refuse_in_cuda_graph(x.device, NEEDS_HOST)
+            return backend.add(x, tables, placement.coordinates(x), spec)
+    _unless_traced("add", traced_by)(x, tables, placement, spec, strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Where the tokens of a batch lie: three ways to say it, each with two questions, ``plan`` and ``coordinates``.
 
-``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read nothing.
+``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read nothing. (A graph takes
+the one grid of plain images as it is.)
 """
 
 from __future__ import annotations
@@ -38,12 +39,6 @@ class OneGrid(NamedTuple):
     def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
         """ValueError: ``x`` (B, N, C) has not one token for each cell."""
         return ResamplePlan(*grids.whole_batch(x, self), spec, x.dtype)
-
-    def coordinates(self, x: Tensor) -> Tensor:
-        """Those of one sample, (1, N, 2). ValueError: as in ``plan``."""
-        grids.check_whole(x, self)
-        cell = torch.arange(x.shape[1], device=x.device)
-        return torch.stack((cell // self.w, cell % self.w), -1)[None]
 
 
 class Sizes(NamedTuple):

@@ -20,6 +20,7 @@ COMMANDS = {  # each is a function of the module of its name
     "drift": "how far each strategy moves a model from timm's own result",
     "bench": "time the strategies against timm, its alternatives and a plain add",
     "run": "run a script, unchanged, with timm patched",
+    "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
     "identify": "tell how a port resampled its position embeddings",
 }
 

@@ -24,7 +24,7 @@ from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
-from ..tracing import PLAIN, Tracer, tracer, why_unsupported
+from ..tracing import PLAIN, tracer, why_unsupported
 from .library import SAME_RESULT, Decision, Library, Replacement, decide, fall_back, original, settings_of
 from .settings import MODES
 
@@ -49,8 +49,7 @@ def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coor
 
 
 def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code under "grid_sample", in an exported graph, and with
-    "interpolate_cached" in every graph."""
+    """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
     _apply(self, "_apply_learned_pos_embed", x, grid_size)
 
 
@@ -65,8 +64,7 @@ def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_c
 
 
 def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy. timm's own code under "grid_sample", in an exported graph, and with
-    "interpolate_cached" in every graph."""
+    """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
     _apply(self, "_apply_factorized_pos_embed", x, grid_size)
 
 
@@ -204,13 +202,6 @@ def _timms_linear(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> T
 NAFLEX_BATCH = {name: name for name in STRATEGIES}
 USE_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if s.for_grid_sample}
 
-
-def _one_grid(strategy: str, traced_by: Tracer) -> str | None:
-    # timm's own code can be exported here, because the grid is a constant; compiled, each needs a graph.
-    refused = traced_by == "export" or STRATEGIES[strategy].needs_host
-    return "a batch of plain images in a recorded graph" if refused else None
-
-
 _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
@@ -230,14 +221,14 @@ _OWN_INVERSE = (("", "_get_or_create_pinv_matrix"), *_INVERSE)
 _SIZES = "base_patch_size channels_last in_chans resampler"
 
 REPLACEMENTS = {
-    (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, False, skips, refuses)
-    for function, strategies, attributes, skips, refuses in (
-        (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", (), None),
-        (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE, None),
-        (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", (), _one_grid),
-        (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, (), None),
-        (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE, None),
-        (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, (), _one_grid),
+    (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, False, skips)
+    for function, strategies, attributes, skips in (
+        (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", ()),
+        (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
+        (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", ()),
+        (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, ()),
+        (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE),
+        (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, ()),
     )
 } | {
     (home, name): Replacement("patch_embed", function, _KERNEL, attributes, home is INTERPOLATOR, skips)

@@ -18,10 +18,10 @@ def axis_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) ->
     """Row ``position`` of the matrix that resizes an axis of ``n0`` cells to ``length``: (..., n0) float64.
 
     Args:
-        position: integers of any shape, 0 <= position < length.
-        length: integers that broadcast with ``position``.
+        position: any shape. A whole number, 0 <= position < length; with timm's flag any; NaN gives NaN.
+        length: numbers that broadcast with ``position``.
         n0: cells of the table on this axis.
-        spec: its interpolation, antialias and align_corners.
+        spec: its interpolation, antialias, align_corners and reference.
     """
     centre, scale = _centre(position, length, n0, spec)
     cells = torch.arange(n0, device=centre.device, dtype=torch.float64)
@@ -50,12 +50,15 @@ def tap_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> 
     near = torch.arange(-1 if bicubic else 0, 3 if bicubic else 2, device=centre.device)
     distance = ((centre - first)[..., None] - near).abs()
     weights = keys(distance, -0.75) if bicubic else 1 - distance
-    return (first[..., None] + near).clamp(0, n0 - 1).long(), weights
+    taps = (first[..., None] + near).clamp(0, n0 - 1)
+    return taps.masked_fill(taps.isnan(), 0).long(), weights
 
 
 def _centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
     """Where a position lies on the table's axis, and table cells per position: float32 values held in float64."""
     position, length = position.to(torch.float32), length.to(torch.float32)
+    if spec.reference != "interpolate":
+        return _sampled_centre(position, length, n0, spec).double(), length.double()
     if spec.align_corners:
         scale = torch.full_like(length, n0 - 1) / (length - 1).clamp(min=1) * (length > 1)
     else:
@@ -66,9 +69,29 @@ def _centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tupl
         return (scale * position).double(), scale.double()
     if spec.interpolation == "linear":
         return (scale * (position + 0.5) - 0.5).double(), scale.double()
-    # A fused multiply-add in PyTorch's two-dimensional kernels: one rounding, not two.
-    fused = scale.double() * (position.double() + 0.5) - 0.5
-    return fused.to(torch.float32).double(), scale.double()
+    return _fused(scale, position.double() + 0.5, -0.5).double(), scale.double()
+
+
+def _sampled_centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
+    """The same as timm's flag: a position in [-1, 1], from which ``F.grid_sample`` goes back to the table's cells."""
+    if spec.align_corners:
+        position = 2 * position / (length - 1).clamp(min=1) - 1
+        return (position + 1) * ((n0 - 1) / 2)
+    if spec.reference == "affine_grid":  # torch.linspace(-1, 1, longest) from both ends, then the grid's part of it
+        longest = length.amax(0, keepdim=True)  # of the batch
+        position = position + longest * (position < 0)  # timm's index -1 is the last one
+        zoom, step = longest / length, 2 / (longest - 1).clamp(min=1)
+        left, right = _fused(step, position, -1), _fused(-step, longest - 1 - position, 1)
+        even = torch.where(2 * position + 1 < longest, left, right) * (longest - 1) / longest
+        position = even * zoom + (zoom - 1)
+    else:
+        position = (2 * position + 1) / length - 1
+    return _fused(position + 1, n0 / 2, -0.5)
+
+
+def _fused(a: Tensor, b: Tensor | float, c: float) -> Tensor:
+    """``a * b + c`` rounded once to float32, as PyTorch's two-dimensional kernels do it by fused multiply-adds."""
+    return (a.double() * b + c).to(torch.float32)
 
 
 def keys(distance: Tensor, a: float) -> Tensor:

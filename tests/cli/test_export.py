@@ -1,0 +1,69 @@
+"""``naflex-fast export``: what is verified is written, what is wrong is not, and what is printed runs the file."""
+
+import re
+
+import pytest
+import torch
+
+from tests.support.checks import slow
+from tests.support.oracles import OLD_TORCH
+from tests.support.running import ran
+from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.measure import export as work
+
+SMALL = "--random-weights --model-kwargs embed_dim=32 depth=1 num_heads=2 num_classes=5".split()
+EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
+PLAIN = ["--size", "32", "48"]
+
+
+def export(out, *options, model="naflexvit_base_patch16_gap"):
+    with ran("matmul"):
+        return main(["export", "--model", model, *SMALL, "--out", str(out), *options])
+
+
+@EXPORTS
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("m.pt2", []), *(slow(*case) for case in (("m.pt2", PLAIN), ("m.onnx", []), ("m.onnx", PLAIN)))],
+)
+def test_the_printed_lines_run_the_file(name, options, tmp_path, capsys):
+    assert export(tmp_path / name, *options) == 0
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    out = capsys.readouterr().out
+    runtimes = ["torch.export"] + ["ONNX Runtime", "OpenVINO"] * name.endswith(".onnx")
+    assert re.findall(r"^(.*?) +\S+e-0\d  right$", out, re.M) == runtimes
+    shapes = dict(re.findall(r"^  (\w+): (\(.*)$", out, re.M))
+    given = dict(batch=2, length=12, float32=torch.float32, int64=torch.int64, bool=torch.bool)
+    for input_name, shape in shapes.items():
+        *sizes, dtype = re.findall(r"\w+", shape)
+        tensor = torch.ones([given.get(n) or int(n) for n in sizes], dtype=given[dtype])
+        given[input_name] = tensor.numpy() if name.endswith(".onnx") else tensor
+    exec(out[out.index("import ") :], given)
+    assert given["output"].shape == (2, 5)
+
+
+@EXPORTS
+def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monkeypatch):
+    half = lambda file, program: lambda inputs: 0.5 * program.module()(**inputs)
+    monkeypatch.setitem(work._loaders, "torch.export", half)
+    out = tmp_path / "m.pt2"
+    out.write_text("the old one")
+    assert export(out) == 1
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
+    assert re.search(r"^torch\.export .*wrong$", (text := capsys.readouterr().out), re.M) and "not written" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--out m.onnx", "export needs --model NAME"),
+        ("--model naflexvit_base_patch16_gap --out m.bin", r"--out must end with .onnx or .pt2; got m.bin"),
+        ("--model naflexvit_base_patch16_gap --out no/m.pt2", "no/m.pt2 cannot be written"),
+        ("--model resnet18 --out m.pt2", "timm has no NaFlexVit 'resnet18'; valid: naflexvit"),
+        (f"--model naflexvit_base_patch16_gap --out m.pt2 --size 33 48 {' '.join(SMALL)}", "multiple .* 16 x 16"),
+    ],
+)
+def test_bad_options_are_said_before_the_work(options, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", *options.split()]) == 2
+    assert re.search(f"naflex-fast export: .*{message}", capsys.readouterr().err) and not [*tmp_path.iterdir()]

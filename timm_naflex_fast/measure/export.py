@@ -1,0 +1,179 @@
+"""Export a NaFlexVit to one file, and compare what each runtime computes from the file with timm's own eager code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import enable
+
+Inputs = dict[str, Tensor]
+EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
+"""The grids of the batch that is exported, and its length; the files are compared on ``UNSEEN`` alone."""
+UNSEEN = {
+    "padded": ([(3, 20), (18, 2), (9, 9), (1, 17)], 90),
+    "full": ([(6, 10), (20, 3)], 60),
+    "one image": ([(13, 14)], 182),
+}
+TOLERANCE = 1e-4  # of the largest output: runtimes add up in another order; what is wrong is off by 1e-2 and more
+NEEDS = {".onnx": ("onnx", "onnxscript"), ".pt2": ()}
+RUNTIMES = {".onnx": {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}, ".pt2": {}}
+RUN_ONNX = """import onnxruntime
+session = onnxruntime.InferenceSession({file!r})
+inputs = dict({inputs})  # NumPy arrays
+(output,) = session.run(None, inputs)"""
+RUN_PT2 = """import torch
+program = torch.export.load({file!r}).module()
+inputs = dict({inputs})  # tensors
+output = program(**inputs)"""
+
+
+def check(out: Path) -> list[str]:
+    """The runtimes that can run such a file here. Raises ValueError for another suffix, RuntimeError for what lacks."""
+    if out.suffix not in NEEDS:
+        raise ValueError(f"--out must end with {' or '.join(NEEDS)}; got {out.name}")
+    if missing := [name for name in NEEDS[out.suffix] if find_spec(name) is None]:
+        raise RuntimeError(f"{out.suffix} files need {' and '.join(missing)}: pip install {' '.join(missing)}")
+    return ["torch.export", *(name for name, module in RUNTIMES[out.suffix].items() if find_spec(module))]
+
+
+def naflex_inputs(model: Any, grids: list[tuple[int, int]], length: int) -> Inputs:
+    """A batch of random patches: patches (B, N, P), patch_coord (B, N, 2), patch_valid (B, N)."""
+    batch = torch.zeros(len(grids), length, 2, dtype=torch.int64)
+    valid = torch.zeros(len(grids), length, dtype=torch.bool)
+    for sample, (h, w) in enumerate(grids):
+        batch[sample, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
+        valid[sample, : h * w] = True
+    patches = torch.randn(len(grids), length, model.embeds.proj.in_features) * valid[..., None]
+    return dict(patches=patches, patch_coord=batch, patch_valid=valid)
+
+
+class Naflex(torch.nn.Module):
+    """A NaFlexVit whose inputs have the names of timm's loader."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
+        """The model's output."""
+        return self.model(patches, patch_coord=patch_coord, patch_valid=patch_valid)
+
+
+class Plain(Naflex):
+    """The same for plain images."""
+
+    def forward(self, image: Tensor) -> Tensor:  # type: ignore[override]
+        """The model's output."""
+        return self.model(image)
+
+
+def batches(model: Any, size: tuple[int, int] | None) -> tuple[torch.nn.Module, Inputs, dict[str, Inputs], Any]:
+    """The module to export, the inputs it is exported with, those it is compared on, and the free dimensions."""
+    torch.manual_seed(0)
+    free = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=65536)
+    if size is None:
+        unseen = {name: naflex_inputs(model, *batch) for name, batch in UNSEEN.items()}
+        example = naflex_inputs(model, *EXAMPLE)
+        return Naflex(model).eval(), example, unseen, {name: dict(enumerate(free)) for name in example}
+    two, three, one = (dict(image=torch.randn(images, model.embeds.in_chans, *size)) for images in (2, 3, 1))
+    return Plain(model).eval(), two, {"3 images": three, "one image": one}, {"image": {0: free[0]}}
+
+
+def export(
+    model: Any, out: Path, size: tuple[int, int] | None = None, advance: Callable[[], Any] = lambda: None
+) -> tuple[dict[str, float], dict[str, str], bool]:
+    """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
+
+    Returns:
+        The largest difference in each runtime, relative to the largest output; the inputs with their shapes and dtypes;
+        and whether every runtime is right.
+    """
+    module, example, unseen, free = batches(model, size)
+    with torch.no_grad(), enable("stock", model=model):
+        wanted = {name: module(**inputs) for name, inputs in unseen.items()}
+    advance()
+    folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
+    with torch.no_grad(), folder as part:
+        file = Path(part, out.name)
+        with enable("matmul", model=model), _quiet():
+            program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
+            if out.suffix == ".pt2":
+                torch.export.save(program, file)
+            else:
+                converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["output"])
+                assert converted is not None
+                converted.save(file)
+        advance()
+        differences = {}
+        for runtime in check(out):
+            run = _loaders[runtime](file, program)
+            parts = [_difference(run(inputs), wanted[name]) for name, inputs in unseen.items()]
+            differences[runtime] = max(parts, key=lambda part: (part != part, part))  # NaN is the largest
+            advance()
+        right = all(difference <= TOLERANCE for difference in differences.values())
+        for made in sorted(Path(part).iterdir(), reverse=True) if right else ():  # weights above 1.5 GB are beside it
+            os.replace(made, out.resolve().with_name(made.name))
+    shapes = {name: _shape(tensor, free[name]) for name, tensor in example.items()}
+    return differences, shapes, right
+
+
+def how_to_run(out: Path, names: list[str]) -> str:
+    """Lines of Python that run the file."""
+    text = RUN_PT2 if out.suffix == ".pt2" else RUN_ONNX
+    return text.format(file=str(out), inputs=", ".join(f"{name}={name}" for name in names))
+
+
+def _difference(got: Any, want: Tensor) -> float:
+    return ((torch.as_tensor(got) - want).abs().max() / want.abs().max().clamp(min=1e-12)).item()
+
+
+def _shape(tensor: Tensor, free: dict[int, Any]) -> str:
+    sizes = (free[dim].__name__ if dim in free else str(n) for dim, n in enumerate(tensor.shape))
+    return f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _torch(file: Path, program: Any) -> Callable[[Inputs], Any]:
+    module = (torch.export.load(file) if file.suffix == ".pt2" else program).module()
+    return lambda inputs: module(**inputs)
+
+
+def _onnxruntime(file: Path, program: Any) -> Callable[[Inputs], Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+
+
+def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
+    import openvino
+
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda inputs: compiled({name: tensor.numpy() for name, tensor in inputs.items()})[0]
+
+
+_loaders = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch's exporter writes warnings about its own steps."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
