@@ -68,30 +68,6 @@ from timm_naflex_fast import disable
 def test_leaves_stock(naflex_leaks): disable()
 def test_does_not_ask(): disable()
 """
-THEIR_LEAKS = """
-import pytest
-from tests.patching.test_transformers import embed, made
-from timm_naflex_fast import disable, enable, status
-
-@pytest.fixture(autouse=True)
-def as_it_began():
-    assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
-    assert status().models == (status().flags,) and not any(name.startswith("NaFlex") for name in status().replaced)
-
-@pytest.fixture(scope="module", autouse=True)
-def tower():
-    tower = made("siglip2")
-    with enable("interpolate_cached", model=tower):
-        yield tower
-
-def test_runs():
-    embed("siglip2", made("siglip2"))
-    assert status().calls == {("pos_embed", "interpolate_cached"): 1}
-def test_leaves_a_mode(): enable("matmul", library="transformers")
-def test_leaves_timm(): enable("matmul")
-def test_leaves_stock(): disable()
-def test_last(): pass
-"""
 
 
 def run(path, *options, workers=0):
@@ -146,15 +122,11 @@ def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
         ("leaks_matmul", LEAKS, "--naflex-leaks --naflex-mode matmul", ["a_mode", "a_model", "stock"]),
         ("leaks_stock", LEAKS, "--naflex-leaks --naflex-mode stock", ["a_mode", "a_model", "stock"]),
         ("leaks_tables", CACHES, "--naflex-leaks --naflex-mode stock", ["tables"]),
-        ("their_leaks", THEIR_LEAKS, "--naflex-leaks --naflex-library transformers", ["a_mode", "stock", "timm"]),
         ("fixture_alone", ALONE, "--naflex-mode matmul", ["stock"]),
     ],
 )
-def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, tmp_path, monkeypatch, capsys):
-    """And the next ones find timm, or another library, as the suite began."""
-    if suite is THEIR_LEAKS:
-        pytest.importorskip("transformers", minversion="5.21")
-        monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
+def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, tmp_path, capsys):
+    """And the next ones find timm as the suite began."""
     (tmp_path / f"test_{name}.py").write_text(suite)
     assert run(tmp_path, *options.split()) == pytest.ExitCode.TESTS_FAILED
     out = capsys.readouterr().out
