@@ -1,8 +1,10 @@
-"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor and ONNX against unpatched timm."""
+"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor, ONNX Runtime, OpenVINO against timm."""
 
 import subprocess
 import sys
-from functools import partial
+from collections import Counter
+from contextlib import nullcontext
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, far, relative, row
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.measure import export
 
 EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
+SIZE = (12, 44)  # of a plain image, in pixels: a grid of 3 x 11
 FREE = {0: torch.export.Dim("B", min=1, max=64), 1: torch.export.Dim("N", min=2, max=4096)}
 FREE_SHAPES = (dict.fromkeys(BATCH, FREE),)
 
@@ -69,60 +73,84 @@ def test_shapes_are_checked_while_tracing(fullgraph):
         compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
 
 
-def exported(kind, strict=False, depth=1):
-    """A small model's program with dynamic batch and length; unseen batches and timm's own result."""
-    model = small_vit(pos_embed=kind, depth=depth).eval()
-    with running():
-        batch = vit_batch([(3, 4), (5, 2), (4, 4)])
-        program = torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES, strict=strict)
-    unseen = [vit_batch(sizes, seed=5) for sizes in UNSEEN]
-    return program, [(batch, model(batch).detach()) for batch in unseen]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Gives a small model as its inputs are named, its program with free sizes, and the ONNX file; made once."""
+
+    @cache
+    def made(kind, mode, size, strategy):
+        model = small_vit(pos_embed=kind, pos_embed_interp_mode=mode, depth=1).eval()
+        module, example, _, free = export.batches(model, size)
+        file = tmp_path_factory.mktemp(kind) / "model.onnx"
+        with torch.no_grad(), running(strategy):
+            return module, export.write(module, example, free, file), file
+
+    return made
 
 
 @EXPORTS
+@pytest.mark.parametrize("runtime", ["eager", *export.LOADERS])
 @pytest.mark.parametrize(
-    ("kind", "strict", "depth"),
-    [("learned", True, 0), *(slow(kind, strict, 1) for kind in ("learned", "factorized") for strict in (True, False))],
+    ("kind", "mode", "size"),
+    [("learned", "bilinear", None), ("learned", "bicubic", SIZE)]
+    + [slow("learned", "bicubic", None), slow("factorized", "bilinear", None), slow("factorized", "bilinear", SIZE)],
 )
-def test_exported_program_equals_stock_on_unseen_grids(kind, strict, depth):
-    program, results = exported(kind, strict, depth)
-    assert not any("timm_naflex_fast" in str(node.target) for node in program.graph.nodes)
-    run = program.module()
-    assert all(relative(run(batch), want) <= 1e-5 for batch, want in results)
+def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(runtime, kind, mode, size, files):
+    if module_name := export.RUNTIMES[".onnx"].get(runtime):
+        pytest.importorskip(module_name)
+    module, program, file = files(kind, mode, size, "matmul")
+    run = (lambda inputs: module(**inputs)) if runtime == "eager" else export.LOADERS[runtime](file, program)
+    batches = [dict(image=torch.randn(n, 1, *SIZE)) for n in (1, 3)] if size else map(vit_batch, UNSEEN)
+    for inputs in batches:
+        with torch.no_grad():
+            want = module(**inputs)
+            with running() if runtime == "eager" else nullcontext():
+                assert relative(torch.as_tensor(run(inputs)), want) <= 1e-5
+
+
+@EXPORTS
+@pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
+@pytest.mark.parametrize(("kind", "mode", "size"), [("learned", "bilinear", None), ("learned", "bicubic", SIZE)])
+def test_no_exported_program_resizes_or_needs_this_package(kind, mode, size, strategy, files):
+    onnx = pytest.importorskip("onnx")
+    _, program, file = files(kind, mode, size, strategy)
+    assert not [node for node in program.graph.nodes if "upsample" in str(node.target) or "naflex" in str(node.target)]
+    operators = Counter(node.op_type for node in onnx.load(file).graph.node)
+    assert operators["MatMul"] and not operators["Resize"] and not operators["GridSample"]
+
+
+@EXPORTS
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_strict_export_equals_stock_on_unseen_grids(kind):
+    model = small_vit(pos_embed=kind, depth=1).eval()
+    with running():
+        run = torch.export.export(model, (BATCH,), dynamic_shapes=FREE_SHAPES, strict=True).module()
+    for batch in map(vit_batch, UNSEEN):
+        assert relative(run(batch), model(batch)) <= 1e-5
 
 
 ALONE = """
 import sys
 sys.modules["timm_naflex_fast"] = sys.modules["timm"] = None
 import torch
-if sys.argv[1] == "export":
-    run = torch.export.load("model.pt2").module()
-elif sys.argv[1] == "aoti":
-    run = torch._inductor.aoti_load_package("model.pt2")
-else:
-    import onnxruntime
-    session = onnxruntime.InferenceSession("model.pt2")
-    names = [node.name for node in session.get_inputs()]
-    run = lambda batch: torch.from_numpy(session.run(None, dict(zip(names, (v.numpy() for v in batch.values()))))[0])
-for batch, want in torch.load("results.pt"):
-    assert (run(batch) - want).abs().max() <= 1e-5 * want.abs().max()
+load = torch._inductor.aoti_load_package if sys.argv[1] == "aoti" else lambda name: torch.export.load(name).module()
+run = load("model.pt2")
+for inputs, want in torch.load("results.pt"):
+    assert (run(**inputs) - want).abs().max() <= 1e-5 * want.abs().max()
 """
 
 
 @EXPORTS
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["export", "aoti", "onnx"])
-def test_saved_program_runs_in_a_fresh_process_without_this_package(form, tmp_path):
-    for needed in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
-        pytest.importorskip(needed)
-    program, results = exported("learned")
+@pytest.mark.parametrize("form", ["export", "aoti"])
+def test_saved_program_runs_in_a_fresh_process_without_this_package(form, files, tmp_path):
+    module, program, _ = files("learned", "bicubic", None, "matmul")
     if form == "export":
         torch.export.save(program, tmp_path / "model.pt2")
-    elif form == "aoti":
-        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     else:
-        torch.onnx.export(program, dynamo=True).save(tmp_path / "model.pt2")
-    torch.save(results, tmp_path / "results.pt")
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    torch.save([(inputs, module(**inputs).detach()) for inputs in map(vit_batch, UNSEEN)], tmp_path / "results.pt")
     command = [sys.executable, "-c", ALONE, form]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

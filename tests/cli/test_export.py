@@ -45,7 +45,7 @@ def test_the_printed_lines_run_the_file(name, options, tmp_path, capsys):
 @EXPORTS
 def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monkeypatch):
     half = lambda file, program: lambda inputs: 0.5 * program.module()(**inputs)
-    monkeypatch.setitem(work._loaders, "torch.export", half)
+    monkeypatch.setitem(work.LOADERS, "torch.export", half)
     out = tmp_path / "m.pt2"
     out.write_text("the old one")
     assert export(out) == 1

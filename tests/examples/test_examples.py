@@ -62,3 +62,11 @@ def test_four_forms_agree_and_are_timed():
     table = [line.split() for line in run("four_forms.py", "--rounds", "1").splitlines()[2:]]
     assert [row[0] for row in table] == ["loop", "grouped_conv1d", "frozen_1x1", "matmul"]
     assert all(float(row[3]) <= 2e-6 for row in table)
+
+
+@pytest.mark.slow
+def test_siglip2_is_right_in_both_runtimes(children):
+    for module in ("transformers", "onnxscript", "onnxruntime", "openvino"):
+        pytest.importorskip(module)
+    assert run("export_siglip2_transformers.py").count("largest difference") == 4
+    assert [calls["pos_embed", "matmul"] > 0 for calls in children()] == [True]

@@ -106,18 +106,12 @@ def export(
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as part:
         file = Path(part, out.name)
-        with enable("matmul", model=model), _quiet():
-            program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
-            if out.suffix == ".pt2":
-                torch.export.save(program, file)
-            else:
-                converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["output"])
-                assert converted is not None
-                converted.save(file)
+        with enable("matmul", model=model):
+            program = write(module, example, free, file)
         advance()
         differences = {}
         for runtime in check(out):
-            run = _loaders[runtime](file, program)
+            run = LOADERS[runtime](file, program)
             parts = [_difference(run(inputs), wanted[name]) for name, inputs in unseen.items()]
             differences[runtime] = max(parts, key=lambda part: (part != part, part))  # NaN is the largest
             advance()
@@ -126,6 +120,19 @@ def export(
             os.replace(made, out.resolve().with_name(made.name))
     shapes = {name: _shape(tensor, free[name]) for name, tensor in example.items()}
     return differences, shapes, right
+
+
+def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:
+    """Export the module as it is patched now, write the file, return the program of ``torch.export``."""
+    with _quiet():
+        program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
+        if file.suffix == ".pt2":
+            torch.export.save(program, file)
+        else:
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["output"])
+            assert converted is not None
+            converted.save(file)
+    return program
 
 
 def how_to_run(out: Path, names: list[str]) -> str:
@@ -163,7 +170,7 @@ def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
     return lambda inputs: compiled({name: tensor.numpy() for name, tensor in inputs.items()})[0]
 
 
-_loaders = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
+LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
 
 
 @contextmanager
