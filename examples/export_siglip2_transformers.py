@@ -42,6 +42,7 @@ def main() -> None:
     with torch.no_grad(), timm_naflex_fast.enable(library="transformers"):
         free = ({0: images, 1: tokens}, {0: images, 1: tokens}, {0: images})
         program = torch.export.export(tower, batch([(4, 6), (7, 3)], 28), dynamic_shapes=free)
+        print(f"who computed, and how often: {timm_naflex_fast.status().calls}")
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/siglip2.onnx"
         torch.onnx.export(program, dynamo=True, verbose=False).save(file)

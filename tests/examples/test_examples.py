@@ -65,8 +65,8 @@ def test_four_forms_agree_and_are_timed():
 
 
 @pytest.mark.slow
-def test_siglip2_is_right_in_both_runtimes(children):
+def test_siglip2_is_right_in_both_runtimes():
     for module in ("transformers", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(module)
-    assert run("export_siglip2_transformers.py").count("largest difference") == 4
-    assert [calls["pos_embed", "matmul"] > 0 for calls in children()] == [True]
+    out = run("export_siglip2_transformers.py")
+    assert "{('pos_embed', 'matmul'): 1}" in out and out.count("largest difference") == 4

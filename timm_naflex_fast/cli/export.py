@@ -42,7 +42,7 @@ def export(options: argparse.Namespace) -> int:
         differences, inputs, right = work.export(model, out, options.size, bar.update)
     print(f"{options.model}; weights: {weights}")
     print(
-        f"Compared with timm's own code on grids not seen at export; right: at most {work.TOLERANCE:g} of the largest"
+        f"Compared with timm's own code on batches not seen at export; right: at most {work.TOLERANCE:g} of the largest"
     )
     words = {True: "right", False: "wrong"}
     rows = differences.items()

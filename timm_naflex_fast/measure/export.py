@@ -6,8 +6,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,7 @@ def export(
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as part:
         file = Path(part, out.name)
-        with enable("matmul", model=model):
+        with enable("matmul", model=model, strict=True):
             program = write(module, example, free, file)
         advance()
         differences = {}
@@ -124,7 +123,9 @@ def export(
 
 def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:
     """Export the module as it is patched now, write the file, return the program of ``torch.export``."""
-    with _quiet():
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # a line for each operator that it does not fold
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
         if file.suffix == ".pt2":
             torch.export.save(program, file)
@@ -171,16 +172,3 @@ def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
 
 
 LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """PyTorch's exporter writes warnings about its own steps."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
