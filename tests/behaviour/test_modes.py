@@ -79,6 +79,7 @@ def test_selective_checkpoints_give_timms_gradients(mode, name, saved):
         return checkpoint(region, patches, use_reentrant=False, context_fn=contexts)
 
     cache.clear_all()
+    trained(model, batch)  # timm's own patch kernels are resampled alike from the second time on alone
     want = trained(model, batch, checkpointed)
     with running(mode, model=model):
         assert far(trained(model, batch, checkpointed), want) <= 2e-5
