@@ -135,5 +135,7 @@ def test_what_is_kept_is_built_plainly():
 def test_what_is_forgotten_counts_as_never_met():
     table = torch.zeros(3)
     for _ in range(2):
-        assert [cache.worth_keeping((table,), [1, number]) for number in (1, 2)] == [[False, True], [True, False]]
+        assert "key" not in cache.made_from((table,))
+        cache.made_from((table,)).setdefault("key")
+        assert "key" in cache.made_from((table,))
         cache.invalidate(table)

@@ -69,7 +69,9 @@ def add(
             if isinstance(placement, Sizes) or placement.patch_coord.device != x.device:
                 refuse_in_cuda_graph(x.device, NEEDS_HOST)
             return backend.add(x, tables, placement.coordinates(x), spec)
-    _unless_traced("add", traced_by)(x, tables, placement, spec, strategy)
+    if traced_by is None:
+        return eager.add(x, tables, placement, spec, strategy)
+    _outside_graphs("add")(x, tables, placement, spec, strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:
@@ -79,7 +81,8 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     """
     backend = _backend(table.device, 1, strategy, traced_by)
     if backend is eager:
-        return _unless_traced("resample", traced_by)(table, sizes, spec, strategy)
+        run = eager.resample if traced_by is None else _outside_graphs("resample")
+        return run(table, sizes, spec, strategy)
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
     length, channels = sizes.length, table.shape[-1]
     tokens: list[int] = []
@@ -116,16 +119,14 @@ def _backend(device: torch.device, tables: int, strategy: Strategy, traced_by: T
         from . import operator
 
         return operator
-    return traceable if in_cuda_graph(device) else eager
+    return traceable if device.type == "cuda" and in_cuda_graph(device) else eager
 
 
 _disabled: dict[str, Callable[..., Any]] = {}
 
 
-def _unless_traced(name: str, traced_by: Tracer | None) -> Callable[..., Any]:
-    """A function of ``eager``; while the compiler reads this, the graph breaks at it, as at timm's own loops."""
-    if traced_by is None:
-        return getattr(eager, name)
+def _outside_graphs(name: str) -> Callable[..., Any]:
+    """A function of ``eager`` for code that the compiler reads: the graph breaks at it, as at timm's own loops."""
     _import_for_graphs()
     return _disabled[name]
 

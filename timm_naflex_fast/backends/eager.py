@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,14 @@ from ..resampling.dense_resize import Embeddings
 from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens
-from ..strategies import Strategy
+from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 from .placement import Placement, Sizes
 
 NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
 
 
-def add(x: Tensor, tables: tuple[Tensor, ...], placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
+def add(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
     add_planned(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
 
@@ -41,7 +42,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
     return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
 
 
-def add_planned(x: Tensor, tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy) -> None:
+def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
     """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T, C).
 
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
@@ -49,7 +50,7 @@ def add_planned(x: Tensor, tables: tuple[Tensor, ...], plan: ResamplePlan, strat
     check_writable(x)
     if not plan.groups or not x.shape[-1]:
         return
-    ndim, trains, shaped = 3 if len(tables) == 1 else 2, False, tuple[Tensor, ...]()
+    ndim, trains, shaped = 3 if len(tables) == 1 else 2, False, Tables()
     for table in tables:
         shaped += (table if table.ndim == ndim else table.squeeze(0),)
         trains |= table.requires_grad
@@ -77,33 +78,38 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
 
 
 def _frozen(
-    sources: tuple[Tensor, ...], tables: tuple[Tensor, ...], plan: ResamplePlan, strategy: Strategy
+    tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strategy
 ) -> Embeddings:
     """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
     To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a
-    learned table's own size takes the table as it is: nothing is cached, nothing compared.
+    learned table's own size takes the table as it is: nothing is cached, nothing compared. ``shaped``: the tables
+    without a leading 1.
     """
-    if not cache.usable():
-        return strategy.resample(tables, plan)
-    own_size = tuple(tables[0].shape[:2]) if len(tables) == 1 and plan.spec.copies_own_size else None
+    if (made := cache.made_from(tables)) is None:
+        return strategy.resample(shaped, plan)
+    own_size = shaped[0].shape[:2] if len(tables) == 1 and plan.spec.copies_own_size else None
     settings = (strategy, *plan[2:])
-    others = [group for group in plan.groups if (group.h, group.w) != own_size]
-    before = cache.worth_keeping(sources, [((group.h, group.w), settings) for group in others])
-    again = [group for group, was in zip(others, before) if was]
-    cells = sum(group.h * group.w for group in again)
-    if not again or (len(tables) == 1 and tables[0].shape[0] * tables[0].shape[1] > 4 * cells):
-        return strategy.resample(tables, plan)
+    again, others, keys, cells = list[GridGroup](), list[GridGroup](), list[Any](), 0
+    for group in plan.groups:
+        key = (group.h, group.w, settings)
+        if key in made and (group.h, group.w) != own_size:
+            again.append(group)
+            keys.append(key)
+            cells += group.h * group.w
+        else:
+            others.append(group)
+            made.setdefault(key)  # asked for
+    if not again or (len(tables) == 1 and shaped[0].shape[0] * shaped[0].shape[1] > 4 * cells):
+        return strategy.resample(shaped, plan)
 
-    def build(copies: tuple[Tensor, ...], key: tuple[tuple[int, int], object]) -> Tensor:
-        copies = tuple(copy.view(table.shape) for copy, table in zip(copies, tables))
-        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(*key[0], [])]))
+    def build(copies: Tables, key: tuple[int, int, Any]) -> Tensor:
+        copies = tuple(copy.view(table.shape) for copy, table in zip(copies, shaped))
+        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(*key[:2], [])]))
         return embedding.to(plan.token_dtype)
 
-    kept = {id(group) for group in again}
-    made = zip(again, cache.cached_resized(sources, [((g.h, g.w), settings) for g in again], build))
-    new = plan._replace(groups=[group for group in plan.groups if id(group) not in kept])
-    return [*made, *strategy.resample(tables, new)] if new.groups else made
+    kept = zip(again, cache.cached_resized(tables, keys, build))
+    return [*kept, *strategy.resample(shaped, plan._replace(groups=others))] if others else kept
 
 
 def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -> Sequence[Tensor]:

@@ -50,7 +50,7 @@ class _Frozen:
 
     versions: tuple[int, ...] = ()
     bits: tuple[Tensor, ...] = ()  # copies, taken when the first resized one is made
-    made: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)  # oldest use first; None: asked for
+    made: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)  # oldest use first
 
 
 _limit = read_limit(os.environ.get(VARIABLE))
@@ -110,12 +110,15 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def worth_keeping(sources: tuple[Tensor, ...], keys: list[Hashable]) -> list[bool]:
-    """For each key, whether this table was asked for before, of these sources, unchanged as far as their versions tell.
+def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None] | None:
+    """What was asked for of these sources by key: a table, or None where it was not made yet. Note there what is asked.
 
-    Ask it before :func:`cached_resized` for a position table: one that nobody uses again would only cost memory, and
-    to compare the bits of the sources costs time.
+    It is empty where the sources have changed, as far as their versions tell; None where no cache may be used. Ask it
+    before :func:`cached_resized` for a position table: a grid that never comes again would only cost memory, and to
+    compare the bits of the sources costs time.
     """
+    if not usable():
+        return None
     versions: tuple[int, ...] = ()
     for source in sources:
         versions += (0 if source.is_inference() else source._version,)
@@ -124,12 +127,7 @@ def worth_keeping(sources: tuple[Tensor, ...], keys: list[Hashable]) -> list[boo
     if entry is None or entry.versions != versions:
         entry = _Frozen(versions)
         _keep(parameters, entry)
-    before = []
-    for key in keys:
-        before.append(key in entry.made)
-        if not before[-1]:
-            _add(parameters, entry, key, None)
-    return before
+    return entry.made
 
 
 def cached_resized(
@@ -150,7 +148,7 @@ def cached_resized(
     if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
         with plainly():
             bits = tuple(source.detach().clone() for source in sources)
-        entry = _Frozen(() if entry is None else entry.versions, bits)
+        entry = _Frozen(() if entry is None else entry.versions, bits)  # what was asked for is asked for anew
         _keep(parameters, entry)
     for key in keys:
         table = _get(entry.made, key)

@@ -56,10 +56,7 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
 
 
 def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, whole_square: bool = False) -> ResamplePlan:
-    """The grids of tokens ``x`` (B, N, C) by their coordinates (B, N, 2); ``spec`` with the largest where that counts.
-
-    Args and errors: see :func:`group_grids`.
-    """
+    """:func:`group_grids` for ``spec``, which is given the largest grid where that counts."""
     whole_square = whole_square and spec.ar_preserving
     groups, counts = group_grids(patch_coord, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
     if spec.reference == "affine_grid" and groups:
@@ -101,7 +98,8 @@ def group_grids(
     for sample, (h, w, is_reordered) in enumerate(zip(heights, widths, reordered)):
         # An image that has all its tokens may be as long as it is: timm computes its square too.
         side = max(h, w) if whole_square and h * w > length else 0
-        _check_not_too_many(sample, (h, w), side, length)
+        if max(h * w, side * side) > 64 * length + 4096:
+            raise _too_many(sample, (h, w), side, length)
         tokens = length if embeds_padding and is_reordered else min(length, h * w)
         samples.setdefault((h, w), []).append(sample)
         if is_reordered:
@@ -151,7 +149,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
     cell = coord[..., 0] * w[:, None] + coord[..., 1]  # (B, N)
     elsewhere = cell != order
     heights, widths = h.tolist(), w.tolist()
-    if any(a * b < length for a, b in zip(heights, widths)):  # there is padding
+    if (h * w).min() < length:  # there is padding
         after = order >= (h * w)[:, None]
         elsewhere = np.where(after, cell != 0, elsewhere) if embeds_padding else elsewhere & ~after
     if embeds_padding and (coord.min() < 0 or (patch_coord.is_floating_point() and _fractional(patch_coord))):
@@ -165,16 +163,13 @@ def _fractional(patch_coord: Tensor) -> bool:
     return bool((whole_numbers(patch_coord) != patch_coord).any())
 
 
-def _check_not_too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> None:
+def _too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> ValueError:
     """One token with a huge coordinate must not take memory out of proportion. ``side``: of the square, 0 if none."""
-    h, w = grid
-    most = 64 * length + 4096
-    if max(h * w, side * side) > most:
-        resized = f", resized as {side} x {side} (ar_preserving)" if side else ""
-        raise ValueError(
-            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells{resized}, too many for {length} tokens; "
-            f"valid are at most 64 x {length} + 4096 = {most} cells"
-        )
+    resized = f", resized as {side} x {side} (ar_preserving)" if side else ""
+    return ValueError(
+        f"patch_coord of sample {sample} spans a grid of {grid[0]} x {grid[1]} cells{resized}, too many for {length} "
+        f"tokens; valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
+    )
 
 
 def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], TokenCounts]:
