@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.checks import one_by_one, reading_is_an_error
+from tests.support.checks import one_by_one
 from tests.support.oracles import Largest, relative, row_major
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
@@ -155,12 +155,3 @@ def test_linear_in_tokens_and_no_loop_over_images_in_the_backward():
     for node in nodes:  # which grows meanwhile
         nodes += [n for n, _ in node.next_functions if n is not None]
     assert largest.elements <= 40 * 252 * 8 and len(nodes) <= 4
-
-
-def test_sizes_on_the_host_are_read_from_no_tensor(monkeypatch):
-    sizes = [(3, 4), (8, 2)]
-    want = fast.resample_pos_embeds(TABLE, sizes, mode="bilinear")
-    reading_is_an_error(monkeypatch)
-    got = fast.resample_pos_embeds(TABLE.clone(), sizes, mode="bilinear")
-    monkeypatch.undo()
-    assert torch.equal(got, want)

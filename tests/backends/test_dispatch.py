@@ -1,4 +1,4 @@
-"""Who traces tells the backend; the form for graphs equals the eager one and reads nothing back."""
+"""The form for graphs equals the eager one and reads nothing back."""
 
 from types import SimpleNamespace
 
@@ -7,17 +7,8 @@ import torch
 
 from tests.support.checks import reading_is_an_error
 from tests.support.oracles import relative
-from timm_naflex_fast.backends import dispatch, eager, operator, traceable
+from timm_naflex_fast.backends import dispatch, traceable
 from timm_naflex_fast.functional import resample_pos_embeds
-from timm_naflex_fast.strategies import STRATEGIES
-
-TAKES = {"export": [traceable] * 2, "transform": [traceable] * 2, "compile": [operator, eager], None: [eager] * 2}
-
-
-@pytest.mark.parametrize("who", TAKES)
-def test_who_traces_tells_the_backend(who):
-    strategies = (STRATEGIES["matmul"], STRATEGIES["interpolate_cached"])
-    assert [dispatch._backend(torch.device("cpu"), 1, strategy, who) for strategy in strategies] == TAKES[who]
 
 
 def as_in_a_graph(monkeypatch):

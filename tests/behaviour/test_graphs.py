@@ -156,21 +156,6 @@ def test_saved_program_runs_in_a_fresh_process_without_this_package(form, files,
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(OLD_TORCH, reason="about this torch's compiler")
-def test_what_timm_itself_cannot():
-    model, batch = small_vit(), vit_batch([(6, 8), (8, 6)])
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(model, backend="aot_eager", fullgraph=True)(batch)
-    with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(model, (batch,), dynamic_shapes=FREE_SHAPES)
-    # PyTorch issue 197622: the gradient of antialiased bicubic interpolation has no shape rule for free sizes.
-    images = torch.compile(model, backend="aot_eager", dynamic=True)
-    with pytest.raises(Exception, match="isIntList"):
-        for size in ((24, 32), (16, 40)):
-            images(torch.randn(2, 1, *size)).sum().backward()
-
-
 class Embeds(torch.nn.Module):
     """Padded embeddings from sizes (t, h, w), and without frames: for tokens, and by themselves."""
 

@@ -1,13 +1,9 @@
-"""What long-running programs do: threads, worker processes, switching on and off for ever, python -O, lean installs."""
+"""What long-running programs do: threads, worker processes and switching on and off for ever"""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +13,6 @@ from tests.support.checks import slow
 from tests.support.oracles import BATCH, embed, small_vit, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @ran("matmul", component="patch_embed")
@@ -74,14 +68,3 @@ def test_models_in_dataloader_workers(method):
         for (got, calls), item in zip(loader, want, strict=True):
             torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
             assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")
-
-
-@pytest.mark.slow
-def test_works_under_python_O_without_optional_packages(children):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-O", str(ROOT / "tools" / "smoke.py")]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (calls,) = children()
-    assert {("pos_embed", mode) for mode in ("matmul", "interpolate_cached", "grid_sample")} <= set(calls)
-    assert "smoke: timm_naflex_fast" in done.stdout

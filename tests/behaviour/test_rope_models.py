@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import timm
 import timm.layers.pos_embed_sincos as timms
 import torch
 
@@ -48,24 +47,6 @@ def test_whole_models(kind, extra):
         got, grads = step()
     assert relative(got, want) <= 1e-5
     assert worst(grads, want_grads) <= (2e-2 if extra == "autocast" else 1e-4)
-
-
-MADE = {"axial": "eva02_tiny_patch14_224", "mixed": "vit_small_patch16_rope_mixed_224"}
-MADE["dinov3"] = "vit_small_patch16_dinov3"
-
-
-@pytest.mark.parametrize("kind", [kind for kind in MADE if kind in RUNS])
-def test_models_timm_makes(kind):
-    try:
-        model = timm.create_model(MADE[kind], use_naflex=True, depth=2).eval()
-    except (RuntimeError, TypeError) as error:
-        pytest.skip(f"this timm cannot make it: {error}")
-    batch = vit_batch([(5, 7), (16, 11), (3, 3), (16, 11)] * 2, patch=model.embeds.patch_size[0], chans=3)
-    with torch.no_grad():
-        want = model(batch)
-        for inference in (False, True):
-            with running(component="rope"), torch.inference_mode(inference):
-                assert relative(model(batch), want) <= 1e-5
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")

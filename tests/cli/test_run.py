@@ -151,13 +151,6 @@ def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_p
     assert (code, out, err.count("\n")) == (2, "", 1) and "valid: naflex-fast run before the Python command" in err
 
 
-@pytest.mark.slow
-def test_accelerate_launch(tmp_path):
-    (tmp_path / "script.py").write_text("import os, sys; print(sys.argv[1:], os.environ['TIMM_NAFLEX_FAST_RUN'])")
-    code, out, err = run("accelerate", "launch", "--cpu", "script.py", "--mode", cwd=tmp_path)
-    assert code == 0 and re.match(r"\['--mode'\] .*\"first\": false", out), err
-
-
 SIGLIP2 = """
 import torch, transformers
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings

@@ -241,5 +241,5 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, torch.Tensor) and tensor.dtype is not torch.uint8:  # matmul's hint to the allocator
-                self.elements = max(self.elements, tensor.numel())
+                self.elements = max(self.elements, tensor._nnz() if tensor.is_sparse else tensor.numel())
         return out
