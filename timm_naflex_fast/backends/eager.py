@@ -54,9 +54,9 @@ def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strateg
     for table in tables:
         shaped += (table if table.ndim == ndim else table.squeeze(0),)
         trains |= table.requires_grad
-    with torch.no_grad():
-        if torch._C._len_torch_dispatch_stack():
-            # ``allow_mutation_on_saved_tensors`` looks for x as it is before the write, which this one is for autograd.
+    if torch._C._len_torch_dispatch_stack():
+        # ``allow_mutation_on_saved_tensors`` looks for x as it is before the write, which this one is for autograd.
+        with torch.no_grad():
             x[:1, :1].add_(-0.0)
     inputs = shaped if trains and torch.is_grad_enabled() else ()
     if inputs:

@@ -46,9 +46,9 @@ class ResamplePlan(NamedTuple):
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
     """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1: to cast others is undefined."""
+    if patch_coord.dtype is torch.int64:
+        return patch_coord
     coord = patch_coord.detach()
-    if coord.dtype is torch.int64:
-        return coord
     if coord.is_floating_point():
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
         coord = coord.clamp(-1, LARGEST + 1).nan_to_num(nan=-1)
