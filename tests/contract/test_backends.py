@@ -180,6 +180,20 @@ def test_padding_keeps_every_bit_and_is_not_looked_at(way, kind):
 
 
 @ways()
+@given(data=st.data())
+def test_what_is_not_finite_in_timms_result_is_not_finite_in_ours(way, kind, data):
+    fixed = dict(antialias=True, align_corners=False) if kind == "factorized" else {}
+    case = data.draw(cases(kind=kind, use_grid_sample=way.sampled, largest=16, **fixed))
+    embeds, value = case.embeds().requires_grad_(False), data.draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+    for table in tables(embeds):
+        table.data.flatten(0, -2)[data.draw(st.integers(0, table[..., 0].numel() - 1))] = value
+    want, got = case.x(), case.x()
+    stock(case, embeds, want, case.coord())
+    way.add(case, embeds, got, case.coord())
+    assert not got[~want.isfinite()].isfinite().any()
+
+
+@ways()
 @pytest.mark.parametrize("shape", [(0, 12), (2, 0)], ids=str)
 def test_empty_batch(way, kind, shape):
     case = way.case(kind, sizes=[(1, 1)])

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from tests.support.checks import by_timms_method
 from tests.support.oracles import NEW_TIMM, Case, stock
+from tests.support.running import running
+from timm_naflex_fast import status
+from timm_naflex_fast.functional import add_pos_embed_
 
 ours = partial(by_timms_method, strategy="grid_sample")
 
@@ -29,3 +32,24 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     images = embeds.pos_embed.double().permute(0, 3, 1, 2).expand(5, -1, -1, -1)
     exact = F.grid_sample(images, where.flip(-1)[:, :, None], padding_mode="border", **how)[..., 0].transpose(1, 2)
     assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max()
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("kind", ["fractional", "negative padding", "negative"])
+def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
+    case = Case(sizes=[(3, 4), (5, 2), (5, 2)], mode=mode, length=15, use_grid_sample=True)
+    embeds, coord = case.embeds(), case.coord(torch.float32 if kind == "fractional" else torch.int64)
+    if kind == "fractional":
+        coord += torch.rand(coord.shape)
+    else:
+        coord[1, 12 if kind == "negative padding" else 3] = -1
+    embeds.requires_grad_(False)
+    want, got, compiled = torch.zeros(3, 3, 15, 4)
+    stock(case, embeds, want, coord)
+    with running("matmul", model=embeds):
+        embeds._apply_learned_naflex_pos_embed_grid_sample(got, patch_coord=coord)
+        assert torch.equal(got, want) and status().fallbacks == {"coordinates that name no cell": 1}
+    if kind == "negative padding":  # a graph cannot ask
+        add = lambda x: add_pos_embed_(x, embeds.pos_embed, coord, mode=mode, strategy="grid_sample")
+        torch.compile(add, backend="eager", fullgraph=True)(compiled)
+        torch.testing.assert_close(compiled, want, atol=1e-5, rtol=0)

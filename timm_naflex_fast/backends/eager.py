@@ -77,9 +77,7 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
     return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
 
 
-def _frozen(
-    tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strategy
-) -> Embeddings:
+def _frozen(tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strategy) -> Embeddings:
     """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
     To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a
