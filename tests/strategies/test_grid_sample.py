@@ -46,7 +46,7 @@ def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     embeds.requires_grad_(False)
     want, got, compiled = torch.zeros(3, 3, 15, 4)
     stock(case, embeds, want, coord)
-    with running("matmul", model=embeds):
+    with running("grid_sample", model=embeds):
         embeds._apply_learned_naflex_pos_embed_grid_sample(got, patch_coord=coord)
         assert torch.equal(got, want) and status().fallbacks == {"coordinates that name no cell": 1}
     if kind == "negative padding":  # a graph cannot ask
