@@ -9,6 +9,7 @@ ELSEWHERE = {  # a module: the file that tests it
     **dict.fromkeys(("names", "strategies/base"), "contract/test_fourth_strategy"),
     "__main__": "cli/test_main",
     "cli/startup/sitecustomize": "cli/test_run",
+    "resampling/checks": "contract/test_unusual_tensors",
     "backends/placement": "contract/test_backends",  # and backends/test_dispatch.py
     "measure/export": "cli/test_export",
     **dict.fromkeys(("rope/embeds", "rope/settings"), "rope/test_batched"),

@@ -1,19 +1,12 @@
 """Training beside the model: DDP, FSDP2 and torchrun on two gloo processes, hooks, scaler, EMA, against plain timm."""
 
-import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
-import digits
 import pytest
 import timm
 import torch
 import torch.multiprocessing as mp
-from safetensors.torch import load_file
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -41,24 +34,6 @@ def test_two_processes_train_like_one(wrap, kind, results):
     assert calls == {("pos_embed", "matmul"): 3}  # one of each step
     torch.testing.assert_close(losses, want, atol=0, rtol=1e-5)
     assert worst(grads, expected) <= 2e-5
-
-
-@pytest.mark.slow
-def test_torchrun_trains_the_digits_like_one_process(tmp_path, children):
-    script = Path(digits.__file__).with_name("train_digits.py")
-    weights = []
-    for launch in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
-        out = tmp_path / f"{len(launch)}.safetensors"
-        command = [sys.executable, *launch, str(script), "--mode", "matmul", "--steps", "3", "--out", str(out)]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(out.with_suffix(".json").read_text())["processes"] == (2 if launch else 1)
-        weights.append(load_file(out))
-    ran_there = [{impl for component, impl in calls if component == "pos_embed"} for calls in children()]
-    assert ran_there == [{"matmul"}] * 3
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
 
 
 def as_numpy(tensor):

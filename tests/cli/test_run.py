@@ -1,5 +1,6 @@
 """``naflex-fast run``: Python itself runs the script, and timm is patched in all of the script's processes."""
 
+import json
 import os
 import re
 import signal
@@ -11,7 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from shutil import copytree
 
+import digits
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import timm_naflex_fast
 from tests.support.oracles import embed, small_vit
@@ -19,7 +23,6 @@ from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 
-TRAINING = str(Path(__file__).parents[1] / "support" / "train_with_timms_loader.py")
 RUN = ["-m", "timm_naflex_fast", "run"]
 NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
 NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
@@ -243,12 +246,16 @@ TORCHRUN = "--standalone --nproc-per-node 2"
         (f"-m torch.distributed.run {TORCHRUN} -m timm_naflex_fast run".split(), "--mode matmul", 0),
     ],
 )
-def test_training_with_timms_loader_on_two_processes(launch, words, others, children):
-    code, out, err = run(*words.split(), TRAINING, launch=launch)
-    ranks = sorted(line.split()[1:] for line in out.splitlines() if line.startswith("rank"))
-    ours = "timm_naflex_fast.patching.timm"
-    assert code == 0 and [rank[:2] for rank in ranks] == [["0:", ours], ["1:", ours]], err
-    assert ranks[0][2] == ranks[1][2]  # the same weights
+def test_torchrun_trains_the_digits_like_one_process(launch, words, others, children, tmp_path):
+    weights, script = [], str(Path(digits.__file__).with_name("train_digits.py"))
+    for start, before in ([], []), (launch, words.split()):
+        out = tmp_path / f"{len(start)}.safetensors"
+        code, _, err = run(*before, script, "--mode", "stock", "--steps", "3", "--out", str(out), launch=start)
+        assert code == 0, err
+        weights.append(load_file(out))
+    assert json.loads(out.with_suffix(".json").read_text())["processes"] == 2
     said = re.findall(r"^naflex-fast \(rank (\d)\): pos_embed=matmul.* ran .*pos_embed by matmul \d+ times", err, re.M)
     assert sorted(said) == ["0", "1"] and err.count("naflex-fast:") == others, err
     assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)

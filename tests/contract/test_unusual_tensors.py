@@ -7,6 +7,7 @@ import torch
 
 from tests.support.checks import HALF, by_functions
 from tests.support.oracles import Case, relative, row_major, stock, tables
+from timm_naflex_fast.resampling.checks import check_writable
 
 STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
 KINDS = ["learned", "factorized"]
@@ -70,6 +71,14 @@ def test_nothing_is_written_where_autograd_forbids_it(strategy, kind, what):
             with pytest.raises(RuntimeError, match=message):
                 by_functions(case, embeds, x, case.coord(), strategy)
             assert not x.detach().clone().any()
+
+
+def test_what_may_be_written_to():
+    leaf = torch.zeros(2, 3, 4, requires_grad=True)
+    with torch.no_grad():
+        check_writable(leaf), check_writable(leaf[:1])
+    for x in (leaf * 1, (leaf * 1)[:1], torch.zeros(12).as_strided((1, 3, 4), (0, 4, 1))):
+        check_writable(x)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

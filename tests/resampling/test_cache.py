@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.support.checks import during
 from tests.support.oracles import kept_tensors
 from timm_naflex_fast import disable
 from timm_naflex_fast.functional import add_factorized_pos_embed_, resample_patch_kernel, resample_pos_embeds
@@ -72,13 +73,13 @@ def test_disable_frees_everything_and_the_report_says_so():
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
-def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(strategy):
+def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_defaults_are(strategy):
     tensors = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
-    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    coord, zeros = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None], torch.zeros(1, 12, 4)
 
     def results(table, line, kernel):
         sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
-        lines = add_factorized_pos_embed_(torch.zeros(1, 12, 4, device="cpu"), line, line, coord, strategy=strategy)
+        lines = add_factorized_pos_embed_(zeros.clone(), line, line, coord, strategy=strategy)
         return sums, lines, resample_patch_kernel(kernel, (5, 9))
 
     def gradients_and_results():
@@ -89,7 +90,7 @@ def test_what_is_kept_is_made_where_the_table_is_whatever_the_default_device(str
         return [*gradients, *(out for _ in range(3) for out in results(*tensors))]  # at last of a finished table
 
     want = gradients_and_results()
-    with torch.device("meta"):
+    with torch.device("meta"), during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):
         assert all(map(torch.equal, gradients_and_results(), want))
     assert all(tensor.device.type == "cpu" for tensor in kept_tensors())
 

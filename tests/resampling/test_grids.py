@@ -9,14 +9,6 @@ from timm_naflex_fast.resampling.checks import LARGEST, NamesNoCell
 from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch, whole_numbers
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64])
-def test_equal_grids_are_grouped_in_order_of_appearance(dtype):
-    coord = row_major([(2, 3), (4, 1), (2, 3), (1, 1)], dtype=dtype)
-    groups, counts = group_grids(coord, coord.float())
-    assert groups == [GridGroup(2, 3, [0, 2]), GridGroup(4, 1, [1]), GridGroup(1, 1, [3])]
-    assert counts == [(6, 0), (4, 2), (6, 0), (1, 5)]
-
-
 def test_whole_batch():
     assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1])], [(6, 0)] * 2)
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [])], [])

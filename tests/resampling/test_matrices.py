@@ -1,14 +1,13 @@
 """Resize matrices are what ``F.interpolate`` computes."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.checks import during, one_by_one
+from tests.support.checks import one_by_one
 from timm_naflex_fast.functional import resample_pos_embed, resize_matrix
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, axis_taps
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_taps
 
 sizes, sides = st.integers(1, 48), st.integers(1, 20)
 modes = st.sampled_from(["bilinear", "bicubic"])
@@ -49,13 +48,3 @@ def test_resample_pos_embed_is_interpolate(h, w, table_size, mode, antialias, al
     how = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
     (want,) = one_by_one(table, [(h, w)], **how)
     torch.testing.assert_close(resample_pos_embed(table, (h, w), **how), want.view(h, w, 3), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("reference", ["interpolate", "grid_sample", "affine_grid"])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "linear"])
-def test_matrices_are_float32_on_the_cpu_whatever_the_defaults_are(reference, mode):
-    spec = ResizeSpec(mode, False, False, False, reference, (9, 9))
-    want = axis_matrix(0, 5, 7, 6, spec)
-    with torch.device("meta"), during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):
-        got = axis_matrix(0, 5, 7, 6, spec)
-    assert got.dtype is want.dtype is torch.float32 and got.device.type == "cpu" and torch.equal(got, want)
