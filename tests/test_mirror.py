@@ -10,7 +10,7 @@ ELSEWHERE = {  # a module: the file that tests it
     "__main__": "cli/test_main",
     "cli/startup/sitecustomize": "cli/test_run",
     "resampling/checks": "contract/test_unusual_tensors",
-    "backends/placement": "contract/test_backends",  # and backends/test_dispatch.py
+    **dict.fromkeys(("strategies/matmul", "backends/placement"), "contract/test_backends"),
     "measure/export": "cli/test_export",
     **dict.fromkeys(("rope/embeds", "rope/settings"), "rope/test_batched"),
     **dict.fromkeys(("measure/drift/pictures", "measure/drift/plots"), "measure/drift/test_report"),

@@ -1,15 +1,14 @@
-"""The sparse sums of the resize steps: how much they read, and when both axes are summed at once.
+"""The sparse sums of the resize steps: how much they read.
 
-That they give what the matrices and their transposes give is compared in contract/ and strategies/test_matmul.py.
+That they give what the matrices and their transposes give is compared in contract/.
 """
 
-import pytest
 import torch
 
 from tests.support.oracles import reference
 from timm_naflex_fast.resampling.grids import GridGroup, ResamplePlan
 from timm_naflex_fast.resampling.matrices import ResizeSpec
-from timm_naflex_fast.resampling.sparse_resize import both_axes_together, resample, resize_steps
+from timm_naflex_fast.resampling.sparse_resize import resample, resize_steps
 
 
 def steps_of(h, w, table_size, spec, transpose=False):
@@ -24,18 +23,6 @@ def test_steps_read_only_what_pytorch_reads():
     assert sums.indices.dtype is sums.offsets.dtype is torch.int32 and sums.weights.dtype is torch.float32
     (sums,) = steps_of(16, 20, (128, 128), spec, True)
     assert len(sums.rows) <= 4 * 16 * 20  # backward a RADIO grid leaves most of the table alone
-
-
-@pytest.mark.parametrize(
-    ("mode", "side", "together", "one_by_one"),
-    [("bilinear", 16, [(16, 15), (9, 27)], [(2, 24)]), ("bicubic", 16, [], [(24, 24)])]
-    + [("bicubic", 32, [], [(17, 18), (2, 2)]), ("bicubic", 4, [(5, 5)], [])],
-)
-def test_the_choice_follows_the_taps(mode, side, together, one_by_one):
-    for grid in (*together, *one_by_one):
-        assert len(steps_of(*grid, (side, side), ResizeSpec(mode))) == (1 if grid in together else 2)
-    # Never more than sixteen taps at once.
-    assert both_axes_together(4, 4, (1, 1), 10) and not both_axes_together(5, 4, (1, 1), 10)
 
 
 def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
