@@ -25,7 +25,6 @@ from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import CONTENDERS
 from timm_naflex_fast.measure.drift.plots import curves
-from timm_naflex_fast.measure.drift.survey import GridDrift
 from timm_naflex_fast.measure.output import number
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,12 +115,6 @@ def told(stock: dict[str, Any], own: dict[str, Any]) -> str:
     return times_faster(stock, own) if "low_ms" in own else "cannot be told"
 
 
-def wrong_by(row: dict[str, Any]) -> str:
-    """How far an exported program is from PyTorch, of the largest number."""
-    off = row["counted"][row["contender"]]["wrong by"]
-    return "NaN" if off is None else f"{off:.1g}"
-
-
 def percent(share: Callable[[dict[str, Any], dict[str, Any]], float]) -> Column:
     """A share that is computed from timm's row and ours."""
     return lambda race: f"{100 * share(race[STOCK], race[OURS]):.1f} %"
@@ -142,8 +135,6 @@ ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": rat
 COMPILED = {name: counted(name) for name in ("graphs", "breaks", "graphs after the first batch", "first steps, s")}
 COMPILED |= {"a later step, ms": count("median_ms", 1)}
 SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-EXPORTED = {"timm's loop in PyTorch, ms": ms(STOCK), "timm's grid_sample, exported, ms": ms(FLAG)}
-EXPORTED |= {"`matmul`, exported, ms": ms(OURS), "grid_sample is wrong by": lambda race: wrong_by(race[FLAG])}
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, f"{OURS}, traceable", PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
@@ -155,7 +146,6 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
     "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
     "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
-    "exported": ("exported", ("workload", "phase"), EXPORTED, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
     "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
     "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
@@ -305,8 +295,7 @@ def fill(text: str) -> str:
 
 def draw() -> None:
     """The picture of drift."""
-    grids = [GridDrift(**grid) for grid in read("drift/digits/report")[0]["survey"]["grids"]]
-    figure = curves(grids, ("grid_sample", OURS), 6.4)
+    figure = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
     figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +24,7 @@ PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".
 
 
 def image_files(folder: str | Path) -> list[Path]:
-    """The image files under ``folder`` and the folders that cannot be listed, in the order of their paths.
+    """The image files under ``folder``, in the order of their paths.
 
     Raises:
         ValueError: not a folder, or no image in it.
@@ -33,25 +32,17 @@ def image_files(folder: str | Path) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-    closed: list[OSError] = []
-    found = [Path(place, name) for place, _, names in os.walk(root, onerror=closed.append) for name in names]
-    found = [path for path in found if path.suffix.lower() in SUFFIXES] + [Path(error.filename) for error in closed]
+    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
-    return sorted(found)
+    return found
 
 
 def image_sources(folder: str | Path) -> list[Source]:
     """Name (path inside the folder) and opener of each image under ``folder``; errors as in :func:`image_files`."""
-    return [(printable(path.relative_to(folder)), partial(_open, path)) for path in image_files(folder)]
-
-
-def _open(path: Path) -> Any:
     from PIL import Image
 
-    if not path.is_file():  # to open a named pipe would wait for its other end
-        raise OSError("a folder that cannot be listed" if path.is_dir() else "not a regular file")
-    return Image.open(path)
+    return [(printable(path.relative_to(folder)), partial(Image.open, path)) for path in image_files(folder)]
 
 
 def read(sources: Sequence[Source], use: Callable[[Any], T], skipped: list[str]) -> Iterator[tuple[str, T]]:

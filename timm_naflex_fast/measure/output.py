@@ -11,9 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 MOST = 65_536  # of patches an image is enlarged to: a slip of the finger would fill the memory
@@ -64,57 +62,30 @@ def progress(what: str, total: float) -> Any:
 
 
 def check_writable(file: str | Path | None) -> None:
-    """Find out before the measurement whether a result can be written, by the steps of :func:`write_text`.
+    """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
         OSError: ``file`` cannot be written; names it.
     """
-    if file is None:
-        return
-    try:
-        target = Path(file).resolve()
-        if _is_device(target):
-            return
-        if target.exists():
-            target.open("ab").close()
-        with NamedTemporaryFile(dir=target.parent) as part:
-            part.write(bytes(2**16))
-    except OSError as error:
-        raise OSError(f"{file} cannot be written ({error.strerror})") from error
+    if file is not None:
+        try:
+            new = not Path(file).exists()
+            Path(file).open("ab").close()
+        except OSError as error:
+            raise OSError(f"{file} cannot be written ({error.strerror})") from error
+        if new:
+            Path(file).unlink()
 
 
 def write_text(file: str | Path, text: str) -> None:
-    """Write a file beside its place and put it there, so a full disk leaves the old one as it is."""
-    target = Path(file).resolve()  # what a link points to
-    part = target.with_name(f".naflex-fast.{os.getpid()}")  # short, however long the name is
-    write = partial(Path.write_text, data=text, encoding="utf-8", errors="backslashreplace")
-    if _is_device(target):
-        write(target)
-        return
-    try:
-        write(part)
-        try:
-            part.replace(target)
-        except OSError:  # a file that is mounted cannot be replaced
-            write(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _is_device(target: Path) -> bool:
-    """A device or a pipe: it holds nothing, and is not replaced."""
-    return target.exists() and not (target.is_file() or target.is_dir())
-
-
-def json_text(record: Mapping[str, Any]) -> str:
-    """``record`` as JSON; what is no number there (infinity, NaN) is null."""
-    plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
-    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+    """Write a file; bytes that are no text become escapes."""
+    Path(file).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object; see :func:`write_text`."""
-    write_text(file, json_text(record))
+    """Write ``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
+    plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
+    write_text(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
 
 
 def provenance(command: str) -> dict[str, Any]:

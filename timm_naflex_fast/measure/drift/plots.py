@@ -9,7 +9,6 @@ from typing import Any
 
 from ..contenders import BASELINE, CONTENDERS
 from .pictures import Picture
-from .survey import GridDrift
 
 MARKERS = "osD^vPX*"
 # One colour for each contender in every picture: middle tones, readable on light and dark pages.
@@ -40,7 +39,7 @@ def panels(rows: int, columns: int, width: float, height: float) -> tuple[Any, A
         return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def curves(grids: Sequence[GridDrift], contenders: Iterable[str], width: float) -> Any:
+def curves(grids: Sequence[dict[str, Any]], contenders: Iterable[str], width: float) -> Any:
     """A figure, ``width`` inches wide: drift of the embeddings over downsampling, a mark per patch grid.
 
     timm's own zeros are not drawn.
@@ -48,8 +47,8 @@ def curves(grids: Sequence[GridDrift], contenders: Iterable[str], width: float) 
     shown = [name for name in contenders if name != BASELINE]
     figure, axes = panels(1, 1, width, 3.6 + 0.2 * len(shown) * (width < 5))
     for name in shown:
-        drift = [100 * grid.embed_rel_rms[name] for grid in grids]
-        axes[0, 0].plot([grid.shrink for grid in grids], drift, **LOOKS[name], linestyle="none", label=name)
+        drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
+        axes[0, 0].plot([grid["shrink"] for grid in grids], drift, **LOOKS[name], linestyle="none", label=name)
     axes[0, 0].set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
     if shown:
         columns = max(1, int(width / 2))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, CONTENDERS
-from ..output import json_text, write_text
+from ..output import write_json, write_text
 from . import FILES
 from .survey import Drift, Survey
 
@@ -109,9 +109,8 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
     environment.filters["markdown"] = markdown
     headings = columns(survey.drift[BASELINE])
     known = dict(survey=survey, headings=headings, row_text=row_text, names=CONTENDERS, plots=plots)
-    texts = [json_text(report)]
-    texts += [environment.get_template(f"{name}.j2").render(**report | known) for name in FILES[1:]]
     files = [Path(folder) / name for name in FILES]
-    for file, text in zip(files, texts):
-        write_text(file, text)
+    write_json(files[0], report)
+    for file in files[1:]:
+        write_text(file, environment.get_template(f"{file.name}.j2").render(**report | known))
     return files

@@ -44,23 +44,6 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class GridDrift:
-    """The drift of the images that share one patch grid (h, w).
-
-    Attributes:
-        grid: patches along height and width.
-        images: how many have it.
-        shrink: table cells per patch, along the axis where there are more of them; above 1 the table is downsampled.
-        embed_rel_rms: per contender.
-    """
-
-    grid: Grid
-    images: int
-    shrink: float
-    embed_rel_rms: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Survey:
     """All that was measured; each dictionary's keys are the contenders, stock first.
 
@@ -72,7 +55,7 @@ class Survey:
 
     images: int
     drift: dict[str, Drift]
-    grids: list[GridDrift]
+    grids: list[dict[str, Any]]
     left_out: dict[str, str]
     pictures: list[Picture]
 
@@ -198,14 +181,14 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
     )
 
 
-def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[int]) -> list[GridDrift]:
+def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[int]) -> list[dict[str, Any]]:
     """One record per distinct grid, in order of aspect and then of size; ``cells``: (H0, W0)."""
     found = []
     for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):
         where = [place for place, other in enumerate(grids) if other == grid]
         timms = seen[BASELINE]["squares"][where]
         drift = {name: relative_rms(own["moved"][where], timms) for name, own in seen.items()}
-        found.append(GridDrift(grid, len(where), _shrink(cells, grid), drift))
+        found.append(dict(grid=grid, images=len(where), shrink=_shrink(cells, grid), embed_rel_rms=drift))
     return found
 
 
