@@ -100,8 +100,17 @@ def test_equals_timm_forward_and_gradients(way, kind, dtypes, data):
 @given(data=st.data())
 def test_learned_is_as_close_to_float64_as_timm(name, data):
     case = data.draw(cases())
-    case.channels = 1024 if case.length <= 64 else 128
-    checks.as_close_to_float64_as_timm(WAYS[name].add, case)
+    case.channels = 1024 if case.length <= 64 else 128  # which rounding lands nearer is luck: over many it is not
+    embeds = case.embeds()
+    theirs, mine, exact = torch.zeros(3, len(case.sizes), case.length, case.channels)
+    exact = exact.double()
+    for tokens, image in zip(exact, checks.one_by_one(embeds.pos_embed[0].detach(), case.sizes, **case.options)):
+        tokens[: len(image)] = image[: case.length]
+    with torch.no_grad():
+        stock(case, embeds, theirs, case.coord())
+        WAYS[name].add(case, embeds, mine, case.coord())
+    one_rounding = torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + one_rounding
 
 
 @ways()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timm_naflex_fast.resampling.closed_form import axis_weights, tap_weights
+from timm_naflex_fast.resampling.closed_form import axis_weights
 from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
 
 sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
@@ -27,16 +27,6 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     assert (got - want).abs().max() <= max(allowed, 1e-6)
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
     torch.testing.assert_close(got.sum(1), torch.ones(n, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
-@given(sizes, sizes, st.sampled_from(["bilinear", "bicubic", "linear"]), st.booleans())
-def test_taps_are_the_weights_without_antialias(n, n0, mode, align_corners):
-    align_corners &= mode != "linear"
-    position, length, spec = torch.arange(n), torch.tensor([n]), ResizeSpec(mode, False, align_corners)
-    index, values = tap_weights(position, length, n0, spec)
-    dense = torch.zeros(n, n0, dtype=torch.float64).scatter_add_(1, index, values)
-    want = axis_weights(position, length, n0, spec)
-    torch.testing.assert_close(dense, want, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("spec", HOW, ids=str)
