@@ -115,7 +115,6 @@ def test_a_convention_in_words():
     columns = Convention(half_pixel=False, transposed="order", merge=2, bfloat16="weights")
     for convention, said in {
         Convention(cubic_coefficient=-0.75): "with antialiasing, cubic coefficient -0.75",
-        Convention(antialias=False): "without antialiasing, cubic coefficient -0.5",
         plain: "without antialiasing, taps outside the table dropped",
         squares: "with antialiasing, aligned corners, aspect-preserving (resized to a square, then cut), "
         "height and width exchanged",

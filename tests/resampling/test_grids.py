@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major
-from timm_naflex_fast.resampling.checks import NamesNoCell
 from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch
 
 
@@ -14,19 +13,6 @@ def test_whole_batch():
     assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [])], [])
     with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
         whole_batch(torch.zeros(2, 7, 3), (2, 3))
-
-
-def test_padding_that_names_a_cell_gets_it_and_leaves_the_other_samples_alone():
-    coord = row_major([(2, 3), (2, 3)], length=10)
-    coord[1, 6:] = torch.tensor([[0, 2], [1, 0], [0, 0], [1, 1]])
-    (group,), counts = group_grids(coord, coord.float(), embeds_padding=True)
-    assert group.samples == [0, 1] and group.cells.keys() == {1} and counts == [(6, 4), (10, 0)]
-    assert group.cells[1].tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 0, 4]
-    for y in (-1, 0.5):  # timm's flag samples there
-        moved = coord.float()
-        moved[1, 7, 0] = y
-        with pytest.raises(NamesNoCell):
-            group_grids(moved, coord.float(), embeds_padding=True)
 
 
 def only(y, x, tokens):
