@@ -36,28 +36,28 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def make(library: str, contender: str, depth: int = DEPTH, width: int = WIDTH) -> torch.nn.Module:
+def make(library: str, contender: str) -> torch.nn.Module:
     """A small model of a library, the same for every contender."""
     torch.manual_seed(0)
     if library == "timm":
         import timm
 
-        own = dict(depth=depth, embed_dim=width, num_heads=width // 32, num_classes=5)
+        own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
         flag = contender == "timm's grid_sample"
         model = timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
         torch.nn.init.normal_(model.embeds.pos_embed)
         return model
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    own = dict(num_hidden_layers=depth, hidden_size=width, intermediate_size=width, num_attention_heads=2)
+    own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
     return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
 
 
-def draw(library: str, tokens: int, seed: int, images: int = IMAGES) -> dict[str, torch.Tensor]:
+def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     """A batch of images of other shapes each, padded to ``tokens``, as the model's ``forward`` takes it."""
     source = random.Random(seed)
-    grids = [siglip_grids(tokens)(source, number) for number in range(images)]
-    patches = torch.randn(images, tokens, 768, generator=torch.Generator().manual_seed(seed))
+    grids = [siglip_grids(tokens)(source, number) for number in range(IMAGES)]
+    patches = torch.randn(IMAGES, tokens, 768, generator=torch.Generator().manual_seed(seed))
     lengths = torch.tensor([[h * w] for h, w in grids])
     valid = torch.arange(tokens) < lengths
     if library == "timm":

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import counts
-import exported
 import graphs
 import races
 from tabulate import tabulate
@@ -61,7 +60,7 @@ MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
     "rope": races.rope,
     "patch_kernels": races.patch_kernels,
     "other_libraries": races.other_libraries,
-    "exported": exported.rows,
+    "exported": races.exported,
     "counts": counts.rows,
     "graphs": graphs.rows,
 }

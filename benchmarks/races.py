@@ -1,4 +1,4 @@
-"""Races that ``naflex-fast bench`` does not run: rotary embeddings, patch kernels, and transformers' Siglip2.
+"""Races that ``naflex-fast bench`` does not run: rotary embeddings, patch kernels, transformers' Siglip2, exports.
 
 Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only shows that they run.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import copy
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from timm_naflex_fast import disable, enable
+from timm_naflex_fast.measure import export
 from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+from timm_naflex_fast.measure.models import load_model
 
 ROPE_TYPES: dict[str, dict[str, Any]] = {
     "axial": {},
@@ -160,3 +164,19 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             contenders = tuple(Timed(name, partial(step, model=model), prepare) for name, model in models.items())
             about = {"transformers": transformers.__version__}
             yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)
+
+
+def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+    """A ViT-S, exported, in each runtime, beside timm's loop in PyTorch: 8 images of other grids, padded to 256."""
+    size = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
+    model, _ = load_model("vit_small_patch16_224", random_weights=True, **size)
+    module, example, _, free = export.batches(model, None)
+    inputs = export.naflex_inputs(model, WORKLOADS["siglip"].grids(8), 256)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.onnx")
+        with enable("matmul", model=model):
+            program = export.write(module, example, free, file)
+        contenders = [Timed(BASELINE, lambda _: module(**inputs))]
+        loaded = {name: load(file, program) for name, load in export.LOADERS.items()}
+        contenders += [Timed(name, lambda _, run=run: run(inputs)) for name, run in loaded.items()]
+        yield time(Race("exported", "siglip", "infer", 8, "float32", tuple(contenders)), 10.0, tiny)

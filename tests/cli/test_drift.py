@@ -17,7 +17,7 @@ from timm_naflex_fast.names import STRATEGY_NAMES
     [
         (["--out", "FILE/folder"], None, "FILE/folder"),
         (["--out", "FILE"], None, "FILE"),
-        (["--out", "report"], "matplotlib", "needs matplotlib: pip install matplotlib"),
+        (["--out", "report"], "matplotlib", "needs matplotlib and jinja2: pip install matplotlib jinja2"),
         ([], "skimage", "scikit-image's photos: pip install scikit-image"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, printable, progress, provenance, seconds, write_json
+from ..measure.output import check_writable, positive, printable, progress, provenance, seconds, write_json
 from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = parser.add_mutually_exclusive_group().add_argument
     default = "default: all; with --model: siglip"
     shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)}; {default}")
-    shapes("--sizes-from", type=path, metavar="DIR", help="grids of a folder's images; only their headers are read")
+    shapes("--sizes-from", metavar="DIR", help="grids of a folder's images; only their headers are read")
     length = "most patches per image, to which batches are padded; several: one after the other; default: 256"
     add("--max-seq-len", **numbers, metavar="N", help=length)
     images = "images in a batch; several: one after the other; default: 64, with --model 8"
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=seconds, metavar="S", help=enough)
     add_model_arguments(parser)
     add("--compile", action="store_true", help="count the graphs that torch.compile makes of --model, and time them")
-    add("--json", type=path, metavar="FILE", help="also write the figures there, after each race")
+    add("--json", metavar="FILE", help="also write the figures there, after each race")
 
 
 def bench(options: argparse.Namespace) -> int:

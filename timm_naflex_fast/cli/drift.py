@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED, missing
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, printable, progress, provenance, write_json
+from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
 from ..tables import table
 
@@ -21,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
     add_model_arguments(parser)
     add = parser.add_argument
-    add("--images", type=path, metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
+    add("--images", metavar="DIR", help="folder of images (default: scikit-image's photos, cropped)")
     add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
     add("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
     several: dict[str, Any] = dict(nargs="+", metavar="NAME", choices=CONTENDERS)
     add("--contenders", **several, help=f"of {' '.join(CONTENDERS)} (ours and the last; with --out all)")
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
-    add("--json", type=path, metavar="FILE", help="also write the figures there")
-    add("--out", type=path, metavar="DIR", help="also write report.json, report.md and report.html there")
+    add("--json", metavar="FILE", help="also write the figures there")
+    add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
 def drift(options: argparse.Namespace) -> int:
@@ -53,12 +52,11 @@ def drift(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> None:
     """Find out whether the results can be written, before anything is loaded; the folder of ``--out`` is made."""
     if options.out:
-        for module in ("matplotlib", "matplotlib.figure", "jinja2"):
-            try:
-                import_module(module)
-            except Exception as error:  # missing, or made for another NumPy
-                name = module.split(".")[0]
-                raise RuntimeError(f"--out needs {name}: pip install {name} ({error})") from error
+        try:
+            import jinja2  # noqa: F401
+            import matplotlib.figure  # noqa: F401
+        except Exception as error:  # missing, or made for another NumPy
+            raise RuntimeError(f"--out needs matplotlib and jinja2: pip install matplotlib jinja2 ({error})") from error
         Path(options.out).mkdir(parents=True, exist_ok=True)
         for name in FILES:
             check_writable(Path(options.out) / name)

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, path, positive, printable, progress
+from ..measure.output import check_writable, positive, printable, progress
 from ..tables import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_model_arguments(parser)
-    parser.add_argument("--out", type=path, required=True, metavar="FILE", help="model.onnx or model.pt2")
+    parser.add_argument("--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
     size = "export for plain images of this size, in pixels; default: for NaFlex batches of any grids and lengths"
     parser.add_argument("--size", nargs=2, type=positive, metavar=("H", "W"), help=size)
 

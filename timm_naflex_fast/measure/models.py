@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from .output import path, printable
+from .output import printable
 
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
@@ -30,7 +30,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a model and describe its weights."""
     add, either = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add("--model", metavar="NAME", help="timm NaFlexVit, e.g. naflexvit_base_patch16_siglip.v2_webli")
-    either("--checkpoint", type=path, metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar")
+    either("--checkpoint", metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar")
     either("--random-weights", action="store_true", help="the untrained model")
     more = "options of the model, as timm's scripts take them"
     add("--model-kwargs", nargs="+", default=[], type=_setting, metavar="KEY=VALUE", help=more)

@@ -34,13 +34,6 @@ def seconds(text: str) -> float:
     return value
 
 
-def path(text: str) -> str:
-    """An option's file or folder; an empty one is an error, which argparse reports."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty path")
-    return text
-
-
 def printable(text: object) -> str:
     """Text on one line of a terminal: control characters, line ends and bytes that are no text become escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))

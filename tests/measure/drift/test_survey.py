@@ -37,9 +37,8 @@ def test_survey_of_a_tiny_model():
     ours, flag = (found.drift[name].embed_rel_rms for name in ("grid_sample", "timm-flag-bilinear"))
     assert ours == pytest.approx(flag, rel=1e-4)
     shrinks = {(5, 2): 4, (6, 6): 2, (3, 4): 4, (2, 9): 6}
-    assert {grid["grid"]: grid["shrink"] for grid in found.grids} == shrinks and sum(
-        grid["images"] for grid in found.grids
-    ) == 8
+    assert {grid["grid"]: grid["shrink"] for grid in found.grids} == shrinks
+    assert sum(grid["images"] for grid in found.grids) == 8
     worst, median, shrunk = found.pictures
     assert "the worst of 8 images" in worst.name and "the median" in median.name
     assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps["grid_sample"].shape == (2, 9)

@@ -22,7 +22,6 @@ from ..output import number
 WARMUPS = {"cpu": 1, "cuda": 3}
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 PRECISE = 0.02  # a whole model's step changes so little that medians have to be known so well
-PROCESS = "one block of 31 MiB was freed first, as any model frees some that has run"
 HOW_TO_READ = (
     "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range holds 1, or a whole "
     f"model's\nmedian is not known within {100 * PRECISE:.0f} %, these rounds cannot tell which is faster: run more of "
@@ -78,10 +77,8 @@ class Race:
         - spread: half of that range, as a share of the median; None for fewer than three rounds.
         - times_faster: the baseline's median over this one's, in the same run; None without a baseline.
         - times_plain_add: this median over that of one plain add; None where that did not run.
-        - peak_bytes: the most memory of the GPU held at once beyond what there was before; None where not measured.
         """
         work = {key: value for key, value in vars(self).items() if key != "contenders"}
-        work["about"] = {**self.about, "process": PROCESS}
         medians = {name: statistics.median(found) for name, found in times.items()}
         baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
         rows = []
@@ -92,7 +89,7 @@ class Race:
             own = dict(contender=name, rounds=rounds, median_ms=1e3 * median, low_ms=1e3 * low, high_ms=1e3 * high)
             own["spread"] = (high - low) / 2 / median if rounds >= LEAST_ROUNDS else None
             own |= dict(times_faster=baseline and baseline / median, times_plain_add=plain and median / plain)
-            rows.append(work | own | {"peak_bytes": None})
+            rows.append(work | own)
         return rows
 
 
@@ -126,10 +123,7 @@ def run(
                 if turn >= 0:
                     times[name].append(taken)
             advance(1 / len(order) / (rounds + warmups))
-    rows = race.rows(times)
-    for row, contender in zip(rows, race.contenders):
-        row["peak_bytes"] = peak_memory(contender) if device == "cuda" else None
-    return rows
+    return race.rows(times)
 
 
 def raise_malloc_thresholds() -> None:
@@ -146,15 +140,6 @@ def now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def peak_memory(contender: Timed) -> int:
-    """Run a contender once more and return the most bytes that it held at once on the GPU, beyond those before."""
-    argument = contender.prepare()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    contender.run(argument)
-    return torch.cuda.max_memory_allocated() - before
 
 
 def times_faster(stock: dict[str, Any], own: dict[str, Any]) -> str:
@@ -182,7 +167,6 @@ def print_race(title: str, rows: Sequence[dict[str, Any]]) -> None:
             f"times faster than {BASELINE}": stock and name != BASELINE and times_faster(stock, row),
             "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
             "share of embeddings": share and f"{100 * share:.1f} %",
-            "extra peak MB": row["peak_bytes"] is not None and f"{row['peak_bytes'] / 1e6:,.1f}",
         }
         counted = about.get("counted", {}).get(name, {})
         line |= {heading: number(n) if isinstance(n, float) else f"{n:,}" for heading, n in counted.items()}
