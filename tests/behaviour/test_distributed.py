@@ -1,4 +1,4 @@
-"""Training beside the model: DDP, FSDP2 and torchrun on two gloo processes, hooks, scaler, EMA, against plain timm."""
+"""Training beside the model: DDP and FSDP2 on two gloo processes, hooks, scaler, EMA, against plain timm."""
 
 from contextlib import nullcontext
 from functools import partial
