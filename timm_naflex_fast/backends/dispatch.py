@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..resampling import grids
-from ..resampling.checks import check_tokens
+from ..resampling.checks import check_tokens, check_whole
 from ..resampling.matrices import ResizeSpec
 from ..strategies import Strategy
 from ..tracing import Tracer, constant_while_traced, in_cuda_graph, refuse_in_cuda_graph
@@ -61,6 +61,7 @@ def add(
         reference = "interpolate" if spec.reference == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, reference=reference)
     if isinstance(placement, OneGrid):
+        check_whole(x, placement)
         if traced_by is not None or in_cuda_graph(x.device):
             return traceable.add_to_images(x, tables, placement, spec)
     else:

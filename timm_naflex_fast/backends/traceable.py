@@ -25,7 +25,7 @@ from torch import Tensor
 from ..resampling.checks import LARGEST
 from ..resampling.closed_form import axis_weights, tap_weights
 from ..resampling.dense_resize import resize, resize_factorized
-from ..resampling.grids import check_whole, grid_sizes, whole_numbers
+from ..resampling.grids import grid_sizes, whole_numbers
 from ..resampling.matrices import ResizeSpec
 
 
@@ -57,7 +57,6 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 
 def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any], spec: ResizeSpec) -> None:
     """Add the tables, resized to the grid (h, w) of plain images, into each of them, ``x`` (B, h*w, C), in place."""
-    check_whole(x, grid_size)
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
     table_size = tables[0].shape[-3:-1] if len(tables) == 1 else (tables[0].shape[-2], tables[1].shape[-2])
     to = lengths(h, w, spec, table_size if len(tables) == 1 else None)

@@ -70,6 +70,13 @@ def check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> No
             )
 
 
+def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
+    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
+    h, w = grid_size
+    if x.shape[1] != h * w:
+        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
+
+
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
 

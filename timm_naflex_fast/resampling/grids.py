@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, NamesNoCell, check_cells, check_tokens, whole
+from .checks import LARGEST, NamesNoCell, check_cells, check_tokens, check_whole, whole
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -181,13 +181,6 @@ def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], T
     check_whole(x, grid_size)
     batch, length = x.shape[:2]
     return [GridGroup(int(grid_size[0]), int(grid_size[1]), list(range(batch)))], [(length, 0)] * batch
-
-
-def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
-    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
-    h, w = grid_size
-    if x.shape[1] != h * w:
-        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
 
 
 def bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
