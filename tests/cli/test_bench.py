@@ -29,7 +29,7 @@ def test_command_line_end_to_end(tmp_path, capsys):
 @ran("matmul")
 def test_command_line_on_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    assert bench("--batch 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos) == 0
+    assert bench("--batch-size 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
     assert lines[3].startswith("pos_embed photos train, B=2, float32, 16x16 bilinear, ")
@@ -38,7 +38,7 @@ def test_command_line_on_a_folder(photos, capsys):
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
     monkeypatch.setattr(race, "run", Mock(side_effect=[[row(batch=1)], KeyboardInterrupt]))
-    assert bench("--workload siglip --batch 1 2 --contenders matmul --phase infer --json", out) == 130
+    assert bench("--workload siglip --batch-size 1 2 --contenders matmul --phase infer --json", out) == 130
     assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 

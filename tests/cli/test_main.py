@@ -45,7 +45,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     ("arguments", "message"),
     [
         ("bench --contenders nope", "--contenders: invalid choice: 'nope' .*stock.*timm-flag-bicubic.*plain-add"),
-        ("bench --batch 0", "--batch: invalid positive value: '0'"),
+        ("bench --batch-size 0", "--batch-size: invalid positive value: '0'"),
         ("bench --budget -1", "--budget: invalid seconds value: '-1'"),
         ("bench --sizes-from . --workload siglip", "--workload: not allowed with argument --sizes-from"),
         ("bench --json /", "/ cannot be written"),

@@ -38,7 +38,7 @@ file = sys.argv[1] + "/found.json"
 small = "--model naflexvit_base_patch16_gap --model-kwargs depth=1 embed_dim=24 num_heads=2 --random-weights"
 for command in (
     f"drift {small} --images {sys.argv[1]} --max-seq-len 16",
-    "bench --workload siglip --batch 1 --phase infer --contenders loop --rounds 1 --channels 4",
+    "bench --workload siglip --batch-size 1 --phase infer --contenders loop --rounds 1 --channels 4",
 ):
     assert main([*command.split(), "--json", file]) == 0
     assert '"loop"' in open(file).read()

@@ -106,7 +106,7 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     assert cli.main(["drift", *given, "--images", str(photos), "--contenders", "matmul"]) == 0
     printed = capsys.readouterr()
     assert "same class" in printed.out and "2 contenders on 1 batches: stock, matmul\n" in printed.err
-    assert cli.main(["bench", *given, "--batch", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
+    assert cli.main(["bench", *given, "--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
 
 
 @pytest.mark.parametrize("zipped", [True, False])

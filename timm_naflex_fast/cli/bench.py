@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", **numbers, metavar="N", help=length)
     images = "images in a batch; several: one after the other; default: 64, with --model 8"
     add("--batch-size", dest="batches", **numbers, metavar="B", help=images)
-    add("--batch", dest="batches", **numbers, help=argparse.SUPPRESS)
     dtype = "of the tokens; default: float32, with --model on a GPU bfloat16"
     add("--dtype", dest="dtypes", **some, choices=DTYPES, help=dtype)
     add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)}; default: all")

@@ -119,8 +119,13 @@ def survey(
     if pictures and shown:
         shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
         kept = _pictures(model, batches, shown, choose(shares, [_shrink(cells, grid) for grid in grids]))
+    by_grid = []
+    for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):  # by aspect, then by size
+        here = [place for place, other in enumerate(grids) if other == grid]
+        off = {name: relative_rms(own["moved"][here], seen[BASELINE]["squares"][here]) for name, own in seen.items()}
+        by_grid.append(dict(grid=grid, images=len(here), shrink=_shrink(cells, grid), embed_rel_rms=off))
     left_out = {name: why for name, why in reasons.items() if why is not None}
-    return Survey(len(grids), drift, _by_grid(grids, seen, cells), left_out, kept)
+    return Survey(len(grids), drift, by_grid, left_out, kept)
 
 
 def _on_device(inputs: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
@@ -179,17 +184,6 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
         agreement=None if classes is None else agreement(classes, timms["classes"]),
         accuracy=None if classes is None or not labels else agreement(classes, torch.cat(labels)),
     )
-
-
-def _by_grid(grids: list[Grid], seen: dict[str, dict[str, Tensor]], cells: list[int]) -> list[dict[str, Any]]:
-    """One record per distinct grid, in order of aspect and then of size; ``cells``: (H0, W0)."""
-    found = []
-    for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):
-        where = [place for place, other in enumerate(grids) if other == grid]
-        timms = seen[BASELINE]["squares"][where]
-        drift = {name: relative_rms(own["moved"][where], timms) for name, own in seen.items()}
-        found.append(dict(grid=grid, images=len(where), shrink=_shrink(cells, grid), embed_rel_rms=drift))
-    return found
 
 
 def _shrink(cells: list[int], grid: Grid) -> float:
