@@ -22,6 +22,9 @@ MODELS = {
 }
 
 
+SAVED = "sum mul add cat view split_with_sizes slice unbind _embedding_bag _upsample_bicubic2d_aa mm eye".split()
+
+
 def model_and_batch(name):
     model, batch = small_vit(**MODELS[name]), dict(BATCH)
     if name == "frozen":
@@ -61,26 +64,26 @@ def test_a_mode_sees_the_same_whatever_is_kept(mode, name):
 
 @MODES
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("saved", ["sum", "mul", "add", "cat", "_embedding_bag", "_upsample_bicubic2d_aa", "mm", "eye"])
+@pytest.mark.parametrize("saved", SAVED)
 def test_selective_checkpoints_give_timms_gradients(mode, name, saved):
     model, batch = model_and_batch(name)
     policy = lambda ctx, op, *a, **k: (
         CheckpointPolicy.MUST_SAVE if str(op).startswith(f"aten.{saved}.") else CheckpointPolicy.PREFER_RECOMPUTE
     )
 
+    def region(batch, patches):
+        out = model({**batch, "patches": patches})
+        return out * (out / batch["patch_valid"].sum(1, keepdim=True)).sum(1, keepdim=True).sigmoid()
+
     def checkpointed(batch):
-        valid, contexts = batch["patch_valid"], partial(create_selective_checkpoint_contexts, policy)
-
-        def region(patches):
-            out = model({**batch, "patches": patches})
-            return out * (out / valid.sum(1, keepdim=True)).sum(1, keepdim=True).sigmoid()
-
-        patches = batch["patches"].clone().requires_grad_()
-        return checkpoint(region, patches, use_reentrant=False, context_fn=contexts)
+        patches, contexts = (
+            batch["patches"].clone().requires_grad_(),
+            partial(create_selective_checkpoint_contexts, policy),
+        )
+        return checkpoint(region, batch, patches, use_reentrant=False, context_fn=contexts)
 
     cache.clear_all()
-    trained(model, batch)  # timm's own patch kernels are resampled alike from the second time on alone
-    want = trained(model, batch, checkpointed)
+    want = trained(model, batch, lambda batch: region(batch, batch["patches"].clone().requires_grad_()))
     with running(mode, model=model):
         assert far(trained(model, batch, checkpointed), want) <= 2e-5
 

@@ -19,7 +19,7 @@ from ..resampling.checks import check_writable
 from ..resampling.dense_resize import Embeddings
 from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
-from ..resampling.tokens import AddedInPlace, Tokens
+from ..resampling.tokens import AddedInPlace, Tokens, assemble
 from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 from .placement import Placement, Sizes
@@ -54,8 +54,8 @@ def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strateg
     for table in tables:
         shaped += (table if table.ndim == ndim else table.squeeze(0),)
         trains |= table.requires_grad
-    if torch._C._len_torch_dispatch_stack():
-        # ``allow_mutation_on_saved_tensors`` looks for x as it is before the write, which this one is for autograd.
+    if in_sight := torch._C._len_torch_dispatch_stack() > 0:
+        # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
     inputs = shaped if trains and torch.is_grad_enabled() else ()
@@ -64,9 +64,14 @@ def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strateg
     if torch.is_grad_enabled() and (inputs or x.requires_grad):
         backward = partial(_gradients, [tensor.shape for tensor in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
-    tokens = Tokens.split(x.detach(), plan.counts)
     with torch.no_grad():
-        for group, embedding in strategy.resample(shaped, plan) if inputs else _frozen(tables, shaped, plan, strategy):
+        embeddings = strategy.resample(shaped, plan) if inputs else _frozen(tables, shaped, plan, strategy)
+        if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
+            cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
+            x.add_(assemble(cast, plan.counts).view(x.shape))
+            return
+        tokens = Tokens.split(x.detach(), plan.counts)
+        for group, embedding in embeddings:
             tokens.add(group, embedding.to(x.dtype))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .cache import cached
 from .grids import GridGroup, ResamplePlan
 from .matrices import ResizeSpec, axis_matrix
-from .tokens import Tokens
+from .tokens import Tokens, assemble
 
 Embeddings = Iterable[tuple[GridGroup, Tensor]]
 """Each group with the embeddings (h*w, C) of its grid."""
@@ -70,19 +70,15 @@ def factorized_gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: 
     return totals
 
 
+def _by_product(embeddings: Tensor, cell: Tensor) -> Tensor:
+    """``embeddings[cell]``; the gradient of an index cannot be batched."""
+    return torch.nn.functional.one_hot(cell, len(embeddings)).to(embeddings.dtype) @ embeddings
+
+
 def gradients_by_autograd(g: Tensor, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> Sequence[Tensor]:
     """The gradients of tables of these shapes, float64, from that of the tokens ``g``, which can be derived again."""
     with torch.enable_grad():
         leaves = [torch.zeros(s, dtype=torch.float64, device=g.device, requires_grad=True) for s in shapes]
-        parts = {}
-        for group, embeddings in resample(leaves, plan._replace(token_dtype=torch.float64)):
-            padding = embeddings[:1] if group.embeds_padding else torch.zeros_like(embeddings[:1])
-            for sample in group.samples:
-                in_grid, after = plan.counts[sample]
-                cell, own = group.cells.get(sample), embeddings[:in_grid]
-                if cell is not None:  # a product, because the gradient of an index cannot be batched
-                    one_hot = torch.nn.functional.one_hot(cell.to(g.device, non_blocking=True), len(embeddings))
-                    own = one_hot.double() @ embeddings
-                parts[sample] = torch.cat((own, padding.expand(after, -1)))
-        tokens = torch.cat([parts[sample] for sample in range(len(plan.counts))]).view(g.shape)
+        embeddings = resample(leaves, plan._replace(token_dtype=torch.float64))
+        tokens = assemble(embeddings, plan.counts, _by_product).view(g.shape)
     return torch.autograd.grad(tokens, leaves, g.double(), create_graph=torch.is_grad_enabled())

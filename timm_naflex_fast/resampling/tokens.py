@@ -117,6 +117,22 @@ class Tokens:
         return total
 
 
+def assemble(
+    embeddings: Iterable[tuple[GridGroup, Tensor]],
+    counts: list[tuple[int, int]],
+    take: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__,
+) -> Tensor:
+    """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing."""
+    parts = {}
+    for group, cells in embeddings:
+        padding = cells[:1] if group.embeds_padding else torch.full_like(cells[:1], -0.0)
+        for sample in group.samples:
+            (in_grid, after), cell = counts[sample], group.cells.get(sample)
+            own = cells[:in_grid] if cell is None else take(cells, cell.to(cells.device, non_blocking=True))
+            parts[sample] = torch.cat((own, padding.expand(after, -1)))
+    return torch.cat([parts[sample] for sample in range(len(counts))])
+
+
 class PairwiseSum:
     """The sum of tensors of one shape, as they come. Each must own its memory, which is written to; few are alive."""
 
