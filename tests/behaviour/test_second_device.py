@@ -135,9 +135,9 @@ WAITS = {
     "learned": READS_GRIDS,
     "factorized": READS_GRIDS,
     "packed, sizes on the device": READS_GRIDS,
-    "rope, mixed": {"rope/grids.py": 1},
+    "rope, mixed": READS_GRIDS,
 }
-WAITS |= {f"rope, {kind}{name}": {"rope/grids.py": 1} for kind in AUGMENTED for name in CHANGES}
+WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 
 @pytest.mark.parametrize("name", CASES)

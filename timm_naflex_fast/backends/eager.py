@@ -54,7 +54,7 @@ def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strateg
     for table in tables:
         shaped += (table if table.ndim == ndim else table.squeeze(0),)
         trains |= table.requires_grad
-    if in_sight := torch._C._len_torch_dispatch_stack() > 0:
+    if in_sight := not cache.usable():
         # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)

@@ -67,7 +67,11 @@ def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[in
     cell = torch.arange(count, device=coord.device) - first_cell[grid_of_cell]
     size_of_cell = size[grid_of_cell]  # (R, 2)
     cells = torch.stack([cell // size_of_cell[:, 1], cell % size_of_cell[:, 1]], 1)  # (R, 2)
-    drawn = None if rope.augmentation is None else draw(rope, len(distinct)).to(coord.device)[grid_of_cell]
+    drawn = (
+        None
+        if rope.augmentation is None
+        else draw(rope, len(distinct)).to(coord.device, non_blocking=True)[grid_of_cell]
+    )
     positions = rope.positions(cells, size_of_cell, drawn)  # (R, 2)
 
     # Each head has its R lines, then a line of zeros for padding.
