@@ -31,7 +31,7 @@ def tracer(*tensors: Tensor) -> Tracer | None:
         return "export" if _exporting() else "transform" if _transforming_while_traced() else "compile"
     if recorded():
         return "export"
-    return "transform" if why_unsupported(*tensors) else None
+    return "transform" if why_not_plain(*tensors) else None
 
 
 def recorded() -> bool:
@@ -90,6 +90,11 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     """
     if recorded():  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
+    return why_not_plain(*tensors)
+
+
+def why_not_plain(*tensors: Tensor) -> str | None:
+    """:func:`why_unsupported` for who knows that nothing is recorded."""
     for tensor in tensors:
         if type(tensor) not in PLAIN:
             return f"a tensor of the class {type(tensor).__name__}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..strategies import STRATEGIES
-from ..tracing import Tracer, constant_while_traced, tracer, why_unsupported
+from ..tracing import Tracer, constant_while_traced, tracer, why_not_plain, why_unsupported
 from .settings import ATTRIBUTE, STOCK, Counts, Settings
 
 Key = tuple[str, str]
@@ -156,7 +156,7 @@ def decide(
             reason = overridden_by(library, module, replacement.skips)
         if reason is None and inputs is not None:
             found = inputs()
-            reason = why_unsupported(*found)
+            reason = why_not_plain(*found) if traced_by is None else why_unsupported(*found)
         if reason is not None:
             strategy, found = "stock", ()
     if reason is not None and not replacement.counted_elsewhere:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, NamesNoCell, check_cells, check_tokens, check_whole, whole
+from .checks import LARGEST, NamesNoCell, check_cells, check_whole, whole
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -81,11 +81,10 @@ def group_grids(
         token. Padding tokens, those from the h*w-th on, are not looked at, except with ``embeds_padding``.
 
     Raises:
-        ValueError: shapes that do not fit; a negative, non-finite or huge coordinate among a grid's tokens; a grid of
+        ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
             Further ones of ``read_grids``.
     """
-    check_tokens(x, x.shape[-1], patch_coord)
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
         return [], [(0, length)] * batch
