@@ -84,7 +84,7 @@ def test_equals_transformers(kind, mode, own):
     with enable(mode, model=model) if own else enable(mode, library="transformers"):
         with torch.no_grad():
             plain = [embed(kind, model) for _ in range(3)]  # kept tables too
-        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in ("tracer", "why_unsupported")}
+        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in ("tracer", "why_not_plain")}
         with mock.patch.multiple(library, **watch):
             got = embed(kind, model)
         (patches,), (table,) = (each.call_args.args for each in watch.values())
