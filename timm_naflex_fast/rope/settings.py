@@ -41,6 +41,7 @@ class Rope:
     """
 
     frequencies: Tensor
+    periods: bool
     rotate_half: bool
     xy_order: bool
     centered: bool
@@ -64,6 +65,9 @@ class Rope:
 
     def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
         """Angles (..., D/2) for positions (..., 2); of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2)."""
+        if self.frequencies.ndim == 1:  # (D/4,): position 0 turns the first half of the angles; rounded as timm does
+            pairs = positions.unsqueeze(-1)
+            return (2 * math.pi * pairs / self.frequencies if self.periods else pairs * self.frequencies).flatten(-2)
         f = self.frequencies if block is None else self.frequencies[:, block].unsqueeze(2)
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
@@ -115,13 +119,9 @@ def read_rope(module: Any) -> Rope | str:
     frequencies = frequencies.to(wide)
     if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
         frequencies = torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
-    elif frequencies.ndim == 1:  # (D/4,): position 0 turns the first half of the angles, position 1 the other
-        frequencies = 2 * math.pi / frequencies if dinov3 else frequencies
-        frequencies = torch.stack(
-            [F.pad(frequencies, (0, len(frequencies))), F.pad(frequencies, (len(frequencies), 0))]
-        )
     return Rope(
         frequencies,
+        periods=dinov3,
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
         # Older timm's DINOv3 returns (y, x) with either indexing.
         xy_order=module.grid_indexing == "xy" and (not dinov3 or hasattr(module, "get_batch_embeds")),
