@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 FREQUENCIES = {  # where each type keeps them
@@ -28,6 +27,7 @@ class Rope:
 
     Args:
         frequencies: f, (2, D/2), float32 at least, D is the head's width; or learned ones, (2, depth, heads, D/2).
+            Or (D/4,), of which ``periods`` are the lengths of a full turn.
         rotate_half: layout of the D sines (and cosines): each frequency at c and c + D/2; otherwise at 2c and 2c + 1.
         xy_order: position 0 is along x, not y.
         centered: positions are the cell's centre over the grid's size, mapped to [-1, 1]; otherwise the cell's index.
