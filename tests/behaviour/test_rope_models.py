@@ -1,13 +1,16 @@
 """Rotary tables inside whole models, in graphs, and as a flag."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import timm.layers.pos_embed_sincos as timms
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.support.checks import written
-from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_batch, worst
+from tests.support.oracles import OLD_TORCH, far, relative, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from tests.support.running import ran, running
 from timm_naflex_fast import enable, status
@@ -24,6 +27,12 @@ def vit(kind, **extra):
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
 RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itself can run as a whole model
 BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
+SAVED = "mul add cat _to_copy _unsafe_view".split()
+
+
+def save_some(ctx, operator, *args, **kwargs):
+    saved = str(operator).split(".")[1] in SAVED
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -47,6 +56,28 @@ def test_whole_models(kind, extra):
         got, grads = step()
     assert relative(got, want) <= 1e-5
     assert worst(grads, want_grads) <= (2e-2 if extra == "autocast" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("samples", [4, 20], ids=["few tokens", "many tokens"])
+def test_selective_checkpoints_give_timms_gradients(kind, samples):
+    model, batch = vit(kind), {name: value[:samples] for name, value in BATCH.items()}
+    contexts = partial(create_selective_checkpoint_contexts, save_some)
+    want = trained(model, batch)
+    with running("stock", rope="batched", component="rope"):
+        got = trained(model, batch, partial(checkpoint, model, use_reentrant=False, context_fn=contexts))
+    assert far(got, want) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_coordinates_of_a_wrapper_class_give_timms_result(kind):
+    model, coord = vit(kind), BATCH["patch_coord"]
+    x, wrapped = torch.zeros(*coord.shape[:2], 4), TwoTensor(coord, coord.clone())
+    want = as_tensor(model._generate_rope_naflex(x, wrapped))
+    with enable():
+        got = as_tensor(model._generate_rope_naflex(x, wrapped))
+        assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
+    assert type(got) is type(want) and torch.equal(got, want)
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")

@@ -47,7 +47,7 @@ def per_token(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
         size = size.amax(0, keepdim=True)
     positions = rope.positions(coord, size[:, None]).unsqueeze(1)  # (B, 1, N, 2)
     padding = is_padding(coord, own_size)[:, None, :, None]  # (B, 1, N, 1)
-    return lambda block: layout(rope.angles(positions, block), rope.rotate_half).to(dtype).masked_fill_(padding, 0.0)
+    return lambda block: layout(rope.angles(positions, block), rope.rotate_half).to(dtype).masked_fill(padding, 0.0)
 
 
 def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[int, int]]) -> EmbedFn:
@@ -77,7 +77,7 @@ def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[in
     # Each head has its R lines, then a line of zeros for padding.
     heads = torch.arange(rope.frequencies.shape[2] if rope.mixed else 1, dtype=torch.int32, device=coord.device)
     index = torch.addcmul(first_cell[grid][:, None] + coord[..., 1], coord[..., 0], size[grid, 1:])  # (B, N)
-    index = index.to(torch.int32).masked_fill_(is_padding(coord, grid_sizes(coord)), count)
+    index = index.to(torch.int32).masked_fill(is_padding(coord, grid_sizes(coord)), count)
     index = index[:, None] + heads[:, None] * (count + 1)  # (B, heads, N)
 
     def embeddings(block: int | None) -> Tensor:
