@@ -20,6 +20,7 @@ from torch import Tensor
 
 from timm_naflex_fast import disable, enable
 from timm_naflex_fast.measure import export
+from timm_naflex_fast.measure.bench.model import images
 from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 from timm_naflex_fast.measure.models import load_model
@@ -30,6 +31,7 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
     "mrope": dict(rope_mrope_section=(8, 12, 12)),
     "mixed": dict(rope_temperature=10.0, rope_grid_indexing="xy"),
 }
+FLAG = "timm-flag-bicubic"
 HEADS, HEAD_DIM, DEPTH = 6, 64, 2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (48, 48)))
 PATCHES += (((16, 16), (12, 12)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
@@ -166,17 +168,32 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)
 
 
+class Embeddings(export.Naflex):
+    """The embeddings of a NaFlexVit alone."""
+
+    def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
+        """The tokens (B, N, C)."""
+        return self.model.embeds(patches, patch_coord, patch_valid)[0]
+
+
 def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """A ViT-S, exported, in each runtime, beside timm's loop in PyTorch: 8 images of other grids, padded to 256."""
+    """A ViT-S's embeddings, and the whole of it, exported, in each runtime: 8 images of other grids, padded to 256.
+
+    Beside timm's loop and timm's grid_sample in PyTorch.
+    """
     size = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
     model, _ = load_model("vit_small_patch16_224", random_weights=True, **size)
-    module, example, _, free = export.batches(model, None)
-    inputs = export.naflex_inputs(model, WORKLOADS["siglip"].grids(8), 256)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.onnx")
-        with enable("matmul", model=model):
-            program = export.write(module, example, free, file)
-        contenders = [Timed(BASELINE, lambda _: module(**inputs))]
-        loaded = {name: load(file, program) for name, load in export.LOADERS.items()}
-        contenders += [Timed(name, lambda _, run=run: run(inputs)) for name, run in loaded.items()]
-        yield time(Race("exported", "siglip", "infer", 8, "float32", tuple(contenders)), 10.0, tiny)
+    flagged = copy.deepcopy(model)
+    flagged.embeds.pos_embed_use_grid_sample = True
+    _, example, _, free = export.batches(model, None)
+    inputs = images(model, WORKLOADS["siglip"].grids(8), 256)
+    for part, wrap in {"embeddings": Embeddings, "whole model": export.Naflex}.items():
+        module, sampled = wrap(model).eval(), wrap(flagged).eval()
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "model.onnx")
+            with enable("matmul", model=model):
+                program = export.write(module, example, free, file)
+            runs = {BASELINE: lambda batch, run=module: run(**batch), FLAG: lambda batch, run=sampled: run(**batch)}
+            runs |= {name: load(file, program) for name, load in export.LOADERS.items()}
+            contenders = tuple(Timed(name, run, lambda: inputs) for name, run in runs.items())
+            yield time(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)

@@ -64,12 +64,15 @@ def old_results() -> list[str]:
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
     """The rows of result files by what was timed, and by contender."""
     found: dict[tuple[Any, ...], Race] = {}
-    for row in ({**record, **row.get("about", {}), **row} for record in read(pattern) for row in record["rows"]):
-        found.setdefault(tuple(row[name] for name in by), {})[row["contender"]] = row
+    for record in read(pattern):
+        for row in record["rows"]:
+            name, about = row["contender"], row.get("about", {})
+            full = {**record, **about, **about.get("counted", {}).get(name, {}), **row}
+            found.setdefault(tuple(full[key] for key in by), {})[name] = full
     return found
 
 
-def table(headings: list[str], lines: list[list[Any]], abouts: Sequence[Any], command: str = "") -> str:
+def table(headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Any], command: str = "") -> str:
     """A table, where its figures come from (each fact once where the files agree), and what measures them again."""
     text = tabulate([[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True)
     origin = [" / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)) for fact in ORIGIN]
@@ -94,30 +97,24 @@ def ms(contender: str) -> Column:
     return lambda race: number(race[contender]["median_ms"]) if contender in race else "not run"
 
 
-def count(name: str, unit: float = 0) -> Column:
+def figure(name: str, unit: float = 1) -> Column:
     """A figure of a race that has one contender."""
-    return lambda race: " ".join(number(row[name] / unit) if unit else f"{row[name]:,}" for row in race.values())
-
-
-def counted(name: str) -> Column:
-    """What ``bench`` counted beside the times, of a race that has one contender."""
 
     def text(race: Race) -> str:
-        ((contender, row),) = race.items()
-        found = row["counted"][contender][name]
-        return number(found) if isinstance(found, float) else str(found)
+        (row,) = race.values()
+        return number(row[name] / unit) if unit != 1 or isinstance(row[name], float) else f"{row[name]:,}"
 
     return text
 
 
-def told(stock: dict[str, Any], own: dict[str, Any]) -> str:
+def share(contender: str) -> Column:
+    """The embeddings' share of a step."""
+    return lambda race: f"{100 * race[contender]['embeds_share'][contender]:.1f} %"
+
+
+def told(race: Race) -> str:
     """How many times faster than timm, between which limits, or that it cannot be told."""
-    return times_faster(stock, own) if "low_ms" in own else "cannot be told"
-
-
-def percent(share: Callable[[dict[str, Any], dict[str, Any]], float]) -> Column:
-    """A share that is computed from timm's row and ours."""
-    return lambda race: f"{100 * share(race[STOCK], race[OURS]):.1f} %"
+    return times_faster(race[STOCK], race[OURS]) if "low_ms" in race[OURS] else "cannot be told"
 
 
 STEP = ("workload", "phase", "batch")
@@ -125,15 +122,16 @@ FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": rat
 FASTER |= {"times one plain add": ratio(PLAIN_ADD)}
 POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
 SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
-SAVED |= {"times faster than timm": lambda race: told(race[STOCK], race[OURS])}
-SAVED |= {"embeddings' share, timm": percent(lambda stock, _: stock["embeds_share"][STOCK])}
-SAVED |= {"`matmul`": percent(lambda _, ours: ours["embeds_share"][OURS])}
-COUNTS = {"waits for the device": count("host_waits"), "operators": count("operators")}
-COUNTS |= {f"{name}, GB": count(key, unit=1e9) for key, name in (("read", "read"), ("written", "written"))}
-COUNTS |= {"peak beyond x, GB": count("peak", unit=1e9)}
+SAVED |= {"times faster than timm": told}
+SAVED |= {"embeddings' share, timm": share(STOCK), "`matmul`": share(OURS)}
+COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("operators")}
+COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
+COUNTS |= {"peak beyond x, GB": figure("peak", 1e9)}
 ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
-COMPILED = {name: counted(name) for name in ("graphs", "breaks", "graphs after the first batch", "first steps, s")}
-COMPILED |= {"a later step, ms": count("median_ms", 1)}
+GRAPHS = ("graphs", "breaks", "graphs after the first batch", "first steps, s", "eager operators", "eager waits")
+COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure("median_ms")}
+EXPORTED = {"timm's loop, ms": ms(STOCK), "timm's grid_sample": ms("timm-flag-bicubic")}
+EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
 SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
 ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, f"{OURS}, traceable", PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
@@ -146,6 +144,7 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
     "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
     "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
+    "exported": ("exported", ("part", *STEP), EXPORTED, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
     "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
     "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import enable
+from .bench.model import images
 
 Inputs = dict[str, Tensor]
 EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
@@ -46,17 +47,6 @@ def check(out: Path) -> list[str]:
     return ["torch.export", *(name for name, module in RUNTIMES[out.suffix].items() if find_spec(module))]
 
 
-def naflex_inputs(model: Any, grids: list[tuple[int, int]], length: int) -> Inputs:
-    """A batch of random patches: patches (B, N, P), patch_coord (B, N, 2), patch_valid (B, N)."""
-    batch = torch.zeros(len(grids), length, 2, dtype=torch.int64)
-    valid = torch.zeros(len(grids), length, dtype=torch.bool)
-    for sample, (h, w) in enumerate(grids):
-        batch[sample, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
-        valid[sample, : h * w] = True
-    patches = torch.randn(len(grids), length, model.embeds.proj.in_features) * valid[..., None]
-    return dict(patches=patches, patch_coord=batch, patch_valid=valid)
-
-
 class Naflex(torch.nn.Module):
     """A NaFlexVit whose inputs have the names of timm's loader."""
 
@@ -82,8 +72,8 @@ def batches(model: Any, size: tuple[int, int] | None) -> tuple[torch.nn.Module, 
     torch.manual_seed(0)
     free = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=65536)
     if size is None:
-        unseen = {name: naflex_inputs(model, *batch) for name, batch in UNSEEN.items()}
-        example = naflex_inputs(model, *EXAMPLE)
+        unseen = {name: images(model, *batch) for name, batch in UNSEEN.items()}
+        example = images(model, *EXAMPLE)
         return Naflex(model).eval(), example, unseen, {name: dict(enumerate(free)) for name in example}
     two, three, one = (dict(image=torch.randn(images, model.embeds.in_chans, *size)) for images in (2, 3, 1))
     return Plain(model).eval(), two, {"3 images": three, "one image": one}, {"image": {0: free[0]}}

@@ -1,7 +1,8 @@
 """What ``torch.compile`` makes of a model whose batches have other grids, and other lengths, each time.
 
 Graphs, breaks and graphs that a later batch made necessary are counted by TorchDynamo itself; the first steps, with the
-compilation, and the later ones are timed.
+compilation, and the later ones are timed. Beside them stand the operators of one eager step (forward, and backward in
+training), and how often it would wait for a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from ..counts import counting
 from .model import images, make_step, switch
 from .race import Race, now
 from .workloads import Workload
@@ -20,7 +22,7 @@ from .workloads import Workload
 BACKEND = "inductor"
 
 
-def measure(model: Any, batches: Sequence[Any], step: Callable[[Any, Any], Any], **options: Any) -> dict[str, Any]:
+def measure(model: Any, batches: Sequence[Any], step: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Compile a model with these options of ``torch.compile``, and run ``step(compiled, batch)`` for each batch.
 
     Returns:
@@ -64,7 +66,12 @@ def rows(
     for name in contenders:
         with ExitStack() as on, fresh_inductor_cache():
             switch(model, name, phase, on)
+            with ExitStack() as until_backward:
+                step(model, batches[0])  # what it caches is not counted
+                eager = until_backward.enter_context(counting())
+                step(model, batches[0], until_backward.close)
             found = measure(model, batches, step, backend=BACKEND)
+            found |= {"eager operators": eager["operators"], "eager waits": eager["host_waits"]}
         seconds = found.pop("seconds")
         first, later = seconds[: steps * turn], seconds[steps * turn :]
         times[name] = [sum(later[i : i + turn]) / turn for i in range(0, len(later), turn)]

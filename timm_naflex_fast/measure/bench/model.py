@@ -11,6 +11,7 @@ under autocast.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ def images(model: Any, grids: list[Grid], length: int = 0) -> dict[str, torch.Te
     """Random images of these grids, as the model takes them; padded to ``length`` tokens (0: to the longest)."""
     device, coord = next(model.parameters()).device, coordinates(grids, length)
     lengths = torch.tensor([h * w for h, w in grids])
-    pixels = 3 * model.embeds.patch_size[0] * model.embeds.patch_size[1]
+    pixels = model.embeds.in_chans * math.prod(model.embeds.patch_size)
     batch = {"patches": torch.randn(*coord.shape[:2], pixels), "patch_coord": coord}
     batch["patch_valid"] = torch.arange(coord.shape[1]) < lengths[:, None]
     return {name: tensor.to(device) for name, tensor in batch.items()}
