@@ -7,18 +7,15 @@ Nothing is imported here: ``install`` holds its lock.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterable
-from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
-from .library import Library, Target, defined_in, originals, owner_of, targets, whose
+from .library import Library, Target, defined_in, original, originals, owner_of, targets, whose
 
 
 def found_at(holder: Any, name: str) -> tuple[Any, Any]:
@@ -27,25 +24,26 @@ def found_at(holder: Any, name: str) -> tuple[Any, Any]:
     return next(((place, vars(place)[name]) for place in classes if name in vars(place)), (None, None))
 
 
-def not_ours(
-    library: Library, modules: Collection[nn.Module] = (), *, around_ours: bool = True, subclasses: bool = True
-) -> list[str]:
-    """What stays in force where ours should be, in sentences: on these modules and their classes.
+def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
+    """Those of a model's modules that are of this class; the class (or module of Python) itself if none is."""
+    return [module for module in modules if isinstance(owner, type) and isinstance(module, owner)] or [owner]
 
-    Without ``modules``: on the library's own classes and what is derived from them. ``around_ours``: also what another
-    has put over ours, and may call it. A subclass's method that calls the one it hides is not named.
+
+def not_ours(library: Library, modules: Collection[nn.Module] = ()) -> list[str]:
+    """What stays in force where ours should be, in sentences: on the library's own classes, or on these modules.
+
+    Not named is what another has put over ours, and a subclass's method that calls the one it hides.
     """
     sentences = []
     for owner, name, key in targets(library):
-        holders = [module for module in modules if isinstance(owner, type) and isinstance(module, owner)]
-        for holder in holders if modules else with_subclasses(owner) if subclasses else [owner]:
+        for holder in holders(owner, modules):
             place, function = found_at(holder, name)
             who = whose(function, library)
-            if who == "another's" and place is owner:
-                stays = around_ours or key not in originals
+            if place is owner:
+                stays = who == "another's" and key not in originals
             else:
                 calls_ours = name in getattr(getattr(function, "__code__", None), "co_names", ())  # as by super()
-                stays = who != "ours" and place not in (owner, None) and not calls_ours
+                stays = who != "ours" and place is not None and not calls_ours
             if stays:
                 kind = type(function)
                 by = f"{defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
@@ -54,48 +52,40 @@ def not_ours(
     return list(dict.fromkeys(sentences))
 
 
-def with_subclasses(owner: Any) -> list[Any]:
-    """A class and all that is derived from it; a module alone."""
-    below: list[type] = owner.__subclasses__() if isinstance(owner, type) else []
-    return [owner, *(cls for direct in below for cls in with_subclasses(direct))]
-
-
 def version_of(library: Library) -> tuple[int, ...]:
-    """The first three numbers of the installed release's version.
-
-    Raises:
-        RuntimeError: it is older than the oldest that we know.
-    """
-    installed = sys.modules[library.name].__version__
-    found = tuple(int(n) for n in re.findall(r"\d+", installed)[:3])
-    if found < library.oldest:
-        needed = ".".join(map(str, library.oldest))
-        raise RuntimeError(f"timm_naflex_fast needs {library.name} >= {needed}; installed is {installed}")
-    return found
+    """The first three numbers of the installed release's version."""
+    return tuple(int(n) for n in re.findall(r"\d+", sys.modules[library.name].__version__)[:3])
 
 
 def check(library: Library, found: Iterable[Target]) -> None:
     """Check what we are about to replace.
 
     Raises:
-        RuntimeError: a method is missing or takes other arguments (names, order, kinds, defaults) than ours, or, in a
-            release newer than any that we know, one reads other attributes or is not called any more; names all.
+        RuntimeError: the library is too old, or a method is missing or takes other arguments (names, order, kinds,
+            defaults) than ours, or, in a release newer than any that we know, one reads other attributes or is not
+            called any more; names all.
     """
-    wrong, newer = [], version_of(library) > library.newest
+    version = version_of(library)
+    wrong = ["it is too old"] if version < library.oldest else []
     for owner, name, key in found:
-        method, replacement = owner.__dict__.get(name), library.replacements[key]
+        method = vars(owner).get(name)
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
-        elif _arguments(method) != _arguments(replacement.function):
+        elif _arguments(method) != _arguments(library.replacements[key].function):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-        elif newer and replacement.self_attributes is not None:
-            wrong += _changes(owner, name, replacement.self_attributes)
-            if name.startswith("_") and name not in attributes_read(owner):
-                wrong.append(f"{owner.__name__} does not call {name} any more")
-    for (home, name), known in library.copied_methods.items() if newer else ():
-        owner = owner_of(home)
-        if owner is not None:  # we leave a class that is missing to the library's own code
-            wrong += _changes(owner, name, known)
+    known = {key: replacement.attributes for key, replacement in library.replacements.items()}
+    for key, attributes in {**known, **library.copied_methods}.items() if version > library.newest else ():
+        owner, name = owner_of(key[0]), key[1]
+        if owner is None or attributes is None:  # we leave a class that is missing to the library's own code
+            continue
+        label = f"{owner.__name__}.{name}"
+        try:
+            if changed := attributes_of(original(key)) ^ {*attributes.split()}:
+                wrong.append(f"{label} reads what it did not, or no longer: {', '.join(sorted(changed))}")
+            if name.startswith("_") and name not in attributes_of(owner):
+                wrong.append(f"nothing calls {label} any more")
+        except (AttributeError, OSError):
+            wrong.append(f"{label} is missing, or has no source")
     if wrong:
         raise unsupported(library, "; ".join(wrong))
 
@@ -110,39 +100,15 @@ def unsupported(library: Library, wrong: str) -> RuntimeError:
     )
 
 
-def attributes_read(function: Any) -> frozenset[str]:
-    """The attributes of ``self`` that a function, or any method of a class, reads, by ``getattr`` too.
+def attributes_of(function: Any) -> set[str]:
+    """The attributes of ``self`` that a function, or any method of a class, names, by ``getattr`` too.
 
     Raises:
         OSError: there is no source.
     """
-    found = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
-        match node:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Load()):
-                found.add(name)
-            case ast.Call(
-                func=ast.Name(id="getattr" | "hasattr"), args=[ast.Name(id="self"), ast.Constant(value=str(name)), *_]
-            ):
-                found.add(name)
-    return frozenset(found)
+    source = re.sub("#.*", "", inspect.getsource(function))
+    return {*re.findall(r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)""", source)}
 
 
-def _changes(owner: Any, name: str, known: str) -> list[str]:
-    key = f"{owner.__name__}.{name}"
-    if name not in owner.__dict__:
-        return [f"{key} is missing"]
-    try:
-        now, before = attributes_read(owner.__dict__[name]), frozenset(known.split())
-    except OSError:
-        return [f"{key} cannot be checked without its source"]
-    return [
-        f"{key} {verb} {', '.join(sorted(names))}"
-        for verb, names in (("now reads", now - before), ("no longer reads", before - now))
-        if names
-    ]
-
-
-@lru_cache(maxsize=128)
 def _arguments(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]

@@ -13,17 +13,15 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from weakref import WeakSet
 
-import torch
 from torch import nn
 
 from ..resampling import cache
-from .compat import check, found_at, not_ours, unsupported, version_of
+from .compat import check, not_ours, unsupported
 from .library import Library, count_into, counts, imported_targets, original, originals, targets, warn_once, whose
 from .settings import ATTRIBUTE, STOCK, Mode, Override, OwnSettings, Settings, check_name, parse_settings
-from .status import Status
+from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
@@ -37,31 +35,26 @@ _owns: WeakSet[OwnSettings] = WeakSet()  # those of all models; each lives as lo
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
-def _entry(name: str) -> Library:
-    """What our file about a library says.
-
-    Raises:
-        RuntimeError: the library lacks what that file imports.
-    """
-    try:
-        return importlib.import_module(f"{__package__}.{name}").LIBRARY
-    except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"{name} lacks what timm_naflex_fast replaces: {error}") from error
-
-
 def _library(name: str) -> Library:
-    """A library that has to be there, all of it that we replace imported. Not to be called while the lock is held.
+    """What our file about a library says. Not to be called while the lock is held.
 
     Raises:
-        RuntimeError: it cannot be imported, lacks what we replace, or is too old.
+        RuntimeError: the library cannot be imported, or lacks what that file imports.
     """
     try:
         importlib.import_module(name)  # first: another thread that imports it may be waiting for our file about it
-    except ImportError as error:
-        raise RuntimeError(f"{name} cannot be imported: {error}") from error
-    library = _entry(name)
-    version_of(library)
-    missing = []
+        return importlib.import_module(f"{__package__}.{name}").LIBRARY
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}") from error
+
+
+def _whole_library(name: str) -> Library:
+    """The same, and all of the library that we replace is imported.
+
+    Raises:
+        RuntimeError: it cannot be imported, or lacks a part.
+    """
+    library, missing = _library(name), []
     for home, _ in library.replacements:
         module, _, cls = home.partition(":")
         try:
@@ -85,25 +78,16 @@ def _install(libraries: Iterable[Library]) -> None:
         check(library, found)
         todo += [(target, library.replacements[target.key].function) for target in found]
     for (owner, name, key), function in todo:
-        originals[key] = vars(owner)[name]  # at last from its home
-        if isinstance(owner, type) or owner.__name__ == key[0][:-1]:
-            # A pickle holds a function by these names: the library's, so that it can be read without this package.
-            prefix, module = (
-                (f"{owner.__qualname__}.", owner.__module__) if isinstance(owner, type) else ("", key[0][:-1])
-            )
-            function.__module__, function.__qualname__, function.__name__ = module, prefix + name, name
+        originals[key] = vars(owner)[name]
         setattr(owner, name, function)
 
 
 def _uninstall(library: Library) -> None:
     gone = []
     for owner, name, key in imported_targets(library):
-        function = vars(owner).get(name)
-        who = whose(function, library)
+        who = whose(vars(owner).get(name), library)
         if who == "ours":
             setattr(owner, name, original(key))
-            function.__module__ = function.__globals__["__name__"]
-            function.__qualname__ = function.__name__ = function.__code__.co_name
         if who != "another's":  # else another's wrapper may still call ours
             gone.append(key)
     for key in gone:
@@ -117,29 +101,21 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
         ValueError: not a module, or nothing of any library inside.
     """
     # A library that nobody has imported has no part in a model; ours about it would import it.
-    known = [_library(name) for name in names] or [_entry(name) for name in LIBRARIES if name in sys.modules]
-    for library in known if names else ():
-        if not library.model_classes:
-            raise ValueError(f"what is replaced in {library.name} knows no model: enable(library={library.name!r})")
-    known = [library for library in known if library.model_classes]
-    if not known:
-        raise ValueError(f"model must contain a module of {' or '.join(LIBRARIES[:2])}; neither has been imported")
-    wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in known)
+    libraries = [_library(name) for name in names or LIBRARIES[:2] if names or sys.modules.get(name)]
+    if not libraries or not all(library.model_classes for library in libraries):
+        raise ValueError("a model is one of timm or transformers, imported before; torchtitan knows no model")
+    wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in libraries)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
     found: dict[Library, list[nn.Module]] = {}
-    classes = {cls for module in model.modules() for cls in type(module).__mro__}
-    for library in known:
-        homes = {home.partition(":")[0] for home, _ in library.replacements}
-        if any(cls.__name__ in library.model_classes and cls.__module__ in homes for cls in classes):
-            _library(library.name)
-            owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
-            if inside := [module for module in model.modules() if isinstance(module, owners)]:
-                found[library] = inside
+    for library in libraries:
+        owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
+        if inside := [module for module in model.modules() if isinstance(module, owners)]:
+            found[_libraries.setdefault(library.name, library)] = inside
     if not found:
         raise ValueError(
             f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
-            f"such as {' or '.join(library.example for library in known)}, or a wrapper around one"
+            f"such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
         )
     return [module for inside in found.values() for module in inside], list(found)
 
@@ -259,7 +235,7 @@ def enable(
     names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
     modules: list[nn.Module] = []
     if model is None:
-        libraries = [_library(name) for name in names or ["timm"]]
+        libraries = [_whole_library(name) for name in names or ["timm"]]
     else:
         modules, libraries = _targets(model, names)
     for known in libraries:
@@ -267,8 +243,7 @@ def enable(
     override = _override(settings, model, libraries)
     with _lock:
         if not settings.is_stock:
-            names_of = partial(not_ours, modules=modules, around_ours=False, subclasses=not strict)
-            for sentence in (sentence for known in libraries for sentence in names_of(known)):
+            for sentence in [sentence for known in libraries for sentence in not_ours(known, modules)]:
                 message = f"{sentence} and stays in force; to put it over ours, call enable() before"
                 if strict:
                     raise RuntimeError(f"{message}. Nothing was changed")
@@ -321,39 +296,11 @@ def status(model: nn.Module | None = None) -> Status:
     {}
     """
     modules, libraries = ([], list(_libraries.values())) if model is None else _targets(model)
-    replaced: dict[str, str] = {}
-    components: dict[tuple[str, str, str], list[str]] = {}
-    notes: list[str] = []
     with _lock:
         _refresh(install=False)
-        owns = [vars(module)[ATTRIBUTE] for module in modules if ATTRIBUTE in vars(module)]
-        own = next((own.settings for own in owns if own is not None and own.settings is not None), None)
-        for library in libraries:
-            settings = own or library.settings
-            for owner, name, key in targets(library):
-                replacement = library.replacements[key]
-                inside = [module for module in modules if isinstance(owner, type) and isinstance(module, owner)]
-                if any(whose(found_at(holder, name)[1], library) == "ours" for holder in inside or [owner]):
-                    mode = getattr(settings, replacement.component)
-                    strategy = replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
-                    components.setdefault((library.name, replacement.component, mode), []).append(strategy)
-            notes += not_ours(library, modules)
-            notes += [note for before, note in library.notes.items() if version_of(library) < before]
         newest = [] if modules else [_newest(own.overrides) for own in _owns]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
-        return Status(
-            own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
-            tuple(override.settings for override in models),
-            replaced,
-            getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
-            torch.__version__,
-            dict(counts().calls),
-            dict(counts().fallbacks),
-            tuple(override.model for override in models),
-            components,
-            tuple(notes),
-            "every model" if model is None else f"this {type(model).__name__}",
-        )
+        return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")
 
 
 def snapshot() -> Callable[[], None]:

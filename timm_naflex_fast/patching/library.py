@@ -29,11 +29,11 @@ class Replacement(NamedTuple):
     component: str
     function: Callable[..., Any]
     strategies: Mapping[str, str]  # by the component's mode; the library's own code under every other mode
-    self_attributes: str | None = None  # those that the newest known release reads there; None: not looked at
+    attributes: str | None = None  # those of ``self`` that the newest known release names there; None: not looked at
     counted_elsewhere: bool = False  # the library's own code calls another replaced function, which counts
     # What the library's code calls and ours does not: ("", method), (submodule, method), ("module:", function).
     skips: tuple[Key, ...] = ()
-    refuses: Callable[[str, Tracer], str | None] | None = None  # why it cannot run by a strategy while traced
+    not_exported: str | None = None  # why it cannot run by a strategy in an exported graph
 
 
 @dataclass(eq=False)
@@ -47,9 +47,16 @@ class Library:
     example: str  # such a model, in the words of an error
     modes: tuple[str, ...]
     replacements: Mapping[Key, Replacement]
-    copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they read
+    copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they name
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # for ``status()``: on releases before a version
     settings: Settings = STOCK  # those of the newest ``enable()``, for every model that has none of its own
+
+    def __post_init__(self) -> None:
+        """A pickle holds a function by name: the library's, so that it can be read without this package."""
+        for (home, name), (_, function, *_) in self.replacements.items():
+            module, _, cls = home.partition(":")
+            function.__module__, function.__name__ = module, name
+            function.__qualname__ = f"{cls}.{name}" if cls else name
 
 
 class Target(NamedTuple):
@@ -64,7 +71,7 @@ class Decision(NamedTuple):
     """What computes a component."""
 
     strategy: str  # "stock": the library's own code
-    inputs: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]
     traced_by: Tracer | None
 
 
@@ -100,15 +107,14 @@ def targets(library: Library) -> Iterator[Target]:
 
 
 def imported_targets(library: Library) -> list[Target]:
-    """The same, after the modules that imported one of these functions by name."""
+    """The same, and the modules of the library that imported one of these functions by name."""
     found = list(targets(library))
+    inside = [module for name, module in list(sys.modules.items()) if name.startswith(f"{library.name}.")]
     for owner, name, key in tuple(found):
-        for module_name, module in () if isinstance(owner, type) else list(sys.modules.items()):
-            if module_name.startswith(f"{library.name}.") and isinstance(module, ModuleType) and module is not owner:
-                function = module.__dict__.get(name)
-                ours = library.replacements[key].function
-                if function is ours or getattr(function, "__globals__", None) is owner.__dict__:
-                    found.insert(0, Target(module, name, key))
+        if not isinstance(owner, type):
+            known = library.replacements[key].function, originals.get(key, vars(owner).get(name))
+            others = [module for module in inside if module is not owner and isinstance(module, ModuleType)]
+            found += [Target(module, name, key) for module in others if vars(module).get(name, "") in known]
     return found
 
 
@@ -123,7 +129,7 @@ def decide(
     key: Key,
     module: nn.Module | None,
     *tensors: Tensor,
-    inputs: Callable[[], tuple[Tensor, ...]] | None = None,
+    tables: tuple[Any, ...] = (),
     reason: str | None = None,
 ) -> Decision:
     """What computes a component, and from what. Counted.
@@ -133,8 +139,8 @@ def decide(
         key: the entry's key.
         module: whose own settings hold; None: those for every model.
         tensors: the method's arguments that the component computes with.
-        inputs: gives the tensors of the module that it computes with. Called once, and only if ours may run: a
-            parametrized table is computed anew each time that it is read.
+        tables: a module, and the names of its tensors that the component computes with. They are read once, and only
+            if ours may run: a parametrized table is computed anew each time that it is read.
         reason: why the library's own code has to run, if the caller knows.
 
     Raises:
@@ -148,14 +154,15 @@ def decide(
         reason = None
     else:
         traced_by = tracer(*tensors)
-        if reason is None and traced_by is not None:
-            reason = why_unsupported(*tensors) if tensors else None
-            if reason is None and replacement.refuses is not None:
-                reason = replacement.refuses(strategy, traced_by)
+        if reason is None and traced_by is not None and tensors:
+            reason = why_unsupported(*tensors)
+        if reason is None and traced_by == "export":
+            reason = replacement.not_exported
         if reason is None and replacement.skips:
             reason = overridden_by(library, module, replacement.skips)
-        if reason is None and inputs is not None:
-            found = inputs()
+        if reason is None and tables:
+            for name in tables[1:]:
+                found += (getattr(tables[0], name),)
             reason = why_not_plain(*found) if traced_by is None else why_unsupported(*found)
         if reason is not None:
             strategy, found = "stock", ()

@@ -75,30 +75,30 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     if learned and interpolation not in INTERPOLATIONS:
         names = ", ".join(INTERPOLATIONS)
         reason = f"a position table (replaced are {names}) with interpolation mode {interpolation!r}"
-    key, tensors = (EMBEDS, name), (x, placement) if isinstance(placement, Tensor) else (x,)
-    inputs = (lambda: (embeds.pos_embed,)) if learned else (lambda: (embeds.pos_embed_y, embeds.pos_embed_x))
-    strategy, tables, traced_by = decide(LIBRARY, key, embeds, *tensors, inputs=inputs, reason=reason)
-    if strategy != "stock":
+    tensors = (x, placement) if isinstance(placement, Tensor) else (x,)
+    where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
+    decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
+    if decision.strategy != "stock":
+        strategy = STRATEGIES[decision.strategy]
         make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
         spec = make(
             interpolation,
             getattr(embeds, "pos_embed_antialias", True),
             getattr(embeds, "pos_embed_align_corners", False),
             embeds.pos_embed_ar_preserving,
-            "interpolate" if STRATEGIES[strategy].reference == "interpolate" else TIMM_REFERENCE,
+            "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
         )
         where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
-        arguments = x, tables, where, spec, STRATEGIES[strategy], traced_by
-        if traced_by is not None or not spec.embeds_padding:
+        arguments = x, decision.tables, where, spec, strategy, decision.traced_by
+        if decision.traced_by is not None or not spec.embeds_padding:
             return dispatch.add(*arguments)
         try:
             return dispatch.add(*arguments)
         except NamesNoCell:
             fall_back(LIBRARY, "pos_embed", settings_of(embeds, LIBRARY), "coordinates that name no cell")
-    chosen = STRATEGIES.get(settings_of(embeds, LIBRARY).pos_embed)
-    if LIBRARY.replacements[key].strategies is NAFLEX_BATCH and interpolation in INTERPOLATIONS:
-        if chosen is not None and chosen.reference == "grid_sample":
-            name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
+    has_flag = name.endswith("_naflex_pos_embed") and reason is None
+    if has_flag and settings_of(embeds, LIBRARY).pos_embed not in ("stock", *SAME_RESULT):
+        name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
     original((EMBEDS, name))(embeds, x, placement)
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from ..tracing import Tracer
 from .library import SAME_RESULT, Library, Replacement, decide, original
 
 _MODELS = "transformers.models"
@@ -27,8 +26,7 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
@@ -38,8 +36,7 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
@@ -50,8 +47,7 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    inputs = lambda: (self.position_embedding,)  # noqa: E731
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs)
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
     options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
@@ -66,8 +62,8 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
-    inputs = lambda: (self.position_embedding.weight,)  # noqa: E731
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, inputs=inputs, reason=reason)
+    where = self.position_embedding, "weight"
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=where, reason=reason)
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     patch = self.patch_embedding
@@ -87,13 +83,10 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _packed_in_graph(strategy: str, traced_by: Tracer) -> str | None:
-    return "a packed batch in an exported graph" if traced_by == "export" else None
-
-
 def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, *rest: Any, **options: Any) -> Tensor:
     """As ``_packed``. A tensor of sizes has to be read on the host: a graph breaks there, as in transformers."""
-    return (_outside_graphs if isinstance(sizes, Tensor) else _packed)(tokens, table, sizes, *rest, **options)
+    breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
+    return (_outside_graphs if breaks else _packed)(tokens, table, sizes, *rest, **options)
 
 
 def _packed(
@@ -110,9 +103,12 @@ def _packed(
     return tokens + embeddings.to(dtype)
 
 
-_outside_graphs = torch.compiler.disable(_packed)
+_outside_graphs = torch._disable_dynamo(
+    _packed
+)  # torch.compiler.disable, but the compiler is imported when it is called
 
 
+_PACKED_BATCH = "a packed batch in an exported graph"
 _RESIZE, _INTERPOLATE = "resize_positional_embeddings", "_interpolate_position_embedding"
 _PACKED = f"{_INTERPOLATE} cls_register_token patch_projection"
 _SQUARE = f"patch_embedding position_embedding position_embedding_size {_RESIZE}"
@@ -127,13 +123,13 @@ LIBRARY = Library(
     modes=("stock", *SAME_RESULT),
     replacements={
         (home, name): Replacement(
-            "pos_embed", function, SAME_RESULT, attributes, skips=(("", skipped),), refuses=refuses
+            "pos_embed", function, SAME_RESULT, attributes, skips=(("", skipped),), not_exported=not_exported
         )
-        for home, name, function, attributes, skipped, refuses in (
+        for home, name, function, attributes, skipped, not_exported in (
             (SIGLIP2, "forward", siglip2_forward, _SQUARE, _RESIZE, None),
-            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config", _RESIZE, _packed_in_graph),
-            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _PACKED, _INTERPOLATE, _packed_in_graph),
-            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN, "interpolate_pos_encoding", _packed_in_graph),
+            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config", _RESIZE, _PACKED_BATCH),
+            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _PACKED, _INTERPOLATE, _PACKED_BATCH),
+            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN, "interpolate_pos_encoding", _PACKED_BATCH),
         )
     },
     copied_methods={
