@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major
-from timm_naflex_fast.resampling.grids import GridGroup, group_grids, sizes_on_host, whole_batch
+from timm_naflex_fast.resampling.grids import GridGroup, plan_batch, sizes_on_host, whole_batch
+from timm_naflex_fast.resampling.matrices import ResizeSpec
+
+SQUARE = ResizeSpec(ar_preserving=True)
 
 
 def test_whole_batch():
@@ -16,20 +19,20 @@ def test_whole_batch():
 
 
 def only(y, x, tokens):
-    """Coordinates of one sample whose tokens all lie in one cell."""
+    """Tokens of one sample that all lie in one cell, and their coordinates."""
     coord = torch.tensor([[[y, x]]]).expand(1, tokens, 2)
-    return coord, coord.float()
+    return coord.float(), coord
 
 
 def test_how_many_cells_a_grid_may_have():
-    assert len(group_grids(*only(64, 63, 1))[0]) == 1  # 65 x 64 = 64 * 1 + 4096
+    assert len(plan_batch(*only(64, 63, 1), ResizeSpec()).groups) == 1  # 65 x 64 = 64 * 1 + 4096
     with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
-        group_grids(*only(18, 218, 1))
-    assert len(group_grids(*only(0, 499, 4))[0]) == 1
+        plan_batch(*only(18, 218, 1), ResizeSpec())
+    assert len(plan_batch(*only(0, 499, 4), ResizeSpec()).groups) == 1
     with pytest.raises(ValueError, match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"):
-        group_grids(*only(0, 499, 4), whole_square=True)
+        plan_batch(*only(0, 499, 4), SQUARE, resizes_square=True)
     coord = row_major([(1, 500)])
-    assert len(group_grids(coord, coord.float(), whole_square=True)[0]) == 1  # no token is missing
+    assert len(plan_batch(coord.float(), coord, SQUARE, resizes_square=True).groups) == 1  # no token is missing
 
 
 def test_sizes_of_other_libraries_and_what_is_none():

@@ -21,9 +21,9 @@ class Coordinates(NamedTuple):
 
     patch_coord: Tensor
 
-    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
-        """Errors: see ``group_grids``."""
-        return grids.plan_batch(x, self.patch_coord, spec, whole_square)
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
+        """Errors: see ``plan_batch``."""
+        return grids.plan_batch(x, self.patch_coord, spec, resizes_square)
 
     def coordinates(self, x: Tensor) -> Tensor:
         """The coordinates (B, N, 2)."""
@@ -36,7 +36,7 @@ class OneGrid(NamedTuple):
     h: int
     w: int
 
-    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
         """ValueError: ``x`` (B, N, C) has not one token for each cell."""
         return ResamplePlan(*grids.whole_batch(x, self), spec, x.dtype)
 
@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, x: Tensor, spec: ResizeSpec, whole_square: bool) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
         """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
         listed = grids.sizes_on_host(self.sizes, self.columns, batch=None if 3 in self.columns else len(x))
         return ResamplePlan(*self.group(listed), spec, x.dtype)

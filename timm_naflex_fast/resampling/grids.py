@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class GridGroup:
     h: int
     w: int
     samples: list[int]
-    cells: Mapping[int, Tensor] = field(default_factory=dict)  # (tokens,) of samples in another order
+    cells: dict[int, Tensor] = field(default_factory=dict)  # (tokens,) of samples in another order
     embeds_padding: bool = False
 
 
@@ -55,30 +55,18 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
     return coord.to(torch.int64)
 
 
-def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, whole_square: bool = False) -> ResamplePlan:
-    """:func:`group_grids` for ``spec``, which is given the largest grid where that counts."""
-    whole_square = whole_square and spec.ar_preserving
-    groups, counts = group_grids(patch_coord, x, embeds_padding=spec.embeds_padding, whole_square=whole_square)
-    if spec.reference == "affine_grid" and groups:
-        h, w = max(group.h for group in groups), max(group.w for group in groups)
-        spec = replace(spec, batch_max=spec.lengths(h, w))
-    return ResamplePlan(groups, counts, spec, x.dtype)
-
-
-def group_grids(
-    patch_coord: Tensor, x: Tensor, *, embeds_padding: bool = False, whole_square: bool = False
-) -> tuple[list[GridGroup], TokenCounts]:
+def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> ResamplePlan:
     """The grids of a batch, as timm reads them: a sample's grid is its largest coordinate + 1 on each axis.
 
     Args:
+        x: (B, N, C) tokens; only the shape and the dtype are used.
         patch_coord: (B, N, 2) coordinates (y, x), integers in any dtype.
-        x: (B, N, C) tokens; only the shape is used.
-        embeds_padding: padding tokens get an embedding too, that of their coordinate.
-        whole_square: the table is resized to (L, L), L = max(h, w), all of it, although only (h, w) is kept.
+        spec: how the tables are resized. The plan's own knows the largest grid, where that counts.
+        resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed, although (h, w) is kept.
 
     Returns:
         One group for each distinct grid, in order of first appearance; and the counts. No group when the batch holds no
-        token. Padding tokens, those from the h*w-th on, are not looked at, except with ``embeds_padding``.
+        token. Padding tokens, those from the h*w-th on, are not looked at, except where they get embeddings too.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
@@ -87,25 +75,29 @@ def group_grids(
     """
     batch, length = x.shape[:2]
     if batch == 0 or length == 0:
-        return [], [(0, length)] * batch
-    heights, widths, cell, reordered = read_grids(patch_coord, embeds_padding)
+        return ResamplePlan([], [(0, length)] * batch, spec, x.dtype)
+    heights, widths, cell, reordered = read_grids(patch_coord, spec.embeds_padding)
     if cell is not None:
         cell = torch.from_numpy(cell).to(patch_coord.device, non_blocking=True)
-    samples: dict[tuple[int, int], list[int]] = {}
-    cells: dict[tuple[int, int], dict[int, Tensor]] = {}
+    groups: dict[tuple[int, int], GridGroup] = {}
     counts = []
     for sample, (h, w, is_reordered) in enumerate(zip(heights, widths, reordered)):
         # An image that has all its tokens may be as long as it is: timm computes its square too.
-        side = max(h, w) if whole_square and h * w > length else 0
+        side = max(h, w) if resizes_square and spec.ar_preserving and h * w > length else 0
         if max(h * w, side * side) > 64 * length + 4096:
             raise _too_many(sample, (h, w), side, length)
-        tokens = length if embeds_padding and is_reordered else min(length, h * w)
-        samples.setdefault((h, w), []).append(sample)
+        group = groups.get((h, w))
+        if group is None:
+            group = groups[h, w] = GridGroup(h, w, [], {}, spec.embeds_padding)
+        group.samples.append(sample)
+        tokens = min(length, h * w)
         if is_reordered:
-            cells.setdefault((h, w), {})[sample] = cell[sample, :tokens]
+            tokens = length if spec.embeds_padding else tokens
+            group.cells[sample] = cell[sample, :tokens]
         counts.append((tokens, length - tokens))
-    groups = [GridGroup(*grid, found, cells.get(grid, {}), embeds_padding) for grid, found in samples.items()]
-    return groups, counts
+    if spec.reference == "affine_grid":
+        spec = replace(spec, batch_max=spec.lengths(max(heights), max(widths)))
+    return ResamplePlan(list(groups.values()), counts, spec, x.dtype)
 
 
 def grid_sizes(patch_coord: Tensor) -> Tensor:
@@ -138,24 +130,29 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
     """
     coord = whole_numbers(patch_coord).cpu().numpy()
     length = coord.shape[1]
+    order = np.arange(length)
+    fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
+    # The last token of a whole image names its last cell. So whole images are told most cheaply.
+    heights, widths = (coord[:, -1] + 1).T.tolist()
+    if not fractional and all(h * w == length for h, w in zip(heights, widths)):
+        w = coord[:, -1:, 1] + 1  # (B, 1)
+        row = order // w
+        if (coord[..., 0] == row).all() and (coord[..., 1] == order - row * w).all():
+            return HostGrids(heights, widths, None, [False] * len(heights))
     # Read as unsigned numbers, a negative one is larger than every size.
     size = coord.view(np.uint64).max(1)  # (B, 2)
     if size.max() >= LARGEST:
         size = coord.max(1)
         check_cells(coord, *(size + 1).T.tolist())
     h, w = (size.astype(np.int64) + 1).T  # (B,) each
-    order = np.arange(length)
     cell = coord[..., 0] * w[:, None] + coord[..., 1]  # (B, N)
     elsewhere = cell != order
-    heights, widths = h.tolist(), w.tolist()
     if (h * w).min() < length:  # there is padding
         after = order >= (h * w)[:, None]
         elsewhere = np.where(after, cell != 0, elsewhere) if embeds_padding else elsewhere & ~after
-    if embeds_padding and (coord.min() < 0 or (patch_coord.is_floating_point() and _fractional(patch_coord))):
+    if fractional or (embeds_padding and coord.min() < 0):
         raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
-    if not elsewhere.any():
-        return HostGrids(heights, widths, None, [False] * len(heights))
-    return HostGrids(heights, widths, cell, elsewhere.any(1).tolist())
+    return HostGrids(h.tolist(), w.tolist(), cell if elsewhere.any() else None, elsewhere.any(1).tolist())
 
 
 def _fractional(patch_coord: Tensor) -> bool:

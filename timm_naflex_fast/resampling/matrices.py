@@ -79,7 +79,7 @@ def axis_taps(
     cell becomes infinite, or NaN. So a NaN of a table spreads by these taps as it does by PyTorch's own resize.
     """
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
-    signals = torch.cat((identity, identity / (1 - identity)))  # infinity in place of each 1
+    signals = torch.cat((identity, identity / (1 - identity)), 1)  # (n0, 2*n0): infinity in place of each 1
     resized = _resize_axis(signals, n, length, spec, batch_max).to(dtype).numpy()  # (n, 2*n0)
     matrix, read = resized[:, :n0], ~np.isfinite(resized[:, n0:])
     return taps(matrix.T, read.T) if transpose else taps(matrix, read)
@@ -101,10 +101,10 @@ class Taps(NamedTuple):
 def taps(matrix: Any, read: Any) -> Taps:
     """The taps of a matrix (n, n0) of which the cells ``read`` (n, n0), boolean, are read."""
     counts = read.sum(1, keepdims=True)  # (n, 1)
-    columns = np.argsort(~read, axis=1, kind="stable")[:, : max(int(counts.max()), 1)]
-    real = np.arange(columns.shape[1]) < counts
-    columns = np.where(real, columns, columns[:, :1])
-    weights = np.take_along_axis(matrix, columns, 1) * real
+    nth = np.arange(max(int(counts.max()), 1))  # (K,): the cells that a row reads lie side by side
+    real = nth < counts
+    columns = read.argmax(1)[:, None] + nth * real  # (n, K)
+    weights = matrix[np.arange(len(matrix))[:, None], columns] * real
     return Taps(columns.astype(np.int32), weights, real, int(counts.sum()))
 
 
@@ -114,7 +114,7 @@ def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
 
 
 def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_max: int) -> Tensor:
-    """Signals (K, n0), resized to ``length`` cells, of which the first n are kept: (n, K)."""
+    """Signals (n0, K), resized to ``length`` cells, of which the first n are kept: (n, K)."""
     if spec.reference == "interpolate":
         resized = _interpolate(signals, length, spec.interpolation, spec.antialias, spec.align_corners)
     elif spec.reference == "affine_grid":
@@ -144,20 +144,20 @@ def resize_matrix(
 
 
 def _interpolate(signals: Tensor, n: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Signals (K, n0), resized to n by ``F.interpolate``: (n, K)."""
+    """Signals (n0, K), resized to n by ``F.interpolate``: (n, K)."""
     if mode == "linear":
-        return F.interpolate(signals[None], size=n, mode=mode, align_corners=align_corners)[0].t()
-    # Each signal becomes an image of 4 equal columns, and one column is kept. Not an image of 1 column: PyTorch
-    # takes an (N, 1, H, 1) tensor for a channels-last one and then returns wrong numbers (torch 2.4 to 2.15).
-    images = signals[:, None, :, None].expand(-1, -1, -1, 4).contiguous()  # (K, 1, n0, 4)
-    resized = F.interpolate(images, size=(n, 4), mode=mode, antialias=antialias, align_corners=align_corners)
-    return resized[:, 0, :, 0].t()
+        return F.interpolate(signals.t()[None], size=n, mode=mode, align_corners=align_corners)[0].t()
+    # The signals become the channels of one image of 2 equal columns, channels last, for which PyTorch is fastest, and
+    # one column is kept. With 1 column and antialiasing PyTorch returns wrong numbers there (torch 2.4 to 2.15).
+    image = signals[None, :, None].expand(-1, -1, 2, -1).contiguous().permute(0, 3, 1, 2)  # (1, K, n0, 2)
+    resized = F.interpolate(image, size=(n, 2), mode=mode, antialias=antialias, align_corners=align_corners)
+    return resized[0, :, :, 0].t()
 
 
 def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
-    """Signals (K, n0), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
+    """Signals (n0, K), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
     # One image whose channels are the signals, n0 high and 1 wide, sampled at x = 0 and each position y.
-    image = signals.view(1, *signals.shape, 1)
+    image = signals.t()[None, ..., None]  # (1, K, n0, 1)
     positions = torch.stack((torch.zeros_like(y), y), -1).view(1, -1, 1, 2)
     mode = "bilinear" if spec.interpolation == "linear" else spec.interpolation
     sampled = F.grid_sample(image, positions, mode=mode, padding_mode="border", align_corners=spec.align_corners)
