@@ -25,7 +25,7 @@ other would be wrong by 1e-5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -181,16 +181,20 @@ def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
 
     With ``drop`` only real taps stay. Without, all sums are of one length, which is quicker to make for a new grid.
     """
-    columns = y.columns[:, None, :, None] * np.int32(source_width) + x.columns[:, None, :]  # (h, w, Ky, Kx)
-    weights = y.weights[:, None, :, None] * x.weights[:, None, :]
-    length = columns.shape[2] * columns.shape[3]
+    columns = np.add(*_pairs(y.columns * np.int32(source_width), x.columns))  # (h, w, Ky*Kx)
+    weights = np.multiply(*_pairs(y.weights, x.weights))
     if drop:
-        real = y.real[:, None, :, None] & x.real[:, None, :]
-        counts = real.sum((2, 3)).ravel()
+        real = np.logical_and(*_pairs(y.real, x.real))
+        counts = real.sum(2).ravel()
         columns, weights, offsets = columns[real], weights[real], (counts.cumsum() - counts).astype(np.int32)
     else:
-        offsets = np.arange(0, columns.size, length, dtype=np.int32)
+        offsets = np.arange(0, columns.size, columns.shape[2], dtype=np.int32)
     return SparseSum(*(torch.from_numpy(part.ravel()) for part in (columns, offsets, weights)))
+
+
+def _pairs(of_y: Any, of_x: Any) -> tuple[Any, Any]:
+    """What belongs to the taps of each axis, (h, Ky) and (w, Kx), for all pairs: (h, 1, Ky*Kx) and (w, Ky*Kx)."""
+    return of_y.repeat(of_x.shape[1], 1)[:, None], np.concatenate([of_x] * of_y.shape[1], 1)
 
 
 def _drop_empty_rows(sums: SparseSum) -> SparseSum:
