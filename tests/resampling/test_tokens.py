@@ -11,5 +11,5 @@ from timm_naflex_fast.resampling.tokens import Tokens
 def test_padding_in_half_precision_is_summed_in_float32():
     coord, x = row_major([(1, 1)], length=1002), torch.ones(1, 1002, 2, dtype=torch.bfloat16)
     (group,), counts, *_ = plan_batch(x, coord, ResizeSpec(reference="grid_sample"))
-    total = Tokens.split(x, counts).sum(group, torch.float32)
+    total = Tokens(x, counts).sum(group, torch.float32)
     assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16

@@ -70,7 +70,7 @@ def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strateg
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
             return
-        tokens = Tokens.split(x.detach(), plan.counts)
+        tokens = Tokens(x.detach(), plan.counts)
         for group, embedding in embeddings:
             tokens.add(group, embedding.to(x.dtype))
 
@@ -123,4 +123,4 @@ def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return dense_resize.gradients_by_autograd(g, shapes, plan)
     with torch.no_grad():
-        return sparse_resize.gradients(Tokens.split(g.detach(), plan.counts), shapes, plan)
+        return sparse_resize.gradients(Tokens(g.detach(), plan.counts), shapes, plan)

@@ -64,6 +64,22 @@ class ResizeSpec:
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
 
+def interpolate(
+    table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """A table (H0, W0, C), or (N0, C), resized to ``lengths`` by ``F.interpolate`` in ``dtype``, as timm does it."""
+    # Cell after cell in memory, whatever the table's own layout is: resized with antialiasing to a width of 1, every
+    # other layout gives wrong numbers (PyTorch 2.4 to 2.15). So does a single channel, which has no layout; two have.
+    channels = table.shape[-1]
+    if channels == 1 and lengths[1:] == (1,):
+        table = table.expand(-1, -1, 2)  # pragma: no mutate: any number above 1
+    images = table.to(dtype).contiguous().unsqueeze(0).movedim(-1, 1)  # (1, C, H0, W0)
+    mode, align_corners, antialias = spec.interpolation, spec.align_corners, spec.antialias
+    resized = F.interpolate(images, lengths, mode=mode, align_corners=align_corners, antialias=antialias)
+    resized = resized.movedim(1, -1)[0]  # (h, w, C)
+    return resized if resized.shape[-1] == channels else resized[..., :channels]
+
+
 def axis_matrix(axis: int, h: int, w: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")

@@ -10,7 +10,8 @@ Forward, for each distinct height h and each grid (h, w) of that height::
     after_y    = A_h . P             (h, W0, C)      once for each height
     embeddings = after_y . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
 
-Where it costs less, as for most bilinear tables, one sparse sum takes both axes (``both_axes_together``).
+Where it costs less, as for most bilinear tables, one sparse sum takes both axes (``both_axes_together``). Bilinear
+tables without antialiasing need none of this forward: PyTorch's own kernel is such a sum (``pytorchs_is_sparse``).
 
 Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
 
@@ -34,7 +35,7 @@ from torch import Tensor
 from . import dense_resize
 from .cache import cached
 from .grids import GridGroup, ResamplePlan
-from .matrices import ResizeSpec, Taps, axis_taps
+from .matrices import ResizeSpec, Taps, axis_taps, interpolate
 from .tokens import MAX_SEQUENTIAL, PairwiseSum, Tokens
 
 
@@ -101,9 +102,14 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
     return reads_y * reads_x <= reads_y * w0 + h * reads_x + 4 * h * w0 + 400
 
 
+def pytorchs_is_sparse(spec: ResizeSpec) -> bool:
+    """Whether ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at once."""
+    return spec.interpolation == "bilinear" and spec.copies_own_size and not (spec.antialias or spec.ar_preserving)
+
+
 def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterable[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings (h*w, C): of one table in ``plan.dtype``, of two in the tokens' dtype."""
-    return _learned(tables[0].detach(), plan) if len(tables) == 1 else dense_resize.resample(tables, plan)
+    return _learned(tables[0], plan) if len(tables) == 1 else dense_resize.resample(tables, plan)
 
 
 def _learned(table: Tensor, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
@@ -114,6 +120,8 @@ def _learned(table: Tensor, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Ten
     for group in plan.groups:
         if spec.copies_own_size and (group.h, group.w) == size:
             yield group, flat
+        elif pytorchs_is_sparse(spec):
+            yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 1)
         else:
             to_resize.append(group)
     flat = flat.to(dtype) if to_resize else flat

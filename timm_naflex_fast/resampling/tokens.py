@@ -1,9 +1,9 @@
-"""Views on the tokens of a batch: add embeddings to them, sum gradients over them, and hand both to autograd."""
+"""The tokens of a batch: add embeddings to them, sum gradients over them, and hand both to autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -11,57 +11,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grids import GridGroup
+from .grids import GridGroup, TokenCounts
 
 # At most this many tensors are added one after the other; longer sums are split, so that float32 rounds less.
 MAX_SEQUENTIAL = 16
 
 
-@dataclass
 class Tokens:
-    """The tokens of each sample, as views.
+    """The tokens ``x`` of a batch, (B, N, C) or packed (T, C), to which embeddings are added, and their gradients.
 
-    Args:
-        in_grid: for each sample, its tokens that lie in the grid, (tokens, C).
-        padding: for each sample, the tokens after them, (padding, C).
-        batch: all of them, (B, N, C), where they lie one after the other in memory.
+    ``counts``: of each sample, how many of its tokens lie in the grid, and how many come after.
     """
 
-    in_grid: Sequence[Tensor]
-    padding: Sequence[Tensor]
-    batch: Tensor | None = None
+    def __init__(self, x: Tensor, counts: TokenCounts) -> None:
+        self.x, self.counts, self.dtype, self.device = x, counts, x.dtype, x.device
+        self.batch = x if x.ndim == 3 and x.is_contiguous() else None
 
-    @classmethod
-    def split(cls, x: Tensor, counts: list[tuple[int, int]]) -> Tokens:
-        """Views on ``x``. ``counts``: of each sample, how many of its tokens lie in the grid, and how many after."""
-        if x.ndim == 3 and not x.is_contiguous():
-            return cls([s[:n] for s, (n, _) in zip(x, counts)], [s[n:] for s, (n, _) in zip(x, counts)])
+    @cached_property
+    def views(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Of each sample a view of its tokens that lie in the grid, (tokens, C), and one of those after them."""
+        if self.x.ndim == 3 and self.batch is None:
+            each = list(zip(self.x, self.counts))
+            return [own[:n] for own, (n, _) in each], [own[n:] for own, (n, _) in each]
         # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
-        parts = (x.flatten(0, 1) if x.ndim == 3 else x).split_with_sizes(list(chain.from_iterable(counts)))
-        return cls(parts[::2], parts[1::2], x if x.ndim == 3 else None)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the tokens."""
-        return self.in_grid[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tokens are."""
-        return self.in_grid[0].device
+        packed = self.x if self.batch is None else self.x.flatten(0, 1)
+        parts = packed.split_with_sizes(list(chain.from_iterable(self.counts)))
+        return parts[::2], parts[1::2]
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
+        if self.batch is not None and not group.cells and len(group.samples) == len(self.batch):
+            tokens, padding = self.counts[0]
+            if not padding:
+                self.batch.add_(embeddings if len(embeddings) == tokens else embeddings[:tokens])
+                return
+        in_grid, after = self.views
         if group.embeds_padding:
             for sample in group.samples:
-                self.padding[sample].add_(embeddings[:1])
-        if self.batch is not None and not group.cells and 1 < len(group.samples) == len(self.batch):
-            tokens = len(self.in_grid[0])
-            self.batch[:, :tokens].add_(embeddings[:tokens])
-            return
+                after[sample].add_(embeddings[:1])
         taken: dict[int, Tensor] = {}  # frames of a video share their order
         for sample in group.samples:
-            own, cell = self.in_grid[sample], group.cells.get(sample)
+            own, cell = in_grid[sample], group.cells.get(sample)
             if cell is None:
                 own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
                 continue
@@ -97,7 +87,7 @@ class Tokens:
             total.add(accumulator)
         out = total.total()
         if group.embeds_padding:
-            out[0] += torch.stack([self.padding[sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
+            out[0] += torch.stack([self.views[1][sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
         return out
 
     def _sum(self, samples: list[int], dtype: torch.dtype) -> Tensor:
@@ -105,7 +95,7 @@ class Tokens:
         if len(samples) > MAX_SEQUENTIAL:
             half = len(samples) // 2
             return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
-        first, *others = (self.in_grid[sample] for sample in samples)
+        first, *others = (self.views[0][sample] for sample in samples)
         if len(others) > 1 and self.batch is not None and first.is_cpu and first.dtype == dtype == torch.float32:
             # All in one pass: each number is read once, only the sum is written. Its row n adds token n of each sample.
             cells = torch.arange(len(first), device="cpu")
@@ -119,7 +109,7 @@ class Tokens:
 
 def assemble(
     embeddings: Iterable[tuple[GridGroup, Tensor]],
-    counts: list[tuple[int, int]],
+    counts: TokenCounts,
     take: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__,
 ) -> Tensor:
     """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing."""
