@@ -144,8 +144,8 @@ def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to
 def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
     enable(everywhere)
     enable(own, model=model)
-    model.embeds.patch_interpolator.resample_linear_weight(model.embeds.proj.weight, (6, 5))
-    assert set(status().calls) == {("patch_embed", own)}
+    project(model)
+    assert status().calls["patch_embed", own] and ("patch_embed", everywhere) not in status().calls
 
 
 @pytest.mark.parametrize("kind", ["learned", "factorized"])

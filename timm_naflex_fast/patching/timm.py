@@ -7,8 +7,8 @@ interpolator no ``resampler``.
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Decision, Library, Replacement, decide, fall_back, original, settings_of
+from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original, settings_of
 from .settings import MODES
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -35,37 +35,25 @@ FUNCTIONS = "timm.layers.patch_embed:"
 # Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
 TIMM_REFERENCE = "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
 
-_calling = threading.local()
+
+def _by_coordinates(name: str) -> Callable[..., None]:
+    """The replacement of timm's method ``name`` for NaFlex batches."""
+
+    def method(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+        """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
+        _apply(self, name, x, patch_coord)
+
+    return method
 
 
-def _apply_learned_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    _apply(self, "_apply_learned_naflex_pos_embed", x, patch_coord)
+def _by_grid_size(name: str) -> Callable[..., None]:
+    """The replacement of timm's method ``name`` for plain images."""
 
+    def method(self: Any, x: Tensor, grid_size: Any) -> None:
+        """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
+        _apply(self, name, x, grid_size)
 
-def _apply_learned_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the same positions and result, computed as sums of rows of the table."""
-    _apply(self, "_apply_learned_naflex_pos_embed_grid_sample", x, patch_coord)
-
-
-def _apply_learned_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
-    _apply(self, "_apply_learned_pos_embed", x, grid_size)
-
-
-def _apply_factorized_naflex_pos_embed(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-    _apply(self, "_apply_factorized_naflex_pos_embed", x, patch_coord)
-
-
-def _apply_factorized_naflex_pos_embed_grid_sample(self: Any, x: Tensor, patch_coord: Tensor) -> None:
-    """Modifications: the same positions and result, computed as sums of rows of the table."""
-    _apply(self, "_apply_factorized_naflex_pos_embed_grid_sample", x, patch_coord)
-
-
-def _apply_factorized_pos_embed(self: Any, x: Tensor, grid_size: Any) -> None:
-    """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
-    _apply(self, "_apply_factorized_pos_embed", x, grid_size)
+    return method
 
 
 def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
@@ -121,13 +109,6 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 
-def resample_linear_weight(self: Any, weight: Tensor, target_patch_size: tuple[int, int]) -> Tensor:
-    """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
-    if _decide(self, (INTERPOLATOR, _LINEAR), weight, self.interpolation).strategy == "stock":
-        return _timms_linear(self, weight, target_patch_size)
-    return _linear_kernel(self, weight, target_patch_size)
-
-
 def interpolator_forward(
     self: Any,
     patches: Tensor,
@@ -136,25 +117,29 @@ def interpolator_forward(
     patch_size: tuple[int, int] | None = None,
     is_linear: bool = True,
 ) -> Tensor:
-    """Modifications: while the weight is frozen its resampled kernel is reused; an empty batch works."""
+    """Modifications: a separable product; a frozen weight's resampled kernel is reused; an empty batch works."""
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    if not fits or _decide(self, key, proj_weight, self.interpolation).strategy == "stock":
+    if not (fits and _is_ours(self, key, proj_weight, self.interpolation)):
         return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
+    old, channels_last = tuple(self.base_patch_size), getattr(self, "channels_last", True)
+    how = dict(channels_last=channels_last, mode=self.interpolation, antialias=self.antialias)
+
+    def resample(weight: Tensor, size: tuple[int, int]) -> Tensor:
+        return resample_linear_kernel(weight, old, size, self.in_chans, **how)
+
     if is_frozen(proj_weight):
-        layout = self.in_chans, getattr(self, "channels_last", True)
-        settings = (tuple(self.base_patch_size), self.interpolation, self.antialias, layout)
-        weight = frozen_kernel(proj_weight, size, settings, partial(_linear_kernel, self))
+        weight = frozen_kernel(proj_weight, size, (old, self.in_chans, *how.values()), resample)
     else:
-        weight = _linear_kernel(self, proj_weight, size)
+        weight = resample(proj_weight, size)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
-    """Modifications: as in resample_linear_weight."""
+    """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
     fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (RESAMPLER, "forward")
     fits = fits and tuple(patch_embed.shape[2:]) == tuple(self.orig_size)
-    if not fits or _decide(self, key, patch_embed, self.interpolation).strategy == "stock":
+    if not (fits and _is_ours(self, key, patch_embed, self.interpolation)):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias)
 
@@ -162,39 +147,17 @@ def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
 def resample_patch_embed(
     patch_embed: Tensor, new_size: Any, interpolation: str = "bicubic", antialias: bool = True, verbose: bool = False
 ) -> Tensor:
-    """Modifications: as in resample_linear_weight. The mode for every model holds, or that of the caller's module."""
+    """Modifications: as in resampler_forward. The mode for every model holds."""
     fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
-    caller = getattr(_calling, "interpolator", None)
-    if not fits or _decide(caller, key, patch_embed, interpolation).strategy == "stock":
+    if not (fits and _is_ours(None, key, patch_embed, interpolation)):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
 
-def _decide(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> Decision:
+def _is_ours(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> bool:
     known = interpolation in INTERPOLATIONS
     reason = None if known else f"a patch kernel with interpolation mode {interpolation!r}"
-    return decide(LIBRARY, key, module, weight, reason=reason)
-
-
-def _linear_kernel(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
-    return resample_linear_kernel(
-        weight,
-        tuple(interpolator.base_patch_size),
-        size,
-        interpolator.in_chans,
-        channels_last=getattr(interpolator, "channels_last", True),  # pragma: no mutate: timm 1.0.31 has the setting
-        mode=interpolator.interpolation,
-        antialias=interpolator.antialias,
-    )
-
-
-def _timms_linear(interpolator: Any, weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """timm's own method. In older releases it calls ``resample_patch_embed``, for which this module's mode holds."""
-    _calling.interpolator = interpolator
-    try:
-        return original((INTERPOLATOR, _LINEAR))(interpolator, weight, size)
-    finally:
-        _calling.interpolator = None
+    return decide(LIBRARY, key, module, weight, reason=reason).strategy != "stock"
 
 
 # The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
@@ -205,37 +168,31 @@ USE_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if 
 _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
-_LINEAR = "resample_linear_weight"
+_LINEAR, _OWN_INVERSE = "resample_linear_weight", "_get_or_create_pinv_matrix"
 _SINCOS = "timm.layers.pos_embed_sincos"
-_ROTARY = "get_batch_embeds get_embed _build_embed_cat _build_embed _create_embed _get_pos_embed_from_coords"
+_ROTARY = "get_batch_embeds get_embed _build_embed_cat _build_embed _create_embed _get_pos_embed_from_coords".split()
 
 # What timm's code calls and ours does not. Of functions of a module, those that no other package's code calls.
 _GRID_SAMPLE = ((naflexvit.__name__ + ":", "_normalize_naflex_grid_sample_coords"),)
 _INVERSE = ((FUNCTIONS, "_compute_resize_matrix"), (FUNCTIONS, "_apply_resampling"))
-_RESAMPLER = (("resampler", "forward"), ("resampler", "_get_or_create_pinv_matrix"), *_INVERSE)
-_ROPE = tuple(("rope", name) for name in _ROTARY.split())
-
-_KERNEL = {"matmul": "matmul"}
-_FORWARD = f"base_patch_size resample_conv_weight {_LINEAR}"
-_OWN_INVERSE = (("", "_get_or_create_pinv_matrix"), *_INVERSE)
-_SIZES = "base_patch_size channels_last in_chans resampler"
+_RESAMPLER = (("", _LINEAR), ("resampler", "forward"), ("resampler", _OWN_INVERSE), *_INVERSE)
+_ROPE = tuple(("rope", name) for name in _ROTARY)
 
 REPLACEMENTS = {
-    (EMBEDS, function.__name__): Replacement("pos_embed", function, strategies, attributes, False, skips)
-    for function, strategies, attributes, skips in (
-        (_apply_learned_naflex_pos_embed, NAFLEX_BATCH, f"{_LEARNED} pos_embed_antialias", ()),
-        (_apply_learned_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
-        (_apply_learned_pos_embed, SAME_RESULT, f"{_LEARNED} pos_embed_antialias", ()),
-        (_apply_factorized_naflex_pos_embed, NAFLEX_BATCH, _FACTORIZED, ()),
-        (_apply_factorized_naflex_pos_embed_grid_sample, USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE),
-        (_apply_factorized_pos_embed, SAME_RESULT, _FACTORIZED, ()),
+    (EMBEDS, f"_apply_{kind}{suffix}"): Replacement(
+        "pos_embed", method(f"_apply_{kind}{suffix}"), strategies, attributes, skips=skips
+    )
+    for kind, attributes, more in (("learned", _LEARNED, " pos_embed_antialias"), ("factorized", _FACTORIZED, ""))
+    for suffix, method, strategies, attributes, skips in (
+        ("_naflex_pos_embed", _by_coordinates, NAFLEX_BATCH, attributes + more, ()),
+        ("_naflex_pos_embed_grid_sample", _by_coordinates, USE_GRID_SAMPLE, attributes, _GRID_SAMPLE),
+        ("_pos_embed", _by_grid_size, SAME_RESULT, attributes + more, ()),
     )
 } | {
-    (home, name): Replacement("patch_embed", function, _KERNEL, attributes, home is INTERPOLATOR, skips)
+    (home, name): Replacement("patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR, skips)
     for home, name, function, attributes, skips in (
-        (INTERPOLATOR, "forward", interpolator_forward, _FORWARD, (("", _LINEAR), *_RESAMPLER)),
-        (INTERPOLATOR, _LINEAR, resample_linear_weight, _SIZES, _RESAMPLER),
-        (RESAMPLER, "forward", resampler_forward, "_get_or_create_pinv_matrix orig_size", _OWN_INVERSE),
+        (INTERPOLATOR, "forward", interpolator_forward, f"base_patch_size resample_conv_weight {_LINEAR}", _RESAMPLER),
+        (RESAMPLER, "forward", resampler_forward, _OWN_INVERSE + " orig_size", (("", _OWN_INVERSE), *_INVERSE)),
         (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None, _INVERSE),
     )
 }
@@ -256,8 +213,9 @@ LIBRARY = Library(
         (1, 0, 30): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by bilinear, as it was "
         "trained: one checkpoint, two results"
     },
-    # The rotary modules, whose results ``_generate_rope_naflex`` hands on.
+    # The layout of a linear weight, and the rotary modules, whose results ``_generate_rope_naflex`` hands on.
     copied_methods={
+        (INTERPOLATOR, _LINEAR): "base_patch_size channels_last in_chans resampler",
         (f"{_SINCOS}:RotaryEmbeddingCat", "get_embed"): "_build_embed_cat _use_cached_embed aug_active bands "
         "feat_shape pos_embed training",
         (f"{_SINCOS}:RotaryEmbeddingCat", "get_batch_embeds"): "_build_embed_cat _use_cached_embed aug_active bands "
