@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .backends.placement import Coordinates, Placement, Sizes
+from .backends.placement import Coordinates, Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
@@ -82,24 +82,17 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    _check_tensors(x=x, table=table)
-    _check_table(table)
-    x, table = _plain(x), _of_this_rank(table)
-    chosen = _strategy(strategy)
-    check_interpolation(mode)
-    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
-    placement: Placement
-    if patch_coord is not None and grid_sizes is None:
-        _check_tensors(patch_coord=patch_coord)
-        patch_coord = _of_this_rank(patch_coord, "patch_coord")
-        placement = Coordinates(patch_coord)
-    elif patch_coord is None and grid_sizes is not None:
-        length = x.shape[1] if x.ndim == 3 else None
-        placement = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
-    else:
+    x, table = _tokens(x), _table(table, "table", "H0", "W0")
+    chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
+    if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
-    asked = (x, table) if patch_coord is None else (x, table, patch_coord)
-    dispatch.add(x, (table,), placement, spec, chosen, tracer(*asked))
+    if patch_coord is not None:
+        patch_coord = _real(patch_coord, "patch_coord")
+        dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, tracer(x, table, patch_coord))
+        return x
+    length = x.shape[1] if x.ndim == 3 else None
+    sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
+    dispatch.add(x, (table,), sizes, spec, chosen, tracer(x, table))
     return x
 
 
@@ -135,16 +128,12 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    _check_tensors(x=x, table_y=table_y, table_x=table_x, patch_coord=patch_coord)
-    _check_table(table_y, "table_y", "H0")
-    _check_table(table_x, "table_x", "W0")
+    x, tables = _tokens(x), (_table(table_y, "table_y", "H0"), _table(table_x, "table_x", "W0"))
     if table_y.shape[-1] != table_x.shape[-1]:
-        raise ValueError(
-            f"table_y and table_x must be of one width; got {tuple(table_y.shape)} and {tuple(table_x.shape)}"
-        )
-    x, table_y, table_x = _plain(x), _of_this_rank(table_y, "table_y"), _of_this_rank(table_x, "table_x")
-    patch_coord, chosen = _of_this_rank(patch_coord, "patch_coord"), _strategy(strategy)
-    tables, spec = (table_y, table_x), chosen.spec("linear", False, False, ar_preserving)
+        got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
+        raise ValueError(f"table_y and table_x must be of one width; got {got}")
+    patch_coord = _real(patch_coord, "patch_coord")
+    chosen, spec = _choose(strategy, "linear", False, False, ar_preserving)
     dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, tracer(x, *tables, patch_coord))
     return x
 
@@ -190,13 +179,10 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    _check_tensors(table=table)
-    _check_table(table)
+    table = _table(table, "table", "H0", "W0")
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
-    table, chosen = _of_this_rank(table), _strategy(strategy)
-    check_interpolation(mode)
-    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
+    chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
@@ -225,11 +211,9 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    _check_tensors(table=table)
+    table, (h, w) = _real(table, "table"), check_size(size)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
-    table = _of_this_rank(table)
-    h, w = check_size(size)
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
     return resample_pos_embeds(table, [(h, w)], **how).view(h, w, -1)
@@ -265,43 +249,44 @@ def resize_matrix(
     return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
 
 
-def _strategy(name: str) -> Strategy:
-    if name not in STRATEGIES:
-        raise ValueError(f"strategy={name!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
-    return STRATEGIES[name]
+def _choose(strategy: str, mode: str, *flags: bool) -> tuple[Strategy, matrices.ResizeSpec]:
+    """The strategy of that name, and how it resizes."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
+    if mode != "linear":
+        check_interpolation(mode)
+    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *flags)
 
 
-def _check_table(table: Tensor, name: str = "table", *axes: str) -> None:
-    ndim = 1 + len(axes := axes or ("H0", "W0"))
+def _table(table: Tensor, name: str, *axes: str) -> Tensor:
+    """A table of these axes and C channels, with a leading 1 or not."""
+    table, ndim = _real(table, name), len(axes) + 1
     if table.ndim not in (ndim, ndim + 1) or (table.ndim > ndim and len(table) != 1):
         shape = f"{', '.join(axes)}, C)"
         raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}")
+    return table
 
 
-def _check_tensors(**tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.is_complex():
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} must be a tensor of real numbers; got {got}")
+def _tokens(x: Tensor) -> Tensor:
+    if is_dtensor(x):
+        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
+    return _real(x, "x")
 
 
-def _of_this_rank(table: Tensor, name: str = "table") -> Tensor:
-    """The table itself; of a replicated DTensor, what this rank holds: its gradient is a replicated DTensor again.
+def _real(tensor: Any, name: str) -> Tensor:
+    """The tensor itself; of a replicated DTensor, what this rank holds: its gradient is a replicated DTensor again.
 
     So every rank must compute the same, as with tensor parallelism. Where ranks see different images, the caller says
     that their gradients are to be added: ``table.to_local(grad_placements=[Partial()])``.
     """
-    if not is_dtensor(table):
-        return table
-    if not all(placement.is_replicate() for placement in table.placements):  # type: ignore[attr-defined]
+    if not isinstance(tensor, Tensor) or tensor.is_complex():
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{name} must be a tensor of real numbers; got {got}")
+    if not is_dtensor(tensor):
+        return tensor
+    if not all(placement.is_replicate() for placement in tensor.placements):  # type: ignore[attr-defined]
         raise ValueError(
-            f"{name} is a DTensor of which no rank holds all: {table.placements}; "  # type: ignore[attr-defined]
+            f"{name} is a DTensor of which no rank holds all: {tensor.placements}; "  # type: ignore[attr-defined]
             f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
         )
-    return table.to_local()  # type: ignore[attr-defined]
-
-
-def _plain(x: Tensor) -> Tensor:
-    if is_dtensor(x):
-        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
-    return x
+    return tensor.to_local()  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def test_equals_timm_and_is_no_farther_from_float64(old, new, mode, antialias):
 
 
 @pytest.mark.parametrize("channels_last", LAYOUTS)
-@pytest.mark.parametrize("in_chans", [1, 3, 4, 5, 9])  # more than four are transposed first
+@pytest.mark.parametrize("in_chans", [1, 3, 9])
 @pytest.mark.parametrize("how", [("bicubic", True), ("bilinear", False)])
 def test_linear_layouts_equal_timm(channels_last, in_chans, how):
     module, weight = interpolator((8, 6), channels_last, *how, in_chans), torch.randn(5, in_chans * 48)

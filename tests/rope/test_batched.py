@@ -139,11 +139,10 @@ def test_low_precision_gradients_are_no_worse_than_timms():
     assert got <= 1e-5 < theirs
 
 
-def test_mixed_tables_are_an_iterator_that_starts_anew_and_keep_nothing_per_token():
+def test_mixed_tables_are_made_in_each_loop_and_keep_nothing_per_token():
     rope, coord = build("mixed", depth=4), row_major([(9, 12), (4, 4), (12, 9)] * 8)
     tables = batched_rope(read_rope(rope), coord, torch.float32)
-    first, second, *rest = (next(tables) for _ in range(4))
-    assert next(tables, None) is None and len(rest) == 2
+    first, second, *_ = tables
     for _ in range(2):
         again = list(tables)
         assert len(again) == 4 and torch.equal(again[0], first) and torch.equal(again[1], second)
@@ -188,7 +187,7 @@ def test_coordinates_of_padding_are_not_looked_at(kind, copies):
         ours(rope, coord)
 
 
-@pytest.mark.parametrize("batch", [1, 20], ids=["by the formula", "by cells"])
+@pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
 def test_many_gradients_in_one_call(batch):
     """As torch.autograd.functional.jacobian(vectorize=True) asks for them; and the gradient of those."""
     rope, coord = build("mixed"), row_major([(4, 3)] * batch)
@@ -201,7 +200,7 @@ def test_many_gradients_in_one_call(batch):
     assert relative(got, want) <= 1e-5
 
 
-@pytest.mark.parametrize("batch", [1, 20], ids=["by the formula", "by cells"])
+@pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
 def test_forward_mode_by_the_frequencies(batch, in_graph):
     rope, coord = build("mixed"), row_major([(4, 3), (3, 4)] * batch)[:batch]

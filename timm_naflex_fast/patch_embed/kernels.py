@@ -31,9 +31,6 @@ from ..tracing import constant_while_traced, recorded, refuse_in_cuda_graph, tra
 
 Size = tuple[int, int]
 
-# Up to this many channels, one product with ``pinv(A_w) (x) I`` handles the channels that lie at every pixel; it costs
-# their number times the arithmetic. With more, the kernel is transposed first: two passes over memory.
-MOST_CHANNELS = 4
 FIRST_CALL = (
     "the first call with such a patch size copies matrices to the GPU, which no CUDA graph can record; run the model "
     "once before you capture it"
@@ -71,7 +68,10 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
 def make_factors(
     by: Any, old: Size, new: Size, mode: str, antialias: bool, channels: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one device for another."""
+    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one device for another.
+
+    The second one handles the channels that lie at every pixel without a transposed copy of the kernel.
+    """
     left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
     right = torch.kron(right, torch.eye(channels, dtype=right.dtype, device=by))
     return left.t().to(device, dtype).contiguous(), right.to(device, dtype).contiguous()
@@ -139,9 +139,6 @@ def resample_linear_kernel(
     if old == new:
         return weight
     kernels = weight.reshape(len(weight), *old, in_chans)  # (O, H0, W0, I)
-    if in_chans > MOST_CHANNELS:
-        kernels = resample_patch_kernel(kernels.permute(0, 3, 1, 2), new, mode=mode, antialias=antialias)
-        return kernels.permute(0, 2, 3, 1).flatten(1)
     return _resample(kernels.flatten(2), old, new, mode, antialias, in_chans).flatten(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,21 +15,15 @@ from .settings import Rope
 FEW_TOKENS = 1024
 
 
-class MixedEmbeddings(Iterator[Tensor]):
-    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them starts with the first block."""
+@dataclass(frozen=True)
+class MixedEmbeddings:
+    """The embeddings (B, heads, N, 2D) of ``depth`` blocks in turn, each computed when a loop comes to it."""
 
-    def __init__(self, rope: Rope, embed: EmbedFn) -> None:
-        self.depth, self.embed, self.block = rope.frequencies.shape[1], embed, 0
+    depth: int
+    embed: EmbedFn
 
-    def __iter__(self) -> MixedEmbeddings:
-        self.block = 0
-        return self
-
-    def __next__(self) -> Tensor:
-        if self.block == self.depth:
-            raise StopIteration
-        self.block += 1
-        return self.embed(self.block - 1)
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.embed, range(self.depth))
 
 
 def batched_rope(
@@ -45,7 +40,7 @@ def batched_rope(
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
-        iterator of (B, heads, N, 2D), one per block; under ``torch.compile`` a list of them.
+        iterable of (B, heads, N, 2D), one per block; under ``torch.compile`` a list of them.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not checked with
@@ -63,13 +58,11 @@ def batched_rope(
         if rope.grid_independent:  # one grid holds all others
             sizes = [(max(h for h, _ in sizes), max(w for _, w in sizes))] * len(sizes)
         cell_count = sum(h * w for h, w in set(sizes))
-        # The formula also serves where saving sines does not pay: one sample has each cell once; few tokens need few
-        # operations; one huge coordinate would make a huge grid.
-        few = len(coord) == 1 if rope.mixed else tokens <= FEW_TOKENS
-        by_formula = fixed and (few or cell_count > max(16 * tokens, 4096))
+        # The formula also serves where saving sines does not pay: few tokens need few operations; one huge coordinate
+        # would make a huge grid.
+        by_formula = fixed and (tokens <= FEW_TOKENS or cell_count > 16 * tokens)
         embed = per_token(rope, coord, dtype) if by_formula else per_cell(rope, coord, dtype, sizes)
     if not rope.mixed:
         return embed(None)
-    if torch.compiler.is_dynamo_compiling():  # it reads no iterator's class
-        return [embed(block) for block in range(rope.frequencies.shape[1])]
-    return MixedEmbeddings(rope, embed)
+    embeddings = MixedEmbeddings(rope.frequencies.shape[1], embed)
+    return list(embeddings) if torch.compiler.is_dynamo_compiling() else embeddings  # Dynamo reads no class's __iter__

@@ -30,9 +30,8 @@ EmbedFn = Callable[[int | None], Tensor]
 def layout(angles: Tensor, rotate_half: bool) -> Tensor:
     """Angles (..., D/2) to D sines and D cosines (..., 2D), each twice: D/2 apart (``rotate_half``) or side by side."""
     values = torch.stack([angles.sin(), angles.cos()], -2)  # (..., 2, D/2)
-    twice = values.unsqueeze(-2 if rotate_half else -1)
-    shape = (*values.shape[:-1], 2, values.shape[-1]) if rotate_half else (*values.shape, 2)
-    return twice.expand(shape).reshape(*angles.shape[:-1], 4 * angles.shape[-1])
+    twice = torch.cat([values, values], -1) if rotate_half else values.repeat_interleave(2, -1)  # (..., 2, D)
+    return twice.flatten(-2)
 
 
 def is_padding(coord: Tensor, size: Tensor) -> Tensor:
@@ -67,11 +66,9 @@ def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[in
     cell = torch.arange(count, device=coord.device) - first_cell[grid_of_cell]
     size_of_cell = size[grid_of_cell]  # (R, 2)
     cells = torch.stack([cell // size_of_cell[:, 1], cell % size_of_cell[:, 1]], 1)  # (R, 2)
-    drawn = (
-        None
-        if rope.augmentation is None
-        else draw(rope, len(distinct)).to(coord.device, non_blocking=True)[grid_of_cell]
-    )
+    drawn = None
+    if rope.augmentation is not None:
+        drawn = draw(rope, len(distinct)).to(coord.device, non_blocking=True)[grid_of_cell]  # (R, 3, 2)
     positions = rope.positions(cells, size_of_cell, drawn)  # (R, 2)
 
     # Each head has its R lines, then a line of zeros for padding.
@@ -81,9 +78,9 @@ def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[in
     index = index[:, None] + heads[:, None] * (count + 1)  # (B, heads, N)
 
     def embeddings(block: int | None) -> Tensor:
-        lines = F.pad(layout(rope.angles(positions, block), rope.rotate_half), (0, 0, 0, 1))  # ([heads,] R + 1, 2D)
-        lines = lines.flatten(0, -2)
-        if torch.is_grad_enabled() and lines.requires_grad:
+        lines = layout(rope.angles(positions, block), rope.rotate_half)  # ([heads,] R, 2D)
+        lines = F.pad(lines, (0, 0, 0, 1)).flatten(0, -2)
+        if lines.requires_grad:
             return F.embedding(index, lines).to(dtype)  # so that the gradients of a cell's tokens are added in float32
         return F.embedding(index, lines.to(dtype))
 
@@ -103,9 +100,11 @@ def draw(rope: Rope, grids: int) -> Tensor:
     assert rope.augmentation is not None
     shift, jitter, rescale = rope.augmentation
 
+    device = None if rope.periods else rope.frequencies.device  # DINOv3 draws on the default device
+
     def uniform(count: int, limit: float | None) -> Tensor:
         """So many random numbers, or zeros where this one is off."""
-        zeros = torch.zeros(count, device=rope.augmentation_device, dtype=torch.float32)
+        zeros = torch.zeros(count, device=device, dtype=torch.float32)
         return zeros if limit is None else zeros.uniform_(-limit, limit)
 
     drawn = []

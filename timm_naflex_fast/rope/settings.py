@@ -37,7 +37,6 @@ class Rope:
         scales_to_batch_max: ``ref_feat_shape`` stretches the batch's largest grid, and the others along with it, as
             older timm does.
         augmentation: (shift, jitter, rescale) to draw for each distinct grid, None where it is off.
-        augmentation_device: where timm draws them.
     """
 
     frequencies: Tensor
@@ -50,7 +49,6 @@ class Rope:
     ref_feat_shape: tuple[int, int] | None
     scales_to_batch_max: bool
     augmentation: tuple[float | None, float | None, float | None] | None
-    augmentation_device: torch.device | None
 
     @property
     def mixed(self) -> bool:
@@ -131,5 +129,4 @@ def read_rope(module: Any) -> Rope | str:
         ref_feat_shape=settings.get("ref_feat_shape", None),
         scales_to_batch_max="grid_type" not in settings,
         augmentation=(module.shift_coords, module.jitter_coords, module.rescale_coords) if draws else None,
-        augmentation_device=None if dinov3 else frequencies.device,
     )
