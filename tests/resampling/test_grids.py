@@ -5,17 +5,10 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major
-from timm_naflex_fast.resampling.grids import GridGroup, plan_batch, sizes_on_host, whole_batch
+from timm_naflex_fast.resampling.grids import plan_batch, sizes_on_host
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 SQUARE = ResizeSpec(ar_preserving=True)
-
-
-def test_whole_batch():
-    assert whole_batch(torch.zeros(2, 6, 3), (2, 3)) == ([GridGroup(2, 3, [0, 1])], [(6, 0)] * 2)
-    assert whole_batch(torch.zeros(0, 6, 3), (2, 3)) == ([GridGroup(2, 3, [])], [])
-    with pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid, 6"):
-        whole_batch(torch.zeros(2, 7, 3), (2, 3))
 
 
 def only(y, x, tokens):

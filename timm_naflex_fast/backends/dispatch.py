@@ -71,8 +71,8 @@ def add(
                 refuse_in_cuda_graph(x.device, NEEDS_HOST)
             return backend.add(x, tables, placement.coordinates(x), spec)
     if traced_by is None:
-        return eager.add(x, tables, placement, spec, strategy)
-    _outside_graphs("add")(x, tables, placement, spec, strategy)
+        return eager.add(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
+    _outside_graphs("plan_and_add")(x, tables, placement, spec, strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:
@@ -138,5 +138,5 @@ def _outside_graphs(name: str) -> Callable[..., Any]:
 def _import_for_graphs() -> None:
     from . import operator  # noqa: F401
 
-    for name in ("add", "resample"):
+    for name in ("plan_and_add", "resample"):
         _disabled[name] = torch.compiler.disable(getattr(eager, name))

@@ -27,9 +27,9 @@ from .placement import Placement, Sizes
 NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
 
 
-def add(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
+def plan_and_add(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
-    add_planned(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
+    add(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
@@ -38,11 +38,11 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
     plan = sizes.plan(table, spec, strategy.resizes_square)
     plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
-    add_planned(out, (table,), plan, strategy)
+    add(out, (table,), plan, strategy)
     return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
 
 
-def add_planned(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
+def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
     """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T, C).
 
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.

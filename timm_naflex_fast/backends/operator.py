@@ -44,7 +44,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
     try:
-        eager.add(out, (table.detach(),), Coordinates(patch_coord), spec, STRATEGIES["matmul"])
+        eager.plan_and_add(out, (table.detach(),), Coordinates(patch_coord), spec, STRATEGIES["matmul"])
     except NamesNoCell:
         if not spec.embeds_padding:
             raise

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..resampling import grids
-from ..resampling.grids import ResamplePlan
+from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 
 
@@ -37,8 +37,10 @@ class OneGrid(NamedTuple):
     w: int
 
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
-        """ValueError: ``x`` (B, N, C) has not one token for each cell."""
-        return ResamplePlan(*grids.whole_batch(x, self), spec, x.dtype)
+        """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_whole``."""
+        batch, length = x.shape[:2]
+        group = GridGroup(int(self.h), int(self.w), list(range(batch)))
+        return ResamplePlan([group], [(length, 0)] * batch, spec, x.dtype)
 
 
 class Sizes(NamedTuple):

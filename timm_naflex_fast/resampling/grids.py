@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, NamesNoCell, check_cells, check_whole, whole
+from .checks import LARGEST, NamesNoCell, check_cells, whole
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -108,21 +108,14 @@ def grid_sizes(patch_coord: Tensor) -> Tensor:
     return torch.stack([axis.amax(1) for axis in patch_coord.unbind(-1)], -1) + 1
 
 
-class HostGrids(NamedTuple):
-    """What the coordinates of a batch say, on the host: each sample's size ``h`` and ``w``, and the ``cell`` of each
-    token in row-major order, (B, N), NumPy's; None where all tokens stand in that order. ``reordered`` samples do not.
-    """
-
-    h: list[int]
-    w: list[int]
-    cell: Any
-    reordered: list[bool]
-
-
-def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
+def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[int], list[int], Any, list[bool]]:
     """Read the coordinates (B, N, 2), B and N at least 1: this is the device-to-host copy.
 
     By NumPy: on so few numbers its operations cost a third of PyTorch's.
+
+    Returns:
+        Each sample's height and width; the cell of each token in row-major order, (B, N), NumPy's, or None where all
+        tokens stand in that order; and which samples do not.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate among a grid's own tokens; with ``embeds_padding`` also
@@ -132,13 +125,13 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
     length = coord.shape[1]
     order = np.arange(length)
     fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
-    # The last token of a whole image names its last cell. So whole images are told most cheaply.
+    # The last token of a whole image names its last cell. So a batch of whole images is told most cheaply.
     heights, widths = (coord[:, -1] + 1).T.tolist()
-    if not fractional and all(h * w == length for h, w in zip(heights, widths)):
+    if heights[0] * widths[0] == length and min(widths) > 0 and not fractional:
         w = coord[:, -1:, 1] + 1  # (B, 1)
         row = order // w
         if (coord[..., 0] == row).all() and (coord[..., 1] == order - row * w).all():
-            return HostGrids(heights, widths, None, [False] * len(heights))
+            return heights, widths, None, [False] * len(heights)
     # Read as unsigned numbers, a negative one is larger than every size.
     size = coord.view(np.uint64).max(1)  # (B, 2)
     if size.max() >= LARGEST:
@@ -152,7 +145,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> HostGrids:
         elsewhere = np.where(after, cell != 0, elsewhere) if embeds_padding else elsewhere & ~after
     if fractional or (embeds_padding and coord.min() < 0):
         raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
-    return HostGrids(h.tolist(), w.tolist(), cell if elsewhere.any() else None, elsewhere.any(1).tolist())
+    return h.tolist(), w.tolist(), cell if elsewhere.any() else None, elsewhere.any(1).tolist()
 
 
 def _fractional(patch_coord: Tensor) -> bool:
@@ -166,17 +159,6 @@ def _too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> Val
         f"patch_coord of sample {sample} spans a grid of {grid[0]} x {grid[1]} cells{resized}, too many for {length} "
         f"tokens; valid are at most 64 x {length} + 4096 = {64 * length + 4096} cells"
     )
-
-
-def whole_batch(x: Tensor, grid_size: Sequence[int]) -> tuple[list[GridGroup], TokenCounts]:
-    """The one group of a batch of plain images: every sample of ``x`` (B, h*w, C) on ``grid_size`` = (h, w).
-
-    Raises:
-        ValueError: N is not h*w.
-    """
-    check_whole(x, grid_size)
-    batch, length = x.shape[:2]
-    return [GridGroup(int(grid_size[0]), int(grid_size[1]), list(range(batch)))], [(length, 0)] * batch
 
 
 def bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:

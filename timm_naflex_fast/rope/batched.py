@@ -53,10 +53,10 @@ def batched_rope(
     if in_graph or tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
         embed = per_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
-        grids = read_grids(coord)
-        sizes = list(zip(grids.h, grids.w))
+        heights, widths, *_ = read_grids(coord)
+        sizes = list(zip(heights, widths))
         if rope.grid_independent:  # one grid holds all others
-            sizes = [(max(h for h, _ in sizes), max(w for _, w in sizes))] * len(sizes)
+            sizes = [(max(heights), max(widths))] * len(sizes)
         cell_count = sum(h * w for h, w in set(sizes))
         # The formula also serves where saving sines does not pay: few tokens need few operations; one huge coordinate
         # would make a huge grid.
