@@ -13,7 +13,8 @@ an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> eager.add                 groups the samples, adds, tells autograd
+                  -> placement.plan            reads the grids, groups the samples
+                  -> eager.add                 adds, tells autograd
                   -> strategy.resample         the embeddings of each grid
                   -> sparse_resize.SparseSum   the arithmetic
 """

@@ -65,7 +65,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
         backward = partial(_gradients, [tensor.shape for tensor in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
     with torch.no_grad():
-        embeddings = strategy.resample(shaped, plan) if inputs else _frozen(tables, shaped, plan, strategy)
+        embeddings = strategy.resample(shaped, plan) if inputs or in_sight else _frozen(tables, shaped, plan, strategy)
         if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
@@ -89,8 +89,7 @@ def _frozen(tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strate
     learned table's own size takes the table as it is: nothing is cached, nothing compared. ``shaped``: the tables
     without a leading 1.
     """
-    if (made := cache.made_from(tables)) is None:
-        return strategy.resample(shaped, plan)
+    made = cache.made_from(tables)
     own_size = shaped[0].shape[:2] if len(tables) == 1 and plan.spec.copies_own_size else None
     settings = (strategy, *plan[2:])
     again, others, keys, cells = list[GridGroup](), list[GridGroup](), list[Any](), 0

@@ -110,15 +110,13 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None] | None:
+def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None]:
     """What was asked for of these sources by key: a table, or None where it was not made yet. Note there what is asked.
 
-    It is empty where the sources have changed, as far as their versions tell; None where no cache may be used. Ask it
-    before :func:`cached_resized` for a position table: a grid that never comes again would only cost memory, and to
-    compare the bits of the sources costs time.
+    It is empty where the sources have changed, as far as their versions tell. Ask it before :func:`cached_resized` for
+    a position table: a grid that never comes again would only cost memory, and to compare the bits of the sources costs
+    time.
     """
-    if not usable():
-        return None
     versions: tuple[int, ...] = ()
     for source in sources:
         versions += (0 if source.is_inference() else source._version,)
