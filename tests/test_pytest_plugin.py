@@ -105,7 +105,7 @@ def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers
     assert f"pos_embed by {mode} {times} times" in out and ("by interpolate_cached" in out) is False
     said = re.findall(r"switched off or changed by \S+::test_off; 2 of 4 tests", out)
     assert len(said) == (off != "status()"), out
-    assert "timm_naflex_fast on timm" in out and "timm: position embeddings" in out
+    assert "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed " in out
     assert is_pristine()
 
 

@@ -83,7 +83,7 @@ def test_threads_never_see_half_a_patch():
         (dict(patch_embed="grid_sample"), "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'"),
         (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
-        (dict(model="naflexvit"), "must be a torch.nn.Module"),
+        (dict(model="naflexvit"), "valid is any torch.nn.Module that does, such as timm.create_model("),
     ],
 )
 def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message):

@@ -20,7 +20,7 @@ from torch import nn
 from ..resampling import cache
 from .compat import check, not_ours, unsupported
 from .library import Library, count_into, counts, imported_targets, original, originals, targets, warn_once, whose
-from .settings import ATTRIBUTE, STOCK, Mode, Override, OwnSettings, Settings, check_name, parse_settings
+from .settings import ATTRIBUTE, STOCK, Mode, Override, OwnSettings, check_name, parse_settings
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -105,19 +105,18 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
     if not libraries or not all(library.model_classes for library in libraries):
         raise ValueError("a model is one of timm or transformers, imported before; torchtitan knows no model")
     wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in libraries)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module that contains {wanted}; got {type(model).__name__}")
-    found: dict[Library, list[nn.Module]] = {}
-    for library in libraries:
+    modules, found = list[nn.Module](), list[Library]()
+    for library in libraries if isinstance(model, nn.Module) else ():
         owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
         if inside := [module for module in model.modules() if isinstance(module, owners)]:
-            found[_libraries.setdefault(library.name, library)] = inside
+            modules += inside
+            found.append(_libraries.setdefault(library.name, library))
     if not found:
         raise ValueError(
-            f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any module that does, "
-            f"such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
+            f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any torch.nn.Module "
+            f"that does, such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
         )
-    return [module for inside in found.values() for module in inside], list(found)
+    return modules, found
 
 
 def _put(override: Override, modules: list[nn.Module]) -> None:
@@ -144,10 +143,11 @@ def _refresh(*, install: bool = True) -> None:
     owns = {own: _newest(own.overrides) for own in list(_owns)}
     _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
     of_all = [override for override in _overrides if not override.model]
-    everywhere = {known: _newest(o for o in of_all if known.name in o.libraries) for known in _libraries.values()}
-    holding = [override for override in (*owns.values(), *everywhere.values()) if override is not None]
-    used = {name for override in holding if not override.settings.is_stock for name in override.libraries}
-    _install(library for library in everywhere if install and library.name in used)
+    everywhere = {known: _newest(o for o in of_all if known in o.libraries) for known in _libraries.values()}
+    holding = [o for o in (*owns.values(), *everywhere.values()) if o is not None and not o.settings.is_stock]
+    used = [library for library in everywhere if any(library in override.libraries for override in holding)]
+    if install:
+        _install(used)
     for library, newest in everywhere.items():
         library.settings = STOCK if newest is None else newest.settings
     for own, newest in owns.items():
@@ -157,7 +157,7 @@ def _refresh(*, install: bool = True) -> None:
                 del vars(module)[ATTRIBUTE]
     count_into(_overrides[-1].counts if _overrides else None)
     for library in everywhere:
-        if library.name not in used:
+        if library not in used:
             _uninstall(library)
 
 
@@ -240,7 +240,7 @@ def enable(
         modules, libraries = _targets(model, names)
     for known in libraries:
         check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", settings.pos_embed, known.modes)
-    override = _override(settings, model, libraries)
+    override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
         if not settings.is_stock:
             for sentence in [sentence for known in libraries for sentence in not_ours(known, modules)]:
@@ -251,11 +251,6 @@ def enable(
             _install(libraries)
         _put(override, modules)
     return Handle(override)
-
-
-def _override(settings: Settings, model: nn.Module | None, libraries: list[Library]) -> Override:
-    names = tuple(library.name for library in libraries)
-    return Override(settings, names, "" if model is None else type(model).__name__)
 
 
 def disable(model: nn.Module | None = None) -> None:
@@ -278,9 +273,8 @@ def disable(model: nn.Module | None = None) -> None:
             _overrides.clear()
             cache.clear_all()
         elif not all(library.settings.is_stock for library in libraries):
-            exempt = _override(STOCK, model, libraries)
-            exempt.counts = counts()  # which go on
-            return _put(exempt, modules)
+            # What was counted goes on.
+            return _put(Override(STOCK, tuple(libraries), type(model).__name__, counts()), modules)
         for module in modules:
             vars(module).pop(ATTRIBUTE, None)
         _refresh()

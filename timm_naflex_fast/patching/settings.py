@@ -102,7 +102,7 @@ class Override:
     """One ``enable()``, or one ``disable(model)``."""
 
     settings: Settings
-    libraries: tuple[str, ...]
+    libraries: tuple[Any, ...]  # each a ``Library``
     model: str = ""  # the class of the model that it is for; "": every model
     counts: Counts = field(default_factory=Counts)
 

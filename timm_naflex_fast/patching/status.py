@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,8 +14,6 @@ from .compat import found_at, holders, not_ours, version_of
 from .library import Library, counts, targets, whose
 from .settings import ATTRIBUTE, STOCK, Override, Settings
 
-NAMES = {"pos_embed": "position embeddings", "patch_embed": "patch kernels", "rope": "rotary embeddings"}
-
 
 @dataclass(frozen=True)
 class Status:
@@ -23,10 +21,9 @@ class Status:
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of models that have their
     own, ``model_classes`` the classes of these. ``replaced`` maps the libraries' methods to what computes them (empty
-    when nothing is replaced), ``components`` the same by (what, mode). Since the last ``enable()``:
-    ``calls`` counts what computed which component, ``fallbacks`` why a library's own code ran although something else
-    was chosen. Under ``torch.compile`` each trace counts, and the calls of a finished graph do not. ``notes`` are
-    sentences on what a user may not expect.
+    when nothing is replaced). Since the last ``enable()``: ``calls`` counts what computed which component,
+    ``fallbacks`` why a library's own code ran although something else was chosen. Under ``torch.compile`` each trace
+    counts, and the calls of a finished graph do not. ``notes`` are sentences on what a user may not expect.
     """
 
     flags: Settings
@@ -37,7 +34,6 @@ class Status:
     calls: dict[tuple[str, str], int]
     fallbacks: dict[str, int]
     model_classes: tuple[str, ...] = ()
-    components: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     scope: str = "every model"
 
@@ -46,10 +42,8 @@ class Status:
         if not self.replaced:
             nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
             return "\n".join([*lines, nothing, *self.notes])
-        by = {what: _by(mode, strategies) for (what, mode), strategies in self.components.items()}
-        lines.append(table([{"computed": what, f"by, in {self.scope}": strategy} for what, strategy in by.items()]))
-        for name, own in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {', '.join(f'{k}={getattr(own, k)}' for k in NAMES)}")
+        lines.append(table([{"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()]))
+        lines += [f"one {name} has its own: {own}" for name, own in zip(self.model_classes, self.models)]
         ran = {": ".join(key): str(n) for key, n in sorted(self.calls.items())} or {"(nothing yet)": "0"}
         lines += ["", table([{"what ran since enable()": what, "calls": n} for what, n in ran.items()])]
         return "\n".join([*lines, *self.why_stock(), *self.notes])
@@ -59,19 +53,11 @@ class Status:
         return [f"the library's own code ran {n} time{'s' * (n != 1)}: {why}" for why, n in self.fallbacks.items()]
 
 
-def _by(mode: str, strategies: list[str]) -> str:
-    """By what a component's functions are computed: the mode, and for which of timm's models by something else."""
-    where = "images without coordinates" if mode == "grid_sample" else "models made with pos_embed_use_grid_sample"
-    others = [f"{where}: {strategy}" for strategy in sorted(set(strategies) - {mode})]
-    return f"{mode} ({', '.join(others)})" if others else mode
-
-
 def describe(
     libraries: Collection[Library], modules: Collection[nn.Module], models: Collection[Override], scope: str
 ) -> Status:
     """What holds now, for these modules of one model or, without any, for every model. ``models``: what others have."""
     replaced: dict[str, str] = {}
-    components: dict[tuple[str, str], list[str]] = {}
     notes: list[str] = []
     owns = [getattr(module, ATTRIBUTE, None) for module in modules]
     own = next((own.settings for own in owns if own is not None and own.settings is not None), None)
@@ -80,9 +66,7 @@ def describe(
             if any(whose(found_at(holder, name)[1], library) == "ours" for holder in holders(owner, modules)):
                 replacement = library.replacements[key]
                 mode = getattr(own or library.settings, replacement.component)
-                strategy = replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
-                what = f"{library.name}: {NAMES[replacement.component]}"
-                components.setdefault((what, mode), []).append(strategy)
+                replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
         notes += not_ours(library, modules)
         notes += [note for before, note in library.notes.items() if version_of(library) < before]
     return Status(
@@ -94,7 +78,6 @@ def describe(
         dict(counts().calls),
         dict(counts().fallbacks),
         tuple(override.model for override in models),
-        components,
         tuple(notes),
         scope,
     )

@@ -39,9 +39,9 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
     strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
-    options: dict[str, Any] = dict(mode="bilinear", merge=self.config.spatial_merge_size, strategy=strategy)
+    tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
     table = _square(self, *tables)
-    return _add_packed(_linear(self, pixel_values), table, grid_thw, options, table.dtype)
+    return tokens + _packed(len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy)
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
@@ -50,11 +50,10 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
-    options: dict[str, Any] = dict(mode="bilinear", antialias=False, ar_preserving=True, strategy=strategy)
+    tokens, how = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
-    tokens = self.patch_projection(pixel_values)
-    tokens = _add_packed(tokens, table, image_grid_hw, options, tokens.dtype)
-    images = tokens.split(image_grid_hw.prod(-1).tolist())
+    embeddings = _packed(len(tokens), table, image_grid_hw, **how, strategy=strategy)
+    images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(-1).tolist())
     return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
 
 
@@ -62,16 +61,15 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
-    where = self.position_embedding, "weight"
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=where, reason=reason)
+    tables_at = self.position_embedding, "weight"
+    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=tables_at, reason=reason)
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
-    patch = self.patch_embedding
-    pixels = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
     table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
-    options: dict[str, Any] = dict(mode=mode, antialias=False, strategy=strategy)
-    tokens = patch(pixels.to(patch.weight.dtype)).flatten(1)
-    return _add_packed(tokens, table, grid_thw, options, tokens.dtype, one_for_all=True)[None]
+    tokens = _linear(self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)).flatten(1)
+    tokens_given = None if len(tokens) == 1 else len(tokens)  # one for all positions
+    embeddings = _packed(tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy)
+    return (tokens + embeddings.to(tokens.dtype))[None]
 
 
 def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
@@ -83,30 +81,23 @@ def _square(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _add_packed(tokens: Tensor, table: Tensor, sizes: Any, *rest: Any, **options: Any) -> Tensor:
-    """As ``_packed``. A tensor of sizes has to be read on the host: a graph breaks there, as in transformers."""
-    breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
-    return (_outside_graphs if breaks else _packed)(tokens, table, sizes, *rest, **options)
+def _packed(tokens: int | None, table: Tensor, sizes: Any, **how: Any) -> Tensor:
+    """The packed position embeddings, in the table's dtype, for so many tokens; None: for however many.
 
-
-def _packed(
-    tokens: Tensor, table: Tensor, sizes: Any, options: dict[str, Any], dtype: torch.dtype, one_for_all: bool = False
-) -> Tensor:
-    """Tokens (T, C) plus the packed position embeddings, cast to ``dtype``; with ``one_for_all``, T may be 1.
+    A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
 
     Raises:
         ValueError: the sizes name another number of tokens, or a size cannot be merged.
     """
-    embeddings = resample_pos_embeds(table, sizes, **options)
-    if len(embeddings) != len(tokens) and not (one_for_all and len(tokens) == 1):
-        raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {len(tokens)}")
-    return tokens + embeddings.to(dtype)
+    breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
+    embeddings = (_outside_graphs if breaks else resample_pos_embeds)(table, sizes, **how)
+    if tokens not in (None, len(embeddings)):
+        raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {tokens}")
+    return embeddings
 
 
-_outside_graphs = torch._disable_dynamo(
-    _packed
-)  # torch.compiler.disable, but the compiler is imported when it is called
-
+# ``torch.compiler.disable`` imports the compiler at once, this one where it is called.
+_outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
 _PACKED_BATCH = "a packed batch in an exported graph"
 _RESIZE, _INTERPOLATE = "resize_positional_embeddings", "_interpolate_position_embedding"
