@@ -9,8 +9,6 @@ The operators do not depend on the number of channels, so bytes are linear in it
 widths and extended to 768.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from itertools import product, repeat

@@ -7,15 +7,15 @@ is a place where Dynamo leaves the graph; recompiled are graphs that a later bat
 and the number of tokens are dynamic; what the program computes, the tests compare.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
+import timm
 import torch
+from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.measure.bench import compiled
@@ -32,71 +32,48 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "compile, four lengths": ({}, (64, 128, 196, 256)),
     "dynamic=True": ({"dynamic": True}, (64, 128, 196, 256)),
     "fullgraph=True": ({"fullgraph": True}, (64, 128, 196, 256)),
-    "export": ({}, (64, 128, 196)),
+    "export": ({}, (64,)),
 }
 
 
-def make(library: str, contender: str) -> torch.nn.Module:
-    """A small model of a library, the same for every contender."""
-    torch.manual_seed(0)
+def make(library: str, flag: bool) -> torch.nn.Module:
+    """A small model of a library; ``flag``: by timm's grid_sample."""
     if library == "timm":
-        import timm
-
         own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
-        flag = contender == "timm's grid_sample"
-        model = timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
-        torch.nn.init.normal_(model.embeds.pos_embed)
-        return model
-    from transformers import Siglip2VisionConfig, Siglip2VisionModel
-
+        return timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
     own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
     return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
 
 
 def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     """A batch of images of other shapes each, padded to ``tokens``, as the model's ``forward`` takes it."""
-    source = random.Random(seed)
-    grids = [siglip_grids(tokens)(source, number) for number in range(IMAGES)]
-    patches = torch.randn(IMAGES, tokens, 768, generator=torch.Generator().manual_seed(seed))
-    lengths = torch.tensor([[h * w] for h, w in grids])
-    valid = torch.arange(tokens) < lengths
+    source, grid = random.Random(seed), siglip_grids(tokens)
+    grids = [grid(source, number) for number in range(IMAGES)]
+    patches, valid = torch.randn(IMAGES, tokens, 768), torch.arange(tokens) < torch.tensor([[h * w] for h, w in grids])
     if library == "timm":
-        return {"patches": patches, "patch_coord": coordinates(grids, tokens), "patch_valid": valid}
-    names = "pixel_values", "pixel_attention_mask", "spatial_shapes"
-    return dict(zip(names, (patches, valid.long(), torch.tensor(grids))))
-
-
-def result(library: str, run: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What a model makes of a batch."""
-    return run(batch) if library == "timm" else run(**batch).pooler_output
+        return dict(patches=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
+    return dict(pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=torch.tensor(grids))
 
 
 def count(library: str, contender: str, way: str) -> dict[str, Any]:
-    """The graphs, breaks and recompiled graphs of one way, or what it raised."""
-    model, (options, lengths) = make(library, contender), WAYS[way]
-    with ExitStack() as on:
-        if contender not in ("stock", "timm's grid_sample"):
-            on.enter_context(enable(contender, library=library))
+    """The graphs, breaks and recompiled graphs of one way; nothing of an export, which works or raises."""
+    flag, (options, lengths) = contender == "timm's grid_sample", WAYS[way]
+    model = make(library, flag)
+    with nullcontext() if flag or contender == "stock" else enable(contender, library=library):
         if way == "export":
-            return export(library, model.eval(), lengths[0])
+            batch = draw(library, lengths[0], 0)
+            free = {0: torch.export.Dim("images", max=64), 1: torch.export.Dim("tokens", min=2, max=4096)}
+            sizes = {name: {0: free[0]} if name == "spatial_shapes" else free for name in batch}
+            args, named, shapes = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
+            torch.export.export(model.eval(), args, named, dynamic_shapes=shapes)
+            return {}
 
         def step(run: Any, batch: Any) -> None:
-            result(library, run, batch).square().sum().backward()
+            (run(batch) if library == "timm" else run(**batch).pooler_output).square().sum().backward()
 
         batches = [draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)]
         found = compiled.measure(model, batches, step, backend="aot_eager", **options)
-    graphs, breaks, recompiled, _ = found.values()
-    return {"graphs": graphs, "breaks": breaks, "recompiled": recompiled}
-
-
-def export(library: str, model: torch.nn.Module, length: int) -> dict[str, Any]:
-    """Export with dynamic sizes: it works or raises."""
-    batch = draw(library, length, 0)
-    images, tokens = torch.export.Dim("images", min=1, max=64), torch.export.Dim("tokens", min=2, max=4096)
-    sizes = {name: {0: images} if name == "spatial_shapes" else {0: images, 1: tokens} for name in batch}
-    args, named, free = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
-    torch.export.export(model, args, named, dynamic_shapes=free)
-    return {}
+    return dict(zip(("graphs", "breaks", "recompiled"), found.values()))
 
 
 def rows(tiny: bool) -> Iterator[list[dict[str, Any]]]:

@@ -8,8 +8,6 @@ It says first how long each file took last time. Nothing else may run beside wha
 not start. What is counted may be counted at any time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -68,29 +66,23 @@ COUNTED = {"counts", "graphs"}
 NAMES = (*BENCH, *MADE_HERE)
 
 
-def bench(options: str, out: Path, tiny: bool) -> list[dict[str, Any]]:
-    """The rows of `naflex-fast bench`, which writes them into ``out``."""
-    if tiny:
-        options += " --rounds 1 --budget 0.01 --batch-size 1 --channels 4"
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", str(out)]
-    subprocess.run(command, check=True, cwd=ROOT, env=clean)
-    return json.loads(out.read_text())["rows"]
-
-
-def measure(name: str, out: Path, scratch: Path, tiny: bool) -> None:
-    """Make one result file."""
-    start = time.monotonic()
+def measure(name: str, tiny: bool) -> dict[str, Any]:
+    """What a result file holds."""
+    start, rows = time.monotonic(), []
     if name in BENCH:
-        rows = bench(BENCH[name], scratch, tiny)
+        options = BENCH[name] + " --rounds 1 --budget 0.01 --batch-size 1 --channels 4" * tiny
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+        with tempfile.NamedTemporaryFile() as out:
+            command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", out.name]
+            subprocess.run(command, check=True, cwd=ROOT, env=clean)
+            rows = json.load(out)["rows"]
     else:
-        rows = []
         for race in MADE_HERE[name](tiny):
             shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
             print(tabulate(shown, "keys", intfmt=","), flush=True)
             rows += race
     about = provenance(f"uv run benchmarks/measure.py {name}")
-    write_json(out, {**about, "seconds": round(time.monotonic() - start), "rows": rows})
+    return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
 
 
 def main() -> int:
@@ -112,16 +104,16 @@ def main() -> int:
     for name in todo:
         print(f"{name}: took {before[name].get('seconds', 'an unknown number of')} seconds last time")
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder, "rows.json")
-        for name in todo:
-            print(f"== {name}", flush=True)
-            files[name].parent.mkdir(parents=True, exist_ok=True)
-            try:
-                measure(name, scratch if options.tiny else files[name], scratch, options.tiny)
-            except Exception:  # the others go on
-                traceback.print_exc()
-                failed += 1
+    for name in todo:
+        print(f"== {name}", flush=True)
+        try:
+            record = measure(name, options.tiny)
+            if not options.tiny:
+                files[name].parent.mkdir(parents=True, exist_ok=True)
+                write_json(files[name], record)
+        except Exception:  # the others go on
+            traceback.print_exc()
+            failed += 1
     return failed
 
 

@@ -3,8 +3,6 @@
 Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only shows that they run.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import tempfile
@@ -48,16 +46,13 @@ def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train", of mixed ones alone,
     keeps all blocks' and computes the gradient of the frequencies.
     """
-    for kind, phase in [*((kind, "infer") for kind in ROPE_TYPES), ("mixed", "train")]:
-        names = [BASELINE, "batched"]
-        for batch in (1,) if tiny else (1, 64):
-            with ExitStack() as on:
-                race = _rope_race(kind, phase, batch, names, on)
-                rows = time(race, 0.5, tiny)
-            yield rows
+    phases = [*((kind, "infer") for kind in ROPE_TYPES), ("mixed", "train")]
+    for (kind, phase), batch in product(phases, (1,) if tiny else (1, 64)):
+        with ExitStack() as on:
+            yield time(_rope_race(kind, phase, batch, on), 0.5, tiny)
 
 
-def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStack) -> Race:
+def _rope_race(kind: str, phase: str, batch: int, on: ExitStack) -> Race:
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
     coord = coordinates(WORKLOADS["diverse"].grids(batch))
@@ -76,7 +71,7 @@ def _rope_race(kind: str, phase: str, batch: int, names: list[str], on: ExitStac
         torch.autograd.backward(found, [g] * len(found))
 
     contenders = []
-    for name in names:
+    for name in (BASELINE, "batched"):
         own = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1, patch_size=1)
         own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind, **ROPE_TYPES[kind])
         model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)

@@ -7,10 +7,9 @@ No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->`
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +29,7 @@ from timm_naflex_fast.measure.output import number
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 LEAST = 0.9  # of the library's own speed: what is slower stops a release
-STOCK, OURS, PLAIN_ADD, FLAG = "stock", "matmul", "plain-add", "timm-flag-bilinear"
+STOCK, OURS, PLAIN_ADD = "stock", "matmul", "plain-add"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 # What the figures of result files depend on, in the package: where it changes, they are old.
 POSITION_CODE = "resampling strategies backends patching tracing.py"
@@ -39,7 +38,7 @@ CODE |= {"graphs": f"{POSITION_CODE} rope", "compiled": f"{POSITION_CODE} rope",
 CODE |= {"patch_kernels": "patch_embed patching", "rope": "rope patching", "gpu/*": f"{POSITION_CODE} rope patch_embed"}
 CODE |= {"drift/*/report": "resampling strategies measure/drift"}
 Race = dict[str, dict[str, Any]]  # rows by contender
-Column = Callable[[Race], str]
+Column = Callable[[Race], Any]
 
 
 def read(pattern: str) -> list[Any]:
@@ -80,31 +79,19 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Seque
     return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)
 
 
-def ratio(other: str, ours: str = OURS) -> Column:
-    """How many times faster ours is than ``other``; of the plain add, how many times slower."""
-
-    def text(race: Race) -> str:
-        if not {ours, other} <= {*race}:
-            return "-"
-        quotient = race[other]["median_ms"] / race[ours]["median_ms"]
-        return number(1 / quotient if other == PLAIN_ADD else quotient)
-
-    return text
-
-
 def ms(contender: str) -> Column:
     """Milliseconds."""
-    return lambda race: number(race[contender]["median_ms"]) if contender in race else "not run"
+    return lambda race: race[contender]["median_ms"] if contender in race else math.nan
 
 
-def figure(name: str, unit: float = 1) -> Column:
+def ratio(slow: str, fast: str = OURS) -> Column:
+    """How many times as long the one takes."""
+    return lambda race: ms(slow)(race) / ms(fast)(race)
+
+
+def figure(name: str, unit: float | None = None) -> Column:
     """A figure of a race that has one contender."""
-
-    def text(race: Race) -> str:
-        (row,) = race.values()
-        return number(row[name] / unit) if unit != 1 or isinstance(row[name], float) else f"{row[name]:,}"
-
-    return text
+    return lambda race: next(iter(race.values()))[name] if unit is None else next(iter(race.values()))[name] / unit
 
 
 def share(contender: str) -> Column:
@@ -117,12 +104,22 @@ def told(race: Race) -> str:
     return times_faster(race[STOCK], race[OURS]) if "low_ms" in race[OURS] else "cannot be told"
 
 
+def cell(value: Any) -> str:
+    """A value of a column as text; "-" for what was not measured."""
+    return (
+        "-"
+        if value != value
+        else number(value)
+        if isinstance(value, float)
+        else f"{value:{',' * isinstance(value, int)}}"
+    )
+
+
 STEP = ("workload", "phase", "batch")
-FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": ratio(FLAG)}
-FASTER |= {"times one plain add": ratio(PLAIN_ADD)}
+FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": ratio("timm-flag-bilinear")}
+FASTER |= {"times one plain add": ratio(OURS, PLAIN_ADD)}
 POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
-SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
-SAVED |= {"times faster than timm": told}
+SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS), "times faster than timm": told}
 SAVED |= {"embeddings' share, timm": share(STOCK), "`matmul`": share(OURS)}
 COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("operators")}
 COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
@@ -172,7 +169,9 @@ def race_table(name: str) -> str:
     """One of RACES."""
     pattern, by, shown, needed = RACES[name]
     found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
-    lines = [[", ".join(map(str, key)), *(column(race) for column in shown.values())] for key, race in found.items()]
+    lines = [
+        [", ".join(map(str, key)), *(cell(column(race)) for column in shown.values())] for key, race in found.items()
+    ]
     if not lines:
         return "Not measured."
     headings = [", ".join(by), *shown]
@@ -186,21 +185,17 @@ def race_table(name: str) -> str:
 def model_sentence() -> str:
     """What a whole step can gain at most."""
     rows = [row for record in read("model/*") for row in record["rows"]]
-    shares = [100 * row["about"]["embeds_share"][STOCK] for row in rows]
+    shares, most = [100 * row["about"]["embeds_share"][STOCK] for row in rows], max(row["batch"] for row in rows)
     return (
         "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to "
-        f"{max(row['batch'] for row in rows)} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % "
-        "of it."
+        f"{most} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
     )
 
 
 def never_slower() -> str:
     """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep timm's result."""
     found = races("speed/*", (*STEP, "dtype")).values()
-    least = {
-        name: min(race[STOCK]["median_ms"] / race[name]["median_ms"] for race in found if {STOCK, name} <= {*race})
-        for name in (OURS, "interpolate_cached")
-    }
+    least = {name: min(map(ratio(STOCK, name), found)) for name in (OURS, "interpolate_cached")}
     modes = " and ".join(f"`{name}` at least {number(value)} times" for name, value in least.items())
     return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
@@ -220,12 +215,14 @@ def first_screen() -> str:
     """What decides whether to install it: compiled and exported, and how far the embeddings are from timm's."""
     (record,), (report,) = read("graphs"), read("drift/digits/report")
     rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
+    digits = "timm-flag-bicubic"  # whose table is bicubic
+    ways = {
+        "timm": (STOCK, STOCK),
+        "timm's `grid_sample`": ("timm's grid_sample", digits),
+        "this package": (OURS, OURS),
+    }
     lines = []
-    for name, contender, way in (
-        ("timm", STOCK, STOCK),
-        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bicubic"),  # the digits' table is bicubic
-        ("this package", OURS, OURS),
-    ):
+    for name, (contender, way) in ways.items():
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
         compiled, exported = (rows[contender, how] for how in ("compile, four lengths", "export"))
         embeddings = f"off by {moved:.1f} % (digits)" if moved > 1e-4 else "equal but for rounding"

@@ -5,8 +5,6 @@ results once; gathers and scattered additions touch as many rows as they name. V
 a GPU each operator is a kernel, or several. The tensors may be PyTorch's fake ones, which have no numbers.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Export a NaFlexVit to one file, and compare what each runtime computes from the file with timm's own eager code."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Images to measure on: the files of a folder or scikit-image's photos, and their way into a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec

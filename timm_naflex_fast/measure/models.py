@@ -1,7 +1,5 @@
 """timm NaFlexVits to measure."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import pickle

@@ -1,7 +1,5 @@
 """What commands read, print and write: options, progress, files, and where figures come from."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json
@@ -92,15 +90,8 @@ def provenance(command: str) -> dict[str, Any]:
     machine = f"{os.cpu_count()} CPU cores, {cpu}, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
-    return dict(
-        command=printable(command),
-        commit=commit(),
-        date=datetime.date.today().isoformat(),
-        machine=machine,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        timm=timm.__version__,
-    )
+    made = dict(command=printable(command), commit=commit(), date=datetime.date.today().isoformat(), machine=machine)
+    return made | dict(python=platform.python_version(), torch=torch.__version__, timm=timm.__version__)
 
 
 def commit() -> str:

@@ -5,8 +5,6 @@ compilation, and the later ones are timed. Beside them stand the operators of on
 training), and how often it would wait for a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -9,8 +9,6 @@ The batch has random patches, padded and numbered as timm's NaFlex collator does
 under autocast.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -7,8 +7,6 @@
 | train | of the table and of ``x`` | changes before every call, as an optimizer changes it |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial

@@ -3,8 +3,6 @@
 And the table of what came out.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

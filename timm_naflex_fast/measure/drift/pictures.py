@@ -1,7 +1,5 @@
 """Which images show the drift, and each of them as the model saw it, with a map of drift over its patches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a report says about a survey: sentences, a table, its files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -99,13 +97,9 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
 
     from . import plots
 
-    environment: Any = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=select_autoescape(["html.j2"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, escaped = FileSystemLoader(Path(__file__).parent), select_autoescape(["html.j2"])
+    form: Any = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, autoescape=escaped, **form)
     environment.filters["markdown"] = markdown
     headings = columns(survey.drift[BASELINE])
     known = dict(survey=survey, headings=headings, row_text=row_text, names=CONTENDERS, plots=plots)

@@ -1,7 +1,5 @@
 """How far two results may lie apart, element by element, if nothing but rounding differs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

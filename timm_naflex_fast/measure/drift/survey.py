@@ -1,7 +1,5 @@
 """Run a model under each contender on the same batches, and compare what comes out with timm's own result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -87,16 +85,16 @@ def survey(
     Raises:
         ValueError: no images; no position table; or infinity or NaN in one or in what the model computes.
     """
-    embeds, parameter = model.embeds, next(model.parameters())
-    tables = list(position_tables(embeds).values())
+    embeds, tables = model.embeds, list(position_tables(model.embeds).values())
     if not tables:
         raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
     reasons = {name: missing(name, embeds) for name in dict.fromkeys([BASELINE, *contenders])}
-    passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name, why in reasons.items() if why is None}
+    left_out = {name: why for name, why in reasons.items() if why is not None}
+    passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name in reasons if name not in left_out}
     labels: list[Tensor] = []
     grids: list[Grid] = []
     for inputs, targets in batches:
-        batch = _on_device(inputs, parameter)
+        batch = _on_device(inputs, model)
         for name, found in passes.items():
             tokens, results = _forward(model, batch, name)
             if name == BASELINE:
@@ -107,28 +105,29 @@ def survey(
             found.append(results)
             after_pass()
         grids += [(h, w) for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist()]
-        labels += [] if targets is None else [targets.to(parameter.device)]
+        labels += [] if targets is None else [targets.to(tokens.device)]
     if not grids:
         raise ValueError("there is no image to measure on")
     seen = {name: {key: torch.cat([one[key] for one in found]) for key in found[0]} for name, found in passes.items()}
-    cells = [n for table in tables for n in table.shape[1:-1]]
+    squares, cells = seen[BASELINE]["squares"], [n for table in tables for n in table.shape[1:-1]]
     drift = {name: _drift(own, seen[BASELINE], labels) for name, own in seen.items()}
+    shrinks = [max(n / patches for n, patches in zip(cells, grid)) for grid in grids]
     shown = [name for name in drift if drift[name].embed_roundings > 1]
     shown = [name for name in shown if name in STRATEGY_NAMES] or shown[:1]
     kept: list[Picture] = []
     if pictures and shown:
-        shares = (seen[shown[0]]["moved"] / seen[BASELINE]["squares"]).sqrt().nan_to_num().tolist()
-        kept = _pictures(model, batches, shown, choose(shares, [_shrink(cells, grid) for grid in grids]))
+        shares = (seen[shown[0]]["moved"] / squares).sqrt().nan_to_num().tolist()
+        kept = _pictures(model, batches, shown, choose(shares, shrinks))
     by_grid = []
     for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):  # by aspect, then by size
         here = [place for place, other in enumerate(grids) if other == grid]
-        off = {name: relative_rms(own["moved"][here], seen[BASELINE]["squares"][here]) for name, own in seen.items()}
-        by_grid.append(dict(grid=grid, images=len(here), shrink=_shrink(cells, grid), embed_rel_rms=off))
-    left_out = {name: why for name, why in reasons.items() if why is not None}
+        off = {name: relative_rms(own["moved"][here], squares[here]) for name, own in seen.items()}
+        by_grid.append(dict(grid=grid, images=len(here), shrink=shrinks[here[0]], embed_rel_rms=off))
     return Survey(len(grids), drift, by_grid, left_out, kept)
 
 
-def _on_device(inputs: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+def _on_device(inputs: dict[str, Any], model: Any) -> dict[str, Tensor]:
+    parameter = next(model.parameters())
     batch = {key: inputs[key].to(parameter.device) for key in ("patches", "patch_coord", "patch_valid")}
     return {**batch, "patches": batch["patches"].to(parameter.dtype)}
 
@@ -163,8 +162,7 @@ def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int,
     places = ((inputs, i) for inputs, _ in batches for i in range(len(inputs["patches"])))
     for place, (inputs, i) in enumerate(islice(places, max(why) + 1)):
         if place in why:
-            batch = _on_device(inputs, next(model.parameters()))
-            one = {key: value[i : i + 1] for key, value in batch.items()}
+            one = {key: value[i : i + 1] for key, value in _on_device(inputs, model).items()}
             timms = _forward(model, one, BASELINE)[0]
             length = timms[one["patch_valid"]].square().sum(-1).mean()
             maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
@@ -184,10 +182,6 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
         agreement=None if classes is None else agreement(classes, timms["classes"]),
         accuracy=None if classes is None or not labels else agreement(classes, torch.cat(labels)),
     )
-
-
-def _shrink(cells: list[int], grid: Grid) -> float:
-    return max(n / patches for n, patches in zip(cells, grid))
 
 
 # The measures, in float64; zero (agreement: one) is no drift at all.
