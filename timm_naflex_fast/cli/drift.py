@@ -88,12 +88,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     }
     skipped, made, notes = getattr(batches, "skipped", []), provenance(options.command), list[str]()
     naflex_siglip = options.model.startswith("naflexvit") and "siglip" in options.model
-    if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":  # as timm before 1.0.30 did
-        notes.append(
-            f"This model resamples by bicubic (timm {made['timm']}). SigLIP-2 was trained with bilinear, by which timm "
-            "resamples it since 1.0.30: the same checkpoint gives another result there. These figures compare with "
-            "bicubic."
-        )
+    if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":
+        notes = ["These figures compare with bicubic. SigLIP-2 was trained with bilinear, as timm has it since 1.0.30."]
     about = dict(model=options.model, weights=weights, facts=facts, notes=notes, made=made, skipped=skipped)
     report = record(found, **about)
     for line in skipped:

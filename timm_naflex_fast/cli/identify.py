@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", default="siglip2", metavar="NAME", help=f"the reference: {FAMILIES} (siglip2)")
     writes = "write the family's table and sizes into FILE, for the port to resample"
     parser.add_argument("--write", action="store_true", help=writes)
-    modes = ("bilinear", "bicubic")
-    parser.add_argument("--mode", choices=modes, help="the reference's, where it is not the family's")
+    own = "the reference's, where it is not the family's"
+    parser.add_argument("--mode", choices=("bilinear", "bicubic"), help=own)
     parser.add_argument("--no-antialias", action="store_true", help="the reference has no antialiasing")
     parser.add_argument("--align-corners", action="store_true", help="the reference aligns corners")
     parser.add_argument("--ar-preserving", action="store_true", help="the reference resizes to a square and cuts it")
@@ -49,10 +48,12 @@ def identify(options: argparse.Namespace) -> int:
     if options.write:
         with open(options.file, "xb") as file:  # never over what is there
             file.write(save(asked))
-        print(f"{options.file}: table {tuple(asked['table'].shape)}, sizes {asked['sizes'].tolist()}")
-        print("Next: the port resamples this table to these sizes and writes its tokens, one image after the other, as")
         shape = f"({asked['sizes'].prod(1).sum()}, {asked['table'].shape[-1]})"
-        print(f"`result` {shape} into R.safetensors; then naflex-fast identify --family {options.family} R.safetensors")
+        print(
+            f"{options.file}: table {tuple(asked['table'].shape)}, sizes {asked['sizes'].tolist()}\n"
+            "Next: the port resamples this table to these sizes and writes its tokens, one image after the other, as\n"
+            f"`result` {shape} into R.safetensors; then naflex-fast identify --family {options.family} R.safetensors"
+        )
         return 0
     tensors = _read(options.file, asked)
     result, reference = tensors["result"], _reference(options)
@@ -64,11 +65,8 @@ def identify(options: argparse.Namespace) -> int:
     off, rounding = known[reference], tolerance(result)
     if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
         best, error = reference, off
-    synthetic = ""
-    if torch.equal(tensors["table"], asked["table"]):
-        synthetic = " of this random table; a trained table is smoother, and differs less"
     if error > rounding:
-        nearest = f"{words(replace(best, bfloat16=None))}, {100 * error:.3g} % away{synthetic}"
+        nearest = f"{words(replace(best, bfloat16=None))}, {100 * error:.3g} % away"
         print(f"no known convention; the nearest is {nearest}; the reference is {words(reference)}")
         return 1
     alike = sum(round(other, TIE) == round(error, TIE) for other in known.values()) - 1
@@ -76,7 +74,7 @@ def identify(options: argparse.Namespace) -> int:
     if best == reference:
         print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value){unsure}")
         return 0
-    differ = f"embeddings differ by {100 * off:.3g} % of the largest value{synthetic}"
+    differ = f"embeddings differ by {100 * off:.3g} % of the largest value"
     print(f"{words(best)}; the reference is {words(reference)}: {differ}{unsure}")
     return 1
 
@@ -86,8 +84,6 @@ def _read(file: str, asked: dict[str, Tensor]) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not Path(file).is_file():
-        raise ValueError(f"{file}: No such file")
     try:
         tensors = load_file(file)
     except SafetensorError as problem:

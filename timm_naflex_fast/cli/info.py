@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
 
@@ -21,7 +21,8 @@ def info(options: argparse.Namespace) -> int:
     from ..patching.install import status
     from ..resampling import cache
 
-    rows = {name: _version(name) for name in PACKAGES}
+    installed = {found.metadata["Name"]: found.version for found in distributions()}
+    rows = {name: installed.get(name, "not installed") for name in PACKAGES}
     rows |= {"python": f"{platform.python_version()}, {platform.platform()}", "CUDA": _cuda(), "caches": cache.report()}
     print(status(), "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n", sep="\n")
     for name, value in rows.items():
@@ -30,13 +31,6 @@ def info(options: argparse.Namespace) -> int:
         "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run SCRIPT patches a script."
     )
     return 0
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _cuda() -> str:

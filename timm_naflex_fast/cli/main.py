@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
@@ -31,11 +30,9 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
         return action(options)
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
-    except ImportError as error:
-        installed = f" (timm {version('timm')} is installed; 1.0.16 or newer is needed)"
-        status, message = 2, f"{error}{installed * str(error.name).startswith('timm')}"
-    except (ValueError, RuntimeError, OSError) as error:
-        status, message = 2, str(error)
+    except (ImportError, ValueError, RuntimeError, OSError) as error:
+        older = str(getattr(error, "name", "")).startswith("timm") * " (timm 1.0.16 or newer is needed)"
+        status, message = 2, f"{error}{older}"
     if sys.stderr is not None:  # ``print`` would take None for stdout
         print(f"{command}: {printable(message)}", file=sys.stderr)
     return status

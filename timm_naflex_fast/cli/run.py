@@ -57,17 +57,15 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown mode or strategy, a Python that ignores ``PYTHONPATH``, or a command that is no Python.
     """
-    from ..patching.settings import VALID_MODES, default_mode, parse_settings
+    from ..patching.settings import MODES, VALID_MODES, check_name, default_mode, parse_settings
 
     libraries = options.library or ["timm"]
-    flags = parse_settings(
-        options.mode or default_mode(), **{flag: getattr(options, flag) for flag in VALID_MODES}, strict=options.strict
-    )
+    overrides = {flag: getattr(options, flag) for flag in VALID_MODES}
+    flags = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
-    if flags.pos_embed == "grid_sample" and (others := [name for name in libraries if name != "timm"]):
-        valid = "'stock', 'interpolate_cached', 'matmul'"
-        raise ValueError(f"'grid_sample' is not valid with {others[0]}; valid: {valid}")
+    for other in (name for name in libraries if name != "timm"):
+        check_name(f"mode with {other}", flags.pos_embed, [mode for mode in MODES if mode != "grid_sample"])
     if os.pathsep in STARTUP:
         raise ValueError(f"PYTHONPATH cannot hold {STARTUP}, where this package lies: {os.pathsep!r} parts its folders")
     script, *words = options.script
@@ -76,10 +74,7 @@ def run(options: argparse.Namespace) -> int:
     environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
     own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
     own += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
-    if sys.flags.interactive:
-        own.append("-i")
-    if getattr(sys.__stdout__, "write_through", False):
-        own.append("-u")
+    own += ["-i"] * sys.flags.interactive + ["-u"] * getattr(sys.__stdout__, "write_through", False)
     command = [sys.executable, *own, *["-m"] * options.module, script if options.module else _found(script), *words]
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
@@ -131,25 +126,20 @@ def _report(libraries: list[str], first: bool, process: int) -> None:
     """Say in one line what computed: in the script's first process, and in each below it in which something did."""
     if os.getpid() != process or sys.stderr in (None, sys.stdout):  # a fork that ends as this process does; nowhere
         return
-    here = [name for name in libraries if TRIGGERS[name] in sys.modules]
-    wanted = " or ".join(TRIGGERS[name] for name in libraries)
-    said = [f"this process did not import {wanted}; processes that it started are patched if they did"]
-    computed = False
-    if here:
+    calls: dict[tuple[str, str], int] = {}
+    if here := [name for name in libraries if TRIGGERS[name] in sys.modules]:
         from ..patching.install import status
 
         now = status()
-        computed = bool(now.calls)
-        what = str(now.flags).removeprefix("Settings(").replace("'", "").rstrip(")")
+        calls = now.calls
         names = ", ".join(f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here)
-        ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(now.calls.items())) or "none of them"
-        said = [
-            what,
-            f"{names}, {len(now.replaced)} functions replaced",
-            f"in this process ran {ran}",
-            *now.why_stock(),
-        ]
-    if first or computed:
+        ran = ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(calls.items())) or "none of them"
+        said = [str(now.flags), f"{names}, {len(now.replaced)} functions replaced", f"in this process ran {ran}"]
+        said += now.why_stock()
+    else:
+        wanted = " or ".join(TRIGGERS[name] for name in libraries)
+        said = [f"this process did not import {wanted}; processes that it started are patched if they did"]
+    if first or calls:
         rank = os.environ.get("RANK")
         who = f" (rank {rank})" if rank else "" if first else f" (process {process})"
         sys.stderr.write(f"naflex-fast{who}: {'; '.join(said)}\n")  # in one piece: other processes write there too
