@@ -18,19 +18,17 @@ from .patching.install import disable, enable, snapshot, status
 from .patching.settings import MODES, default_mode
 from .resampling import cache
 
-METHODS = "replaced methods"
+WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
 CHOSEN: pytest.StashKey[Any] = pytest.StashKey()  # its counts, what it replaced, and what was counted already
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--naflex-mode``, ``--naflex-library`` and ``--naflex-leaks``."""
-    group = parser.getgroup("timm_naflex_fast")
-    modes = f"timm_naflex_fast's mode: {', '.join(MODES)} (default: TIMM_NAFLEX_FAST_MODE, else matmul)"
-    group.addoption("--naflex-mode", metavar="MODE", help=modes)
-    libraries = "timm (default), transformers, torchtitan; repeatable"
-    group.addoption("--naflex-library", metavar="NAME", action="append", help=libraries)
-    leaks = "fail each test that leaves the library patched otherwise"
-    group.addoption("--naflex-leaks", action="store_true", help=leaks)
+    add, modes = parser.getgroup("timm_naflex_fast").addoption, ", ".join(MODES)
+    add("--naflex-mode", metavar="MODE", help=f"of {modes} (default: TIMM_NAFLEX_FAST_MODE, else matmul)")
+    several = "timm (default), transformers, torchtitan; repeatable"
+    add("--naflex-library", metavar="NAME", action="append", help=several)
+    add("--naflex-leaks", action="store_true", help="fail each test that leaves the library patched otherwise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,9 +67,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("timm_naflex_fast")
     terminalreporter.line(", ".join(f"{what} {n} times" for what, n in sorted(ran.items())) or "nothing of ours ran")
     if changed := [report.nodeid for report in reports if not report.naflex[1]]:
-        terminalreporter.line(
-            f"switched off or changed by {changed[0]}; {len(changed)} of {len(reports)} tests ended so"
-        )
+        so = f"{len(changed)} of {len(reports)} tests ended so"
+        terminalreporter.line(f"switched off or changed by {changed[0]}; {so}")
 
 
 @pytest.fixture
@@ -94,27 +91,19 @@ def no_leaks() -> Iterator[None]:
     yield
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
-    after = _patches()
-    leaks: list[str] = []
-    for what, then in before.items():
-        now = after[what]
-        if now != then and not (leaks and what == METHODS):  # those follow from the settings
-            leaks.append(f"{what}: {now}, before: {then}")
-    if not after[METHODS] and _tables() > kept:
-        leaks.append(f"{_tables() - kept} resized tables in the cache; timm_naflex_fast.disable() drops them")
-    if leaks:
+    changes = [f"{what}: {now}, before: {before[what]}" for what, now in _patches().items() if now != before[what]]
+    if not status().replaced and _tables() > kept:
+        changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
+    if changes:
         disable()  # kept tables too
         put_back()
-        pytest.fail(f"the test left {'; '.join(leaks)}", pytrace=False)
+        pytest.fail(f"the test left {changes[0]}", pytrace=False)  # the others follow from it
 
 
 def _patches() -> dict[str, Any]:
     now = status()
-    return {
-        "the settings for every model": now.flags,
-        "the settings of models": sorted(map(str, now.models)),
-        METHODS: now.replaced,
-    }
+    models = sorted(map(str, now.models))
+    return dict(zip(WATCHED, (now.flags, models, now.replaced), strict=True))
 
 
 def _tables() -> int:
