@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import counts
-import graphs
 import races
 from tabulate import tabulate
 
@@ -59,8 +58,8 @@ MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
     "patch_kernels": races.patch_kernels,
     "other_libraries": races.other_libraries,
     "exported": races.exported,
-    "counts": counts.rows,
-    "graphs": graphs.rows,
+    "counts": counts.steps,
+    "graphs": counts.graphs,
 }
 COUNTED = {"counts", "graphs"}
 NAMES = (*BENCH, *MADE_HERE)

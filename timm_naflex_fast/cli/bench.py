@@ -117,9 +117,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         for some, dtype, phase, batch in ways:
             with ExitStack() as on:
                 if options.compile:
-                    from ..measure.bench import compiled
-
-                    compile = partial(compiled.rows, made, some, batch, dtype, phase, chosen["contenders"])
+                    compile = partial(model.compiled, made, some, batch, dtype, phase, chosen["contenders"])
                     race, rows = compile(options.rounds or 10, bar.update)
                 else:
                     race = make(*some, batch, dtype, phase, chosen["contenders"], on)

@@ -78,3 +78,26 @@ def test_the_batch_is_what_timms_collator_makes_and_bfloat16_runs_under_autocast
     assert autocast == [True, True] and seen[0]["patches"].shape == want["patches"].shape
     for key in ("patch_coord", "patch_valid"):
         assert torch.equal(seen[0][key], want[key]) and seen[0][key].dtype == want[key].dtype
+
+
+@ran("matmul")
+def test_stock_breaks_and_matmul_is_one_graph_on_the_users_grids(tiny, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_model, "BACKEND", "eager")  # TorchInductor would take a minute
+    file, words = tmp_path / "c.json", "--compile --max-seq-len 16 25 --batch-size 2 --rounds 3 --phase train".split()
+    model = ["--model", NAME, "--sizes-from", str(photos)]
+    assert cli.main(["bench", *model, *words, "--json", str(file)]) == 0
+    stock, ours = json.loads(file.read_text())["rows"]
+    assert [row["contender"] for row in (stock, ours)] == ["stock", "matmul"] and ours["suite"] == "compiled"
+    counted = ours["about"]["counted"]
+    assert counted["matmul"]["breaks"] == 0 and counted["matmul"]["graphs"] <= 2 < counted["stock"]["breaks"]
+    assert counted["matmul"]["first steps"] == 6 and ours["rounds"] == 3
+    # timm's loop reads height and width of both images, and copies a list for each of their two grids.
+    assert (counted["stock"]["eager waits"], counted["matmul"]["eager waits"]) == (6, 1)
+    assert 0 < counted["matmul"]["eager operators"] < counted["stock"]["eager operators"]
+    text = capsys.readouterr().out
+    assert "compiled photos train, B=2" in text and "graphs after the first batch" in text and "eager waits" in text
+
+
+def test_without_a_model_there_is_nothing_to_compile(capsys):
+    assert cli.main(["bench", "--compile"]) == 2
+    assert "--compile go with --model NAME" in capsys.readouterr().err

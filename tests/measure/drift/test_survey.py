@@ -8,7 +8,7 @@ from tests.support.measured import batches, table_model
 from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import CONTENDERS, NAMES, ROUNDED, missing
-from timm_naflex_fast.measure.drift.pictures import choose
+from timm_naflex_fast.measure.drift.plots import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
 from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
 from timm_naflex_fast.patching.settings import MODES

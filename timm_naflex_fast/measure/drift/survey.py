@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, missing, use
-from .pictures import Picture, choose, picture
+from .plots import Picture, choose, picture
 from .rounding import position_tables, rounding
 
 Grid = tuple[int, int]
