@@ -46,12 +46,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def load_model(
-    name: str,
-    checkpoint: str | Path | None = None,
-    *,
-    random_weights: bool = False,
-    dtype: str = "float32",
-    **more: Any,
+    name: str, checkpoint: str | Path | None = None, random_weights: bool = False, dtype: str = "float32", **more: Any
 ) -> tuple[Any, str]:
     """Create a timm NaFlexVit in eval mode, and say in words which weights it holds.
 
@@ -106,11 +101,8 @@ def load_model(
         return load(model, fresh | {name: state[name] for name in state if name not in buffers}, strict=True)
 
     try:
-        with (
-            torch.random.fork_rng(devices=[]),
-            load_errors(what, advice),
-            patch.object(NaFlexVit, "load_state_dict", load_whole),
-        ):
+        whole = patch.object(NaFlexVit, "load_state_dict", load_whole)
+        with torch.random.fork_rng(devices=[]), load_errors(what, advice), whole:
             torch.manual_seed(0)
             model = timm.create_model(name, pretrained=not random_weights, **more)
     except RuntimeError as error:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -98,14 +99,10 @@ def commit() -> str:
     """The commit that last changed the package, "+" after edits; the release where it is no checkout."""
     from .. import __version__
 
-    here = Path(__file__).parents[1]
-
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *words, "--", "."], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parents[1]), *words, "--", "."]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
-    try:
-        last = git("log", "-1", "--format=%h")  # nothing, where git knows the folder but not the package
-        return last + "+" * bool(git("status", "--porcelain")) if last else f"release {__version__}"
-    except (OSError, subprocess.CalledProcessError):
-        return f"release {__version__}"
+    # Nothing, where git knows the folder but not the package.
+    last = git("log", "-1", "--format=%h") if shutil.which("git") else ""
+    return last + "+" * bool(git("status", "--porcelain")) if last else f"release {__version__}"

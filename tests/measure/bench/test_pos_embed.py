@@ -22,7 +22,7 @@ CONTENDERS = pos_embed.DEFAULTS["contenders"]
 def small():
     """Makes races on a small batch; what they switched on stays on until the test ends."""
     with ExitStack() as on:
-        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, on, channels=4)
+        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, on, "cpu", 4)
 
 
 @pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])

@@ -43,32 +43,24 @@ class _Activation(torch.autograd.Function):
 
 
 def race(
-    workload: Workload,
-    batch: int,
-    dtype: str,
-    phase: str,
-    contenders: Sequence[str],
-    on: ExitStack,
-    *,
-    device: str = "cpu",
-    channels: int = 768,
+    work: Workload, batch: int, dtype: str, phase: str, names: Sequence[str], on: ExitStack, device: str, channels: int
 ) -> Race:
     """The race of these contenders on a batch; it can run until ``on`` is closed."""
     cache.clear_all()
-    grids, batches = workload.grids(batch), (coord.to(device) for coord in workload.coordinates(batch))
+    grids, batches = work.grids(batch), (coord.to(device) for coord in work.coordinates(batch))
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
-    values = [random(1, *workload.table, channels) for _ in range(2)]
+    values = [random(1, *work.table, channels) for _ in range(2)]
 
     def tokens() -> Tensor:
         return random(*next(batches).shape[:2], channels).to(getattr(torch, dtype))
 
     x, g = tokens(), tokens() if phase == "train" else None
     made, left_out = [], dict[str, str]()
-    for name in contenders:
+    for name in names:
         if name == PLAIN_ADD:
             made.append(plain_add(x, tokens(), g))
             continue
-        embeds = workload.embeds(channels).to(device)
+        embeds = work.embeds(channels).to(device)
         embeds.pos_embed.data.copy_(values[0])
         if why := missing(name, embeds):
             left_out[name] = why
@@ -76,8 +68,8 @@ def race(
             on.enter_context(use(name, embeds))
             made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
     about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
-    about |= dict(table=workload.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
-    return Race("pos_embed", workload.name, phase, batch, dtype, tuple(made), about)
+    about |= dict(table=work.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
+    return Race("pos_embed", work.name, phase, batch, dtype, tuple(made), about)
 
 
 def timed(

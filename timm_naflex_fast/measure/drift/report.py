@@ -12,6 +12,10 @@ from ..output import write_json, write_text
 from . import FILES
 from .survey import Drift, Survey
 
+HEADINGS = {"embed_max_abs": "embedding, max abs", "embed_rel_rms": "embedding, relative RMS"}
+HEADINGS |= {"pooled_cosine_distance": "pooled output, cosine distance", "neighbours": "same nearest image"}
+HEADINGS |= {"agreement": "same class", "accuracy": "accuracy"}
+
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which of this package's strategies one may switch, those first."""
@@ -48,15 +52,7 @@ def percent(value: float) -> str:
 
 def columns(timms: Drift) -> dict[str, str]:
     """Headings of the table of contenders, by the field of :class:`Drift`; a model without classes has no such ones."""
-    headings = {
-        "embed_max_abs": "embedding, max abs",
-        "embed_rel_rms": "embedding, relative RMS",
-        "pooled_cosine_distance": "pooled output, cosine distance",
-        "neighbours": "same nearest image",
-        "agreement": "same class",
-        "accuracy": "accuracy",
-    }
-    return {key: heading for key, heading in headings.items() if getattr(timms, key) is not None}
+    return {key: heading for key, heading in HEADINGS.items() if getattr(timms, key) is not None}
 
 
 def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:
