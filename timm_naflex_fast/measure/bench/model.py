@@ -28,9 +28,7 @@ from .race import WARMUPS, Race, Timed, now
 from .workloads import Grid, Workload, coordinates
 
 BACKEND = "inductor"
-DEFAULTS: dict[str, list[Any]] = dict(
-    batches=[8], dtypes=["float32"], phases=["train", "infer"], contenders=[BASELINE, "matmul"]
-)
+DEFAULTS = dict[str, Any](batches=[8], dtypes=["float32"], phases=["train", "infer"], contenders=[BASELINE, "matmul"])
 
 
 def race(

@@ -21,9 +21,8 @@ from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
 from .race import Race, Timed
 from .workloads import Workload
 
-DEFAULTS: dict[str, list[Any]] = dict(
-    batches=[64], dtypes=["float32"], phases=["infer", "frozen", "train"], contenders=[*NAMES, PLAIN_ADD]
-)
+PHASES = ["infer", "frozen", "train"]
+DEFAULTS = dict[str, Any](batches=[64], dtypes=["float32"], phases=PHASES, contenders=[*NAMES, PLAIN_ADD])
 
 
 class _Activation(torch.autograd.Function):

@@ -62,10 +62,9 @@ class Workload:
         """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
         from timm.models.naflexvit import NaFlexEmbeds
 
-        table = dict(grid_size=self.table, interp_mode=self.mode, **self.more)
-        table = {f"pos_embed_{key}": value for key, value in table.items()}
-        settings = dict(patch_size=1, in_chans=1, embed_dim=channels, class_token=False, proj_type="linear")
-        return NaFlexEmbeds(pos_embed="learned", **settings, **table)
+        own = {f"pos_embed_{key}": value for key, value in self.more.items()}
+        own |= dict(pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode)
+        return NaFlexEmbeds(1, 1, channels, class_token=False, proj_type="linear", **own)
 
     def missing(self) -> str | None:
         """Why the installed timm cannot have such a table, or None."""
