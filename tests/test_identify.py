@@ -50,21 +50,17 @@ def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     assert Convention(**best) == convention and error < 1e-6 and second > 1e-4
 
 
-@pytest.mark.parametrize("transposed", [None, "order", "size", "table"])
-def test_what_transposed_means(transposed):
-    table, h, w = random_table(7).double(), 6, 4
-    grid = resample_pos_embed(table, (w, h) if transposed in ("size", "table") else (h, w), mode="bilinear")
-    want = (grid.transpose(0, 1) if transposed in ("order", "table") else grid).flatten(0, 1)
-    got = Convention("bilinear", cubic_coefficient=None, transposed=transposed).tokens(table, [(1, h, w)])
-    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
-
-
-def test_what_frames_blocks_and_half_pixels_mean():
-    table, sizes = random_table(8).double(), [(2, 6, 12), (1, 12, 6)]
-    convention = Convention("bilinear", cubic_coefficient=None, merge=3)
+def test_what_transposed_frames_blocks_and_half_pixels_mean():
+    table, (h, w), bilinear = random_table(7).double(), (6, 4), Convention("bilinear", cubic_coefficient=None)
+    for transposed in (None, "order", "size", "table"):
+        grid = resample_pos_embed(table, (w, h) if transposed in ("size", "table") else (h, w), mode="bilinear")
+        want = (grid.transpose(0, 1) if transposed in ("order", "table") else grid).flatten(0, 1)
+        got = replace(bilinear, transposed=transposed).tokens(table, [(1, h, w)])
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+    sizes = [(2, 6, 12), (1, 12, 6)]
     want = resample_pos_embeds(table, sizes, mode="bilinear", merge=3)
-    torch.testing.assert_close(convention.tokens(table, sizes), want, atol=1e-6, rtol=0)
-    matrix = replace(convention, half_pixel=False).matrix(4, 8, 4)
+    torch.testing.assert_close(replace(bilinear, merge=3).tokens(table, sizes), want, atol=1e-6, rtol=0)
+    matrix = replace(bilinear, half_pixel=False).matrix(4, 8, 4)
     assert matrix.argmax(1).tolist() == [0, 2, 4, 6]  # position i is i times the scale
 
 

@@ -11,9 +11,7 @@ import torch
 from tests.support.checks import during
 from tests.support.oracles import BATCH, embeds, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
-from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.resampling import cache
-from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
@@ -104,24 +102,3 @@ def test_inductor_forward_and_backward(mode):
         for _ in range(3):  # CUDA graphs are recorded in the second
             got = step(model, batch, run)
             assert all(relative(a, b) <= 1e-4 for a, b in zip(got, want))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 24 * 2**30, reason="needs 24 GiB"
-)
-def test_more_numbers_than_a_32_bit_index_counts():
-    last, spec = 2900, ResizeSpec("bicubic")
-    table = torch.randn(1, 16, 16, 768, device="cuda", requires_grad=True)
-    coord = torch.cartesian_prod(torch.arange(32), torch.arange(31)).to("cuda").expand(last + 1, -1, -1)
-    x = torch.zeros(last + 1, 32 * 31, 768, device="cuda", dtype=torch.bfloat16)
-    assert x[:last].numel() > 2**31
-    few = x[:2].clone()
-    dispatch.add(x, (table,), coord, spec)
-    dispatch.add(few, (table,), coord[:2], spec)
-    assert torch.equal(x[last], few[0])
-    g = torch.zeros_like(x).detach()
-    g[last] = 1
-    (grad,) = torch.autograd.grad(x, table, g)
-    (want,) = torch.autograd.grad(few[:1], table, torch.ones_like(few[:1]))
-    assert relative(grad, want) <= 1e-6

@@ -13,15 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from tests.support import two_processes
 from tests.support.checks import during
 from tests.support.oracles import BATCH, far, relative, small_vit, trained, vit_batch, worst
-from tests.support.running import children, running
+from tests.support.running import running
 from tests.support.two_processes import KINDS
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    with children(folder):
-        mp.spawn(two_processes.work, (str(folder),), nprocs=2)
+    mp.spawn(two_processes.work, (str(folder),), nprocs=2)
     return torch.load(folder / "results.pt")
 
 

@@ -1,4 +1,4 @@
-"""What a forward may run under: fake tensors, transforms, other default dtypes, empty batches."""
+"""What a forward may run under: fake tensors, transforms, empty batches."""
 
 import pytest
 import torch
@@ -6,9 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.checks import during
 from tests.support.oracles import row_major, small_vit, tables
-from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast import enable, status
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -65,20 +64,6 @@ def test_function_transforms(embeds, mode):
     want = run()
     enable(mode)
     torch.testing.assert_close(run(), want)
-
-
-@pytest.mark.parametrize("mode", STRATEGY_NAMES)
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_another_default_dtype(mode, kind, dtype):
-    embeds = small_vit(pos_embed=kind, enable_patch_interpolator=True).embeds.to(dtype)
-    patches, results = torch.randn(1, 6, 3, 5, 1, dtype=dtype), []
-    for default in (torch.float32, dtype):
-        disable()
-        enable(mode)
-        with torch.no_grad(), during(torch.set_default_dtype, default, after=torch.float32):
-            results.append(first(embeds(patches, patch_coord=COORD)))
-    assert torch.equal(*results) and status().calls["pos_embed", mode] == 1
 
 
 @pytest.mark.parametrize("mode", ON_IMAGES)

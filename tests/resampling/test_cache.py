@@ -131,12 +131,3 @@ def test_what_is_kept_is_built_plainly():
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
         assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
-
-
-def test_what_is_forgotten_counts_as_never_met():
-    table = torch.zeros(3)
-    for _ in range(2):
-        assert "key" not in cache.made_from((table,))
-        cache.made_from((table,)).setdefault("key")
-        assert "key" in cache.made_from((table,))
-        cache.invalidate(table)

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.checks import by_functions
 from tests.support.oracles import BASE, Case, reference, relative, row_major, stock
-from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 
@@ -43,3 +43,18 @@ def test_second_derivatives_without_the_last_cell(how):
         grads = torch.autograd.grad((add(*inputs) ** 3).sum(), leaves, create_graph=True)
         got.append(torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves))
     assert all(relative(*both) <= 1e-5 for both in zip(*got))
+
+
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+@pytest.mark.parametrize("sizes", [[(20, 1)], [(6, 5), (20, 1)], [(3, 4), (9, 1), (20, 1)]], ids=str)
+def test_second_derivatives_of_grids_of_one_column(strategy, sizes):
+    """Of which PyTorch's own are wrong, and so timm's."""
+    numbers, found, spec = torch.randn(6, 5, 3), [], ResizeSpec("bilinear")
+    for embed in (
+        lambda table: resample_pos_embeds(table, sizes, mode="bilinear", strategy=strategy),
+        lambda table: torch.cat([reference(table.double(), size, spec).flatten(0, 1) for size in sizes]),
+    ):
+        table = numbers.clone().requires_grad_()
+        first = torch.autograd.grad((embed(table) ** 3).sum(), table, create_graph=True)[0]
+        found.append([first, *torch.autograd.grad(first.square().sum(), table)])
+    assert all(relative(*both) <= 1e-5 for both in zip(*found))

@@ -49,24 +49,3 @@ def test_samples_of_one_grid_are_resized_once_whichever_tokens_they_kept(monkeyp
     want = want[coord[..., 0] * 7 + coord[..., 1]]
     grads = [torch.autograd.grad((out * torch.arange(20)[:, None]).sum(), table)[0] for out in (got, want)]
     assert relative(got, want) <= 2e-6 and relative(*grads) <= 1e-5
-
-
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize("sizes", [[(20, 1)], [(6, 5), (20, 1)], [(3, 4), (9, 1), (20, 1)]], ids=str)
-def test_second_derivatives_of_grids_of_one_column(strategy, sizes):
-    table, coord = torch.randn(6, 5, 3, requires_grad=True), row_major(sizes)
-    g = torch.randn(*coord.shape[:2], 3)
-    got = add_pos_embed_(torch.zeros_like(g) * 1, table, coord, mode="bilinear", strategy=strategy)
-    want = torch.zeros(g.shape, dtype=torch.float64)
-    for tokens, image in zip(want, one_by_one(table, sizes, mode="bilinear")):
-        tokens[: len(image)] = image.detach()
-    jacobian = torch.zeros(want.numel(), 6, 5, 3, dtype=torch.float64)
-    for cell, unit in enumerate(torch.eye(90, dtype=torch.float64).view(90, 6, 5, 3)):
-        images = torch.nn.utils.rnn.pad_sequence(one_by_one(unit, sizes, mode="bilinear"), batch_first=True)
-        jacobian.view(-1, 90)[:, cell] = images.flatten()
-    leaf = g.clone().requires_grad_()
-    (first,) = torch.autograd.grad(got, table, leaf, create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), leaf)
-    exact = torch.einsum("n,nyxc->yxc", g.double().flatten(), jacobian)
-    assert relative(got, want) <= 2e-6 and relative(first, exact) <= 1e-5
-    assert relative(second.flatten(), jacobian.flatten(1) @ (2 * exact.flatten())) <= 1e-5
