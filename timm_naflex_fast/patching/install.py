@@ -73,13 +73,13 @@ def _install(libraries: Iterable[Library]) -> None:
     """Put ours where the libraries' own functions are. All are checked before the first is replaced."""
     todo = []
     for library in libraries:
-        now = {target: vars(target.owner).get(target.name) for target in imported_targets(library)}
-        found = [target for target, f in now.items() if f is None or whose(f, library) == "the library's"]
+        now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
+        found = [target for target, function in now if function is None or whose(function, library) == "the library's"]
         check(library, found)
-        todo += [(target, library.replacements[target.key].function) for target in found]
-    for (owner, name, key), function in todo:
+        todo += [(library, target) for target in found]
+    for library, (owner, name, key) in todo:
         originals[key] = vars(owner)[name]
-        setattr(owner, name, function)
+        setattr(owner, name, library.replacements[key].function)
 
 
 def _uninstall(library: Library) -> None:

@@ -21,6 +21,8 @@ from .settings import ATTRIBUTE, STOCK, Counts, Settings
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
+Target = tuple[Any, str, Key]
+"""The class or module that holds what we replace, its name there, and its key."""
 
 
 class Replacement(NamedTuple):
@@ -59,14 +61,6 @@ class Library:
             function.__qualname__ = f"{cls}.{name}" if cls else name
 
 
-class Target(NamedTuple):
-    """A method of a class of the library, or a function of a module, that we replace."""
-
-    owner: Any
-    name: str
-    key: Key
-
-
 class Decision(NamedTuple):
     """What computes a component."""
 
@@ -101,9 +95,8 @@ def owner_of(home: str) -> Any:
 def targets(library: Library) -> Iterator[Target]:
     """What a library has loaded of all that we replace."""
     for home, name in library.replacements:
-        owner = owner_of(home)
-        if owner is not None:
-            yield Target(owner, name, (home, name))
+        if (owner := owner_of(home)) is not None:
+            yield owner, name, (home, name)
 
 
 def imported_targets(library: Library) -> list[Target]:
@@ -114,7 +107,7 @@ def imported_targets(library: Library) -> list[Target]:
         if not isinstance(owner, type):
             known = library.replacements[key].function, originals.get(key, vars(owner).get(name))
             others = [module for module in inside if module is not owner and isinstance(module, ModuleType)]
-            found += [Target(module, name, key) for module in others if vars(module).get(name, "") in known]
+            found += [(module, name, key) for module in others if vars(module).get(name, "") in known]
     return found
 
 

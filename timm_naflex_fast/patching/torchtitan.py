@@ -32,32 +32,28 @@ def qwen_pos_embeds(
     dim: int,
 ) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd."""
-    strategy = _strategy(QWEN, learned_pos_embed)
-    if strategy == "stock":
-        options = (grids, max_num_patch, num_grid_per_side, spatial_merge_size, dim)
-        return original((QWEN, _NAME))(learned_pos_embed, *options)
+    side = num_grid_per_side
 
-    def embeddings(table: Tensor) -> Tensor:
-        table = table.reshape(num_grid_per_side, num_grid_per_side, dim)
-        options: dict[str, Any] = dict(mode="bilinear", align_corners=True, merge=spatial_merge_size, strategy=strategy)
-        return resample_pos_embeds(table, grids, antialias=False, length=max_num_patch, **options)
+    def embeddings(table: Tensor, strategy: Any) -> Tensor:
+        how: dict[str, Any] = dict(mode="bilinear", antialias=False, align_corners=True, merge=spatial_merge_size)
+        table = table.reshape(side, side, dim)
+        return resample_pos_embeds(table, grids, length=max_num_patch, strategy=strategy, **how)
 
-    return _on_each_rank(embeddings, learned_pos_embed)
+    arguments = learned_pos_embed, grids, max_num_patch, side, spatial_merge_size, dim
+    return _on_each_rank(QWEN, embeddings, arguments)
 
 
 def kimi_pos_embeds(pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd; then the frames' times, as before."""
     known = interpolation_mode in ("bilinear", "bicubic")
-    strategy = _strategy(KIMI, pos_embed, None if known else f"a table resized by {interpolation_mode}")
-    if strategy == "stock":
-        return original((KIMI, _NAME))(pos_embed, grids, max_num_patch, interpolation_mode)
+    how: dict[str, Any] = dict(mode=interpolation_mode, antialias=False, length=max_num_patch)
 
-    def embeddings(table: Tensor) -> Tensor:
-        options: dict[str, Any] = dict(mode=interpolation_mode, antialias=False, strategy=strategy)
-        cells = resample_pos_embeds(table, grids, length=max_num_patch, **options)
+    def embeddings(table: Tensor, strategy: Any) -> Tensor:
+        cells = resample_pos_embeds(table, grids, strategy=strategy, **how)
         return cells + _times(cells, grids) if any(t > 1 for t, _, _ in grids) else cells
 
-    return _on_each_rank(embeddings, pos_embed)
+    arguments = pos_embed, grids, max_num_patch, interpolation_mode
+    return _on_each_rank(KIMI, embeddings, arguments, None if known else f"a table resized by {interpolation_mode}")
 
 
 def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
@@ -70,24 +66,26 @@ def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
     return times
 
 
-def _strategy(home: str, table: Tensor, reason: str | None = None) -> str:
-    """Who computes the embeddings: torchtitan's own code also where it checks types, and for sharded tables."""
-    spmd = sys.modules.get("spmd_types")
+def _on_each_rank(
+    home: str, embeddings: Callable[[Tensor, Any], Tensor], arguments: tuple[Any, ...], reason: str | None = None
+) -> Tensor:
+    """``embeddings(table, strategy)``, a replicated DTensor for a replicated DTensor, as torchtitan has it.
+
+    torchtitan's own code also where it checks types, and for sharded tables.
+    """
+    table, spmd = arguments[0], sys.modules.get("spmd_types")
     if spmd is not None and spmd.is_type_checking():
         reason = "torchtitan's type checks"
-    replicated = is_dtensor(table) and all(p.is_replicate() for p in table.placements)  # type: ignore[attr-defined]
-    looked_at = table.to_local() if replicated else table  # type: ignore[attr-defined]
-    return decide(LIBRARY, (home, _NAME), None, looked_at, reason=reason).strategy
-
-
-def _on_each_rank(embeddings: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
-    """``embeddings(table)``, a replicated DTensor for a replicated DTensor, as torchtitan has it."""
-    if not is_dtensor(table):
-        return embeddings(table)
+    replicated = is_dtensor(table) and all(placement.is_replicate() for placement in table.placements)
+    local = table.to_local() if replicated else table
+    strategy = decide(LIBRARY, (home, _NAME), None, local, reason=reason).strategy
+    if strategy == "stock":
+        return original((home, _NAME))(*arguments)
+    if not replicated:
+        return embeddings(table, strategy)
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = table.device_mesh, table.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(embeddings(table.to_local()), mesh, placements)  # type: ignore[attr-defined]
+    return DTensor.from_local(embeddings(local, strategy), table.device_mesh, table.placements)
 
 
 LIBRARY = Library(
