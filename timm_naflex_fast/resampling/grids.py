@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
+QUICK = 4096  # tokens of a sample: up to here whole images are told by a saved list of coordinates
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,20 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     """
     coord = whole_numbers(patch_coord).cpu().numpy()
     length = coord.shape[1]
-    order = np.arange(length)
     fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
-    # The last token of a whole image names its last cell. So a batch of whole images is told most cheaply.
-    heights, widths = (coord[:, -1] + 1).T.tolist()
-    if heights[0] * widths[0] == length and min(widths) > 0 and not fractional:
-        w = coord[:, -1:, 1] + 1  # (B, 1)
-        row = order // w
-        if (coord[..., 0] == row).all() and (coord[..., 1] == order - row * w).all():
-            return heights, widths, None, [False] * len(heights)
+    # The last token of a whole image names its last cell: images of one size are told most cheaply.
+    y, x = coord[0, -1].tolist()
+    if y >= 0 and (y + 1) * (x + 1) == length <= QUICK and not fractional:
+        if (coord == _row_major(x + 1)[:length]).all():
+            batch = len(coord)
+            return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
     # Read as unsigned numbers, a negative one is larger than every size.
     size = coord.view(np.uint64).max(1)  # (B, 2)
     if size.max() >= LARGEST:
         size = coord.max(1)
         check_cells(coord, *(size + 1).T.tolist())
     h, w = (size.astype(np.int64) + 1).T  # (B,) each
+    order = np.arange(length)
     cell = coord[..., 0] * w[:, None] + coord[..., 1]  # (B, N)
     elsewhere = cell != order
     if (h * w).min() < length:  # there is padding
@@ -146,6 +147,12 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     if fractional or (embeds_padding and coord.min() < 0):
         raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     return h.tolist(), w.tolist(), cell if elsewhere.any() else None, elsewhere.any(1).tolist()
+
+
+@lru_cache(maxsize=64)
+def _row_major(w: int) -> Any:
+    """The coordinates (y, x) of a grid of width ``w``, in rows: NumPy's, at most 64 KiB, the same for every height."""
+    return np.ascontiguousarray(np.indices((QUICK // w, w)).reshape(2, -1).T)
 
 
 def _fractional(patch_coord: Tensor) -> bool:

@@ -76,7 +76,7 @@ def interpolate(
     images = table.to(dtype).contiguous().unsqueeze(0).movedim(-1, 1)  # (1, C, H0, W0)
     mode, align_corners, antialias = spec.interpolation, spec.align_corners, spec.antialias
     resized = F.interpolate(images, lengths, mode=mode, align_corners=align_corners, antialias=antialias)
-    resized = resized.movedim(1, -1)[0]  # (h, w, C)
+    resized = resized.squeeze(0).movedim(0, -1)  # (h, w, C)
     return resized if resized.shape[-1] == channels else resized[..., :channels]
 
 
