@@ -74,10 +74,10 @@ def note(name, component, wanted, counts):
 
 def decide(known, key, module, *tensors, **rest):
     replacement = known.replacements[key]
-    mode = getattr(library.settings_of(module, known), replacement.component)
-    wanted = replacement.strategies.get(mode, "stock")
+    settings = getattr(getattr(module, library.ATTRIBUTE, None), "settings", None) or known.settings
+    wanted = replacement.strategies.get(getattr(settings, replacement.component), "stock")
     note(known.name, replacement.component, wanted, not replacement.counted_elsewhere)
-    return library.Decision("stock", (), None)
+    return library.Decision("stock", (), None, settings)
 
 library.decide = decide  # before the files that import it by name
 

@@ -18,12 +18,16 @@ def info(options: argparse.Namespace) -> int:
 
     The versions come from the packages' metadata; timm is not imported for them.
     """
+    import torch
+
     from ..patching.install import status
     from ..resampling import cache
 
     installed = {found.metadata["Name"]: found.version for found in distributions()}
     rows = {name: installed.get(name, "not installed") for name in PACKAGES}
-    rows |= {"python": f"{platform.python_version()}, {platform.platform()}", "CUDA": _cuda(), "caches": cache.report()}
+    rows |= {"python": f"{platform.python_version()}, {platform.platform()}", "caches": cache.report()}
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; it sees {cuda}"
     print(status(), "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n", sep="\n")
     for name, value in rows.items():
         print(f"{name:<17} {value}")
@@ -31,11 +35,3 @@ def info(options: argparse.Namespace) -> int:
         "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run SCRIPT patches a script."
     )
     return 0
-
-
-def _cuda() -> str:
-    import torch
-
-    if not torch.cuda.is_available():
-        return f"not available (torch was built for {torch.version.cuda or 'no CUDA'})"
-    return f"{torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

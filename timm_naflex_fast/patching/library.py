@@ -67,6 +67,7 @@ class Decision(NamedTuple):
     strategy: str  # "stock": the library's own code
     tables: tuple[Tensor, ...]
     traced_by: Tracer | None
+    settings: Settings  # of the module, else those for every model
 
 
 SAME_RESULT = {name: name for name, strategy in STRATEGIES.items() if strategy.reference == "interpolate"}
@@ -111,12 +112,6 @@ def imported_targets(library: Library) -> list[Target]:
     return found
 
 
-def settings_of(module: nn.Module | None, library: Library) -> Settings:
-    """The settings that hold for a module: its own, else those for every model. May be traced."""
-    own = getattr(module, ATTRIBUTE, None)  # TorchDynamo checks an absent attribute so, but no absent key of __dict__
-    return library.settings if own is None or own.settings is None else own.settings
-
-
 def decide(
     library: Library,
     key: Key,
@@ -139,7 +134,9 @@ def decide(
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    replacement, settings = library.replacements[key], settings_of(module, library)
+    own = getattr(module, ATTRIBUTE, None)  # TorchDynamo checks an absent attribute so, but no absent key of __dict__
+    settings = library.settings if own is None or own.settings is None else own.settings
+    replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
     found: tuple[Tensor, ...] = ()
     traced_by = None
@@ -163,7 +160,7 @@ def decide(
         fall_back(library, replacement.component, settings, reason)
     elif strategy != "stock" or not replacement.counted_elsewhere:
         record_call(library.name, replacement.component, strategy)
-    return Decision(strategy, found, traced_by)
+    return Decision(strategy, found, traced_by, settings)
 
 
 def fall_back(library: Library, component: str, settings: Settings, reason: str) -> None:

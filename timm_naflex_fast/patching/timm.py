@@ -25,7 +25,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original, settings_of
+from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original
 from .settings import MODES
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -83,9 +83,9 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
         try:
             return dispatch.add(*arguments)
         except NamesNoCell:
-            fall_back(LIBRARY, "pos_embed", settings_of(embeds, LIBRARY), "coordinates that name no cell")
+            fall_back(LIBRARY, "pos_embed", decision.settings, "coordinates that name no cell")
     has_flag = name.endswith("_naflex_pos_embed") and reason is None
-    if has_flag and settings_of(embeds, LIBRARY).pos_embed not in ("stock", *SAME_RESULT):
+    if has_flag and decision.settings.pos_embed not in ("stock", *SAME_RESULT):
         name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
     original((EMBEDS, name))(embeds, x, placement)
 

@@ -26,7 +26,7 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
@@ -36,7 +36,7 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
@@ -47,7 +47,7 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
     tokens, how = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
@@ -62,7 +62,7 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
     tables_at = self.position_embedding, "weight"
-    strategy, tables, _ = decide(LIBRARY, key, self, pixel_values, tables=tables_at, reason=reason)
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=tables_at, reason=reason)
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
