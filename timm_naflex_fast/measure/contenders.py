@@ -3,17 +3,12 @@
 The names and their words need neither torch nor timm, so a command can define its options from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from ..names import STRATEGY_NAMES
-
-if TYPE_CHECKING:
-    from torch import nn
 
 LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos_embed_grid_sample"
 BASELINE = "stock"
@@ -47,7 +42,7 @@ def missing(name: str, embeds: Any) -> str | None:
 
 
 @contextmanager
-def use(name: str, model: nn.Module) -> Iterator[None]:
+def use(name: str, model: Any) -> Iterator[None]:
     """Inside, ``model`` resamples its position table as the contender does; afterwards as before.
 
     Patch kernels and rotary tables stay timm's own, so that only the position embedding differs. The

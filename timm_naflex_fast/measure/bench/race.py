@@ -166,8 +166,8 @@ def print_race(title: str, rows: Sequence[dict[str, Any]]) -> None:
             "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
             "share of embeddings": share and f"{100 * share:.1f} %",
         }
-        counted = about.get("counted", {}).get(name, {})
-        line |= {heading: number(n) if isinstance(n, float) else f"{n:,}" for heading, n in counted.items()}
+        for heading, n in about.get("counted", {}).get(name, {}).items():
+            line[heading] = number(n) if isinstance(n, float) else f"{n:,}"
         lines.append({heading: text for heading, text in line.items() if text})
     print(title)
     print(table(lines))
