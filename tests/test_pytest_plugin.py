@@ -72,18 +72,9 @@ def test_does_not_ask(): disable()
 
 def run(path, *options, workers=0):
     # The last rewrites no asserts, which this process has rewritten already.
-    how = [
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(path),
-        "-p",
-        "no:cacheprovider",
-        *(["-n", "2", "--dist", "loadfile"] if workers else ["-p", "no:xdist"]),
-        "--assert",
-        "plain",
-    ]
-    return pytest.main([*how, "-p", "timm_naflex_fast.pytest_plugin", *options, str(path)])
+    how = f"-c {os.devnull} -p no:cacheprovider -p timm_naflex_fast.pytest_plugin --assert plain".split()
+    how += (f"-n {workers} --dist loadfile" if workers else "-p no:xdist").split()
+    return pytest.main([*how, "--rootdir", str(path), *options, str(path)])
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_measured(arguments, 
 
 
 def test_the_packages_names_are_found_when_asked_for():
+    assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
     assert timm_naflex_fast.__getattr__("functional").__name__ == "timm_naflex_fast.functional"
     assert timm_naflex_fast.__getattr__("enable") is timm_naflex_fast.enable and "status" in dir(timm_naflex_fast)
     with pytest.raises(AttributeError, match="has no attribute 'enabled'"):

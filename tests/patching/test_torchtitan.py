@@ -166,6 +166,7 @@ def test_a_part_whose_needs_are_not_installed_is_left_out(monkeypatch):
     with enable(library="torchtitan"):
         assert list(status().replaced) == [f"{KIMI[:-1]}.{NAME}"]
     missing.add(KIMI[:-1])
+    monkeypatch.delitem(sys.modules, KIMI[:-1])
     refused(RuntimeError, "No module named 'fla'")
 
 

@@ -54,18 +54,18 @@ def _whole_library(name: str) -> Library:
     Raises:
         RuntimeError: it cannot be imported, or lacks a part.
     """
-    library, missing = _library(name), []
+    library, problem = _library(name), None
     for home, _ in library.replacements:
         module, _, cls = home.partition(":")
         try:
             getattr(importlib.import_module(module), cls or "__name__")
         except (ImportError, AttributeError) as error:
-            needs = error.name if isinstance(error, ModuleNotFoundError) else None
-            if needs is None or needs.partition(".")[0] == name:
-                raise unsupported(library, str(error)) from error
-            missing.append(error)  # a part that needs a package that is not installed cannot be in use
-    if len(missing) == len(library.replacements):
-        raise unsupported(library, str(missing[0])) from missing[0]
+            problem = unsupported(library, str(error))
+            # A part that needs a package that is not installed cannot be in use.
+            if not isinstance(error, ModuleNotFoundError) or f"{error.name}.".startswith(f"{name}."):
+                raise problem from error
+    if problem is not None and not any(targets(library)):
+        raise problem
     return _libraries.setdefault(name, library)
 
 
