@@ -1,5 +1,7 @@
 """Costs that are counted: a performance test in which no clock takes part."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from counts import NARROW, TRACEABLE, count_race
@@ -28,6 +30,26 @@ def test_what_operators_read_and_write_and_hold():
             more = found + found  # 48 + 48 read, 48 written
     assert (count["read"], count["written"]) == (160 + 64 + 160 + 120 + 72 + 96, 160 + 32 + 160 + 48 + 48 + 48)
     assert (count["operators"], count["peak"]) == (6, 160) and more.shape == (3, 4)
+
+
+X = torch.arange(4.0)
+WAITS = [
+    X.cpu,
+    X.tolist,
+    X[1].item,
+    X[1].__bool__,
+    X.nonzero,
+    lambda: X[X > 1],
+    lambda: torch.tensor([1], device="cpu"),
+]
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])
+def test_what_waits_for_a_gpu(mode):
+    for call, waits in [(X.sum, 0), (lambda: X[1:].add(torch.ones(3)), 0), *((call, 1) for call in WAITS)]:
+        with mode(), counting() as count:
+            call()
+        assert count["host_waits"] == waits
 
 
 @ran("matmul")
