@@ -75,19 +75,17 @@ def test_every_convention_is_tried_and_given_back():
 
 
 def test_a_convention_in_words():
-    plain = Convention(antialias=False, cubic_coefficient=-0.75, drops_border=True)
     squares = Convention(align_corners=True, half_pixel=False, ar_preserving=True, transposed="size")
     columns = Convention(half_pixel=False, transposed="order", merge=2, bfloat16="table")
     for convention, said in {
-        Convention(cubic_coefficient=-0.75): "with antialiasing, cubic coefficient -0.75",
-        plain: "without antialiasing, taps outside the table dropped",
-        squares: "with antialiasing, aligned corners, aspect-preserving (resized to a square, then cut), "
-        "height and width exchanged",
-        columns: "with antialiasing, positions without half pixels, tokens column by column, tokens in 2 x 2 blocks, "
+        Convention(transposed="table", cubic_coefficient=-0.75): "cubic coefficient -0.75, table transposed",
+        Convention(cubic_coefficient=-0.5, drops_border=True): "taps outside the table dropped",
+        squares: "aligned corners, aspect-preserving (resized to a square, then cut), height and width exchanged",
+        columns: "positions without half pixels, tokens column by column, tokens in 2 x 2 blocks, "
         "table rounded to bfloat16",
-        Convention(transposed="table"): "with antialiasing, table transposed",
     }.items():
-        assert words(convention) == f"bicubic {said}"
+        assert words(convention) == f"bicubic with antialiasing, {said}"
+    assert words(Convention(antialias=False, cubic_coefficient=-0.75)) == "bicubic without antialiasing"
 
 
 def test_bad_input_is_named():

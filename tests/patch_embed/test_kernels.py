@@ -37,6 +37,8 @@ def truth(weight, size, mode, antialias):
 
 
 @example((8, 8), (5, 1), "bicubic", True)  # for a width of 1 timm's own matrix is wrong
+@example((37, 32), (16, 41), "bicubic", True)  # long sides
+@example((4, 46), (45, 5), "bicubic", True)
 @given(sizes, sizes, modes, st.booleans())
 def test_equals_timm_and_is_no_farther_from_float64(old, new, mode, antialias):
     weight = torch.randn(8, 3, *old, requires_grad=True)
@@ -137,15 +139,6 @@ def test_a_graph_holds_the_factors_as_constants(how):
 def test_where_pytorch_refuses_to_tell_the_precision_may_be_lowered(monkeypatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", Mock(side_effect=RuntimeError("mixed flags")))
     assert product_dtype(torch.ones(1)) is torch.float64
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("old, new", [((48, 25), (29, 48)), ((37, 32), (16, 41)), ((4, 46), (45, 5))])
-def test_no_farther_from_float64_than_timm_on_long_sides(old, new):
-    weight = torch.randn(8, 3, *old)
-    exact = truth(weight, new, "bicubic", True)
-    theirs = relative(resample_patch_embed(weight, list(new)), exact)
-    assert relative(resample_patch_kernel(weight, new), exact) <= min(theirs, 1e-6)
 
 
 @pytest.mark.parametrize("new", [(3, 5), (6, 4), (4, 7)])
