@@ -7,6 +7,7 @@ interpolator no ``resampler``.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -34,6 +35,8 @@ RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 # Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
 TIMM_REFERENCE = "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
+
+_calling = threading.local()
 
 
 def _by_coordinates(name: str) -> Callable[..., None]:
@@ -121,7 +124,11 @@ def interpolator_forward(
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
     if not (fits and _is_ours(self, key, proj_weight, self.interpolation)):
-        return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
+        _calling.interpolator = self  # older releases call ``resample_patch_embed``, for which its settings hold
+        try:
+            return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
+        finally:
+            _calling.interpolator = None
     old, channels_last = tuple(self.base_patch_size), getattr(self, "channels_last", True)
     how = dict(channels_last=channels_last, mode=self.interpolation, antialias=self.antialias)
 
@@ -147,9 +154,9 @@ def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
 def resample_patch_embed(
     patch_embed: Tensor, new_size: Any, interpolation: str = "bicubic", antialias: bool = True, verbose: bool = False
 ) -> Tensor:
-    """Modifications: as in resampler_forward. The mode for every model holds."""
+    """Modifications: as in resampler_forward. The mode for every model holds, or that of the caller's module."""
     fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
-    if not (fits and _is_ours(None, key, patch_embed, interpolation)):
+    if not (fits and _is_ours(getattr(_calling, "interpolator", None), key, patch_embed, interpolation)):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
