@@ -4,8 +4,6 @@ PyTorch's own ``torch.compiler.is_compiling()`` is one flag for the whole proces
 merely runs a model while another thread compiles. So this file asks what belongs to the thread, wherever PyTorch tells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 

@@ -19,8 +19,6 @@ an eager model under ``torch.func`` timm's own code runs. The path of a call::
                   -> sparse_resize.SparseSum   the arithmetic
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -5,8 +5,6 @@ and tells autograd how to go back. ``AddedInPlace`` is one node for the whole ba
 through untouched, and is read once for the tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

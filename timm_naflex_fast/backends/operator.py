@@ -5,8 +5,6 @@ the graph holds one operator, inside which ``eager`` runs. It reads the grids on
 The backward pass of each operator calls the other, so both can be differentiated any number of times.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -4,8 +4,6 @@
 the one grid of plain images as it is.)
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -12,8 +12,6 @@ adds them in float32, which no flag rounds either. All plain images of a batch s
 the table by two products, one for each axis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -10,8 +10,6 @@ is taken from the cache and nothing is put there (``usable``): every call comput
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest time goes first.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import Counter, OrderedDict

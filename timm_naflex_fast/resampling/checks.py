@@ -1,7 +1,5 @@
 """Checks of arguments. Each raises ValueError and says what is valid."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

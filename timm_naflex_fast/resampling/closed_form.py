@@ -6,8 +6,6 @@ rounds them (at a table of 128 cells that rounding alone moves a weight by 8e-6)
 float64. The cubic kernel is that of Keys (1981, "Cubic convolution interpolation for digital image processing").
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

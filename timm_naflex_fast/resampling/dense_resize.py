@@ -5,8 +5,6 @@ derivatives, ``is_grads_batched``), in exported programs of plain images, and fo
 are thin. Neither autocast nor TF32 touches float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """From patch coordinates, or from sizes, to the batch's grids, grouped. Reads the device once; nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

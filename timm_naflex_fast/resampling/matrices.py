@@ -12,8 +12,6 @@ own weights with PyTorch's own rounding. The weights are a triangle (bilinear), 
 - otherwise with -0.75; taps outside move to the border.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,6 +84,19 @@ def axis_matrix(axis: int, h: int, w: int, n0: int, spec: ResizeSpec, dtype: tor
     return _resize_axis(identity, (h, w)[axis], spec.lengths(h, w)[axis], spec, spec.batch_max[axis]).to(dtype)
 
 
+class Taps(NamedTuple):
+    """For each row of a matrix the columns that are read, and their weights, both (n, K), K those of the fullest row.
+
+    A row that reads fewer repeats its first column, with the weight 0; ``real`` (n, K) tells its own, ``reads`` how
+    many there are together. NumPy's arrays: on so few numbers its operations cost a third of PyTorch's.
+    """
+
+    columns: Any
+    weights: Any
+    real: Any
+    reads: int
+
+
 def axis_taps(
     n: int, length: int, n0: int, spec: ResizeSpec, batch_max: int, dtype: torch.dtype, transpose: bool
 ) -> Taps:
@@ -99,19 +110,6 @@ def axis_taps(
     resized = _resize_axis(signals, n, length, spec, batch_max).to(dtype).numpy()  # (n, 2*n0)
     matrix, read = resized[:, :n0], ~np.isfinite(resized[:, n0:])
     return taps(matrix.T, read.T) if transpose else taps(matrix, read)
-
-
-class Taps(NamedTuple):
-    """For each row of a matrix the columns that are read, and their weights, both (n, K), K those of the fullest row.
-
-    A row that reads fewer repeats its first column, with the weight 0; ``real`` (n, K) tells its own, ``reads`` how
-    many there are together. NumPy's arrays: on so few numbers its operations cost a third of PyTorch's.
-    """
-
-    columns: Any
-    weights: Any
-    real: Any
-    reads: int
 
 
 def taps(matrix: Any, read: Any) -> Taps:

@@ -23,8 +23,6 @@ Each of these three sums is taken in pairs, of 16 tensors at most: thousands of 
 other would be wrong by 1e-5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +53,7 @@ class SparseSum(NamedTuple):
         weights = self.weights if self.weights.dtype is source.dtype else self.weights.to(source.dtype)
         return torch.embedding_bag(source, self.indices, self.offsets, False, 0, False, weights)[0]
 
-    def to(self, device: torch.device) -> SparseSum:
+    def to(self, device: torch.device) -> "SparseSum":
         """The same sum on another device."""
         return SparseSum._make(None if part is None else part.to(device) for part in self)
 

@@ -1,7 +1,5 @@
 """The tokens of a batch: add embeddings to them, sum gradients over them, and hand both to autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain

@@ -3,8 +3,6 @@
 The gradient needs no strategy: the transposed sums of ``resampling/sparse_resize.py`` serve all that give one result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

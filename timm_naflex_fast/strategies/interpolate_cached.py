@@ -5,8 +5,6 @@ timm adds into slices of ``x``, and for each slice autograd copies the whole gra
 embeddings is summed over its samples, in float32 at least, and the transposed sums of ``matmul`` take it to the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor
