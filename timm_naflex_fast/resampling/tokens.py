@@ -38,7 +38,7 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cells and len(group.samples) == len(self.batch):
+        if self.batch is not None and not group.cells and 0 < len(group.samples) == len(self.batch):
             tokens, padding = self.counts[0]
             if not padding:
                 self.batch.add_(embeddings if len(embeddings) == tokens else embeddings[:tokens])
