@@ -14,7 +14,7 @@ ELSEWHERE = {  # a module: the file that tests it
     "backends/dispatch": "behaviour/test_graphs",
     "measure/export": "cli/test_export",
     **dict.fromkeys(("rope/embeds", "rope/settings"), "rope/test_batched"),
-    "measure/drift/plots": "measure/drift/test_report",
+    **dict.fromkeys(("measure/drift/pictures", "measure/drift/plots"), "measure/drift/test_report"),
 }
 
 

@@ -35,12 +35,15 @@ class Convention:
         antialias: the filter is as much wider as the table becomes smaller.
         align_corners: the outermost cells of table and grid coincide.
         half_pixel: cell i has its centre at i + 1/2; without it, and without align_corners, position i is i * scale.
+            Both together: centres of cells, taken for distances between the centres of the outermost cells.
         ar_preserving: resized to (L, L), L = max(h, w), then cut to the top-left (h, w).
         cubic_coefficient: Keys' coefficient (bicubic only); PyTorch's is -0.5 with antialiasing and -0.75 without.
         transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or the "table".
         merge: tokens come in blocks of merge x merge cells.
-        bfloat16: None, or "table", if that was rounded to bfloat16 before the sum.
+        bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the "weights" in ``A_n``.
         drops_border: without antialiasing too, taps outside the table are dropped, not moved to its border.
+        zeros_outside: without antialiasing, cells outside the table are zeros (``grid_sample``'s own padding).
+        edges: the outermost cells of the grid lie on the table's edges (with neither of the two above).
     """
 
     mode: str = "bicubic"
@@ -53,20 +56,32 @@ class Convention:
     merge: int = 1
     bfloat16: str | None = None
     drops_border: bool = False
+    zeros_outside: bool = False
+    edges: bool = False
 
     def matrix(self, n: int, n0: int, keep: int) -> Tensor:
-        """The first ``keep`` rows of ``A_n`` (n, n0), float64."""
-        scale = (n0 - 1) / max(n - 1, 1) * (n > 1) if self.align_corners else n0 / n
+        """The first ``keep`` rows of ``A_n`` (n, n0), float64, sparse: its memory follows n + n0, not n * n0."""
+        # Positions are (to + offset) * cells / gaps - shift, on an axis whose cell i lies at i.
+        both = self.align_corners and self.half_pixel
+        cells = n0 - 1 if self.align_corners else n0
+        gaps = n - 1 if self.edges or (self.align_corners and not both) else n
         # PyTorch's centres with antialiasing are those of half pixels, whatever align_corners says.
         offset = 0.5 if self.half_pixel or (self.antialias and self.align_corners) else 0.0
-        centre = scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - offset  # (keep, 1)
+        shift = 0.5 if self.edges or (offset and not both) else 0.0
+        scale = cells / gaps if gaps else 0.0
+        centre = scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - shift  # (keep, 1)
         stretch = max(scale, 1.0) if self.antialias else 1.0
         taps = centre.floor() + torch.arange(-math.ceil(2 * stretch), math.ceil(2 * stretch) + 2)  # (keep, taps)
         weights = self._filter((taps - centre) / stretch)
-        if self.antialias or self.drops_border:  # else a tap outside takes the border's value
+        if self.antialias or self.drops_border or self.zeros_outside:  # else a tap outside takes the border's value
             weights = weights * ((taps >= 0) & (taps < n0))
+        if self.antialias or self.drops_border:  # the weights that are left are scaled to a sum of 1
             weights = weights / weights.sum(1, keepdim=True)
-        return weights.new_zeros(keep, n0).scatter_add_(1, taps.long().clamp(0, n0 - 1), weights)
+        index = torch.stack((torch.arange(keep)[:, None].expand_as(taps), taps.long().clamp(0, n0 - 1))).flatten(1)
+        matrix = torch.sparse_coo_tensor(index, weights.flatten(), (keep, n0), check_invariants=False).coalesce()
+        if self.bfloat16 == "weights":
+            matrix.values().copy_(matrix.values().bfloat16())
+        return matrix
 
     def _filter(self, x: Tensor) -> Tensor:
         """The weight of a tap at distance x: a triangle, or the cubic kernel."""
@@ -74,12 +89,20 @@ class Convention:
 
     def grid(self, table: Tensor, h: int, w: int) -> Tensor:
         """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not changed."""
+        rows, cols = table.shape[:2]
         table = table.bfloat16().double() if self.bfloat16 == "table" else table
-        if (h, w) == table.shape[:2]:
+        if (h, w) == (rows, cols) and not (self.edges or (self.align_corners and self.half_pixel)):
             return table
         tall, wide = (max(h, w),) * 2 if self.ar_preserving else (h, w)
-        rows, columns = self.matrix(tall, table.shape[0], h), self.matrix(wide, table.shape[1], w)
-        return columns @ (rows @ table.flatten(1)).unflatten(1, table.shape[1:])
+        if h * cols > rows * w:  # first the axis after which less is left
+            table = self._resize(table.transpose(0, 1), wide, w).transpose(0, 1)
+            return self._resize(table, tall, h)
+        table = self._resize(table, tall, h)
+        return self._resize(table.transpose(0, 1), wide, w).transpose(0, 1)
+
+    def _resize(self, table: Tensor, n: int, keep: int) -> Tensor:
+        """The first axis of (n0, m, C), resized to n, of which the first ``keep`` remain."""
+        return (self.matrix(n, len(table), keep) @ table.flatten(1)).unflatten(1, table.shape[1:])
 
     def tokens(self, table: Tensor, sizes: Sizes) -> Tensor:
         """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in float64."""
@@ -97,17 +120,24 @@ def conventions(sizes: Sizes) -> Iterator[Convention]:
     """Every convention that these sizes allow, the plainest ones first."""
     merges = [m for m in (1, 2, 3, 4) if all(h % m == 0 and w % m == 0 for _, h, w in sizes)]
     choices = product(
-        (None, "table"),
+        (None, "table", "weights"),
         merges,
         (None, "order", "size", "table"),
         (False, True),
-        [(False, True), (True, False), (False, False)],
-        [(True, False), (False, False), (False, True)],
+        [(False, True), (True, False), (False, False), (True, True), (False, None)],
+        [(True, None), (False, None), (False, "drops"), (False, "zeros")],
         [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75)],
     )
-    for rounded, merge, transposed, ar, (corners, half), (antialias, drops), (mode, coefficient) in choices:
-        if not (mode == "bilinear" and drops):  # which gives the border's cell all weight, as without
-            yield Convention(mode, antialias, corners, half, ar, coefficient, transposed, merge, rounded, drops)
+    for rounded, merge, transposed, ar, (corners, half), (antialias, outside), (mode, coefficient) in choices:
+        of_grid_sample = half is None or (corners and half) or outside == "zeros"  # it has one cubic coefficient
+        if of_grid_sample and (antialias or outside == "drops" or coefficient == -0.5):
+            continue
+        # Bilinear taps lie outside where all weight is on the border's cell, or where the position itself does.
+        if mode == "bilinear" and outside and (outside == "drops" or corners):
+            continue
+        drops, zeros = outside == "drops", outside == "zeros"
+        plain = Convention(mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded)
+        yield replace(plain, drops_border=drops, zeros_outside=zeros, edges=half is None)
 
 
 class Family(NamedTuple):
@@ -223,11 +253,14 @@ def words(convention: Convention) -> str:
         "with antialiasing" if c.antialias else "without antialiasing": True,
         f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient not in (None, -0.5 if c.antialias else -0.75),
         "aligned corners": c.align_corners,
-        "positions without half pixels": not (c.align_corners or c.half_pixel),
+        "positions of half pixels": c.align_corners and c.half_pixel,
+        "positions from edge to edge": c.edges,
+        "positions without half pixels": not (c.align_corners or c.half_pixel or c.edges),
         "aspect-preserving (resized to a square, then cut)": c.ar_preserving,
         exchanged.get(c.transposed or "", ""): c.transposed,
         f"tokens in {c.merge} x {c.merge} blocks": c.merge > 1,
         f"{c.bfloat16} rounded to bfloat16": c.bfloat16,
         "taps outside the table dropped": c.drops_border,
+        "zeros outside the table": c.zeros_outside,
     }
     return f"{c.mode} {', '.join(part for part, holds in parts.items() if holds)}"

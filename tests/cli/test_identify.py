@@ -64,7 +64,7 @@ BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16
 )
 def test_the_command(made, options, status, words, identify):
     code, line = identify(port(**made), *options.split())
-    assert code == status and words in line
+    assert code == status and words in line and "random table" not in line
 
 
 def test_the_command_on_noise_and_on_wrong_files(identify):
@@ -182,7 +182,9 @@ def test_each_convention_is_that_of_the_original_library(family):
 @pytest.mark.parametrize("family", [name if name == "siglip2" else slow(name) for name in FAMILIES])
 def test_a_right_port_is_said_to_be_equal(family, identify):
     code, line = identify({"result": asked(family)[2].float()}, "--family", family)
-    assert code == 0 and "this is the reference" in line and "other conventions" not in line
+    # Where RADIO's table of 128 x 128 shrinks, no position lies outside of it: zeros or border there, nobody can tell.
+    assert code == 0 and "this is the reference" in line
+    assert ("other conventions" in line) == (family == "radio")
 
 
 @pytest.mark.parametrize(
@@ -198,3 +200,4 @@ def test_ports_that_erred_are_named(family, port, found, reference, identify):
     result = torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port))
     code, line = identify({"result": result.float()}, "--family", family)
     assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10
+    assert "of this random table; a trained table is smoother, and differs less" in line

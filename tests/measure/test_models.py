@@ -4,7 +4,9 @@ import argparse
 import inspect
 import os
 import re
+import socket
 import sys
+import time
 from unittest.mock import Mock
 
 import numpy as np
@@ -57,7 +59,7 @@ CHANGES = {
 @pytest.mark.parametrize("classes", [5, 3])  # as in the file, or with a new head, where timm itself is not strict
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_that_is_not_loaded_whole_is_an_error_with_names(change, classes, suffix, tmp_path):
+def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, classes, suffix, tmp_path):
     own, file = trained(num_classes=5).state_dict(), tmp_path / f"last{suffix}"
     state = CHANGES[change](own)
     save_file(state, file) if suffix == ".safetensors" else torch.save({"model": state}, file)
@@ -65,8 +67,9 @@ def test_a_file_that_is_not_loaded_whole_is_an_error_with_names(change, classes,
         load_model(NAME, file, num_classes=classes, **SMALL)
     head = {"head.weight", "head.bias"} if classes != 5 or change[-1] == "." else set()
     missing, unused = own.keys() - state - head, state.keys() - own
-    named = {*re.findall(r'"([\w.]+)"', str(error.value))}  # the first of them
-    assert named and named <= missing | unused and ("Missing" in str(error.value)) == bool(missing)
+    for names, what in ((missing, f"of the model's {len(own)} parameters"), (unused, "tensors")):
+        found = re.search(rf"(\d+) {what} [\w ]*\(([\w., ]+)\)", str(error.value))
+        assert (int(found[1]) if found else 0) == len(names) and (not names or {*found[2].split(", ")} <= names)
 
 
 def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
@@ -191,3 +194,16 @@ def test_settings_are_read_as_timms_scripts_read_them():
     for key in keywords - {"more", "kwargs", "scriptable", "exportable", "no_jit"}:
         with pytest.raises(argparse.ArgumentError, match=f"{key} is no option of a model"):
             parser.parse_args(["--model-kwargs", f"{key}=x"])
+
+
+@pytest.mark.parametrize("refused", [True, False])  # or a port that takes the connection and stays silent
+def test_without_the_hub_it_is_said_within_seconds(refused, monkeypatch):
+    monkeypatch.setattr(models, "HUB_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        hub.close() if refused else None
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=f"{address} does not answer; give a local file .*--checkpoint FILE"):
+            load_model(HUB, depth=1)
+        assert time.monotonic() - start < 10

@@ -99,7 +99,7 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "instance", "resampler"])
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook", "resampler"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
     plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
@@ -110,8 +110,11 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
     elif how != "subclass":
         if not hasattr(tripled, "resampler"):
             pytest.skip("this timm has no resampler")
-        inverse = tripled.resampler._get_or_create_pinv_matrix
-        tripled.resampler._get_or_create_pinv_matrix = lambda *args: 3 * inverse(*args)
+        if how == "hook":
+            tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+        else:
+            inverse = tripled.resampler._get_or_create_pinv_matrix
+            tripled.resampler._get_or_create_pinv_matrix = lambda *args: 3 * inverse(*args)
     weight = torch.randn(5, 768, requires_grad=not frozen)
     want = tripled(patches, weight, None, (8, 8))
     assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)

@@ -20,6 +20,7 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
+import timm_naflex_fast
 from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
@@ -287,3 +288,7 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     disable(model)
     status(), status(model)
     disable()
+
+
+def test_public_names():
+    assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]

@@ -139,10 +139,11 @@ def test_low_precision_gradients_are_no_worse_than_timms():
     assert got <= 1e-5 < theirs
 
 
-def test_mixed_tables_are_made_in_each_loop_and_keep_nothing_per_token():
+def test_mixed_tables_are_an_iterator_that_starts_anew_and_keep_nothing_per_token():
     rope, coord = build("mixed", depth=4), row_major([(9, 12), (4, 4), (12, 9)] * 8)
     tables = batched_rope(read_rope(rope), coord, torch.float32)
-    first, second, *_ = tables
+    first, second, *rest = (next(tables) for _ in range(4))
+    assert next(tables, None) is None and len(rest) == 2
     for _ in range(2):
         again = list(tables)
         assert len(again) == 4 and torch.equal(again[0], first) and torch.equal(again[1], second)

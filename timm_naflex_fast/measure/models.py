@@ -16,6 +16,7 @@ HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
 HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
+HUB_SECONDS = 5.0  # a hub that needs longer counts as absent: its client would try again for a minute
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
 # Keywords of create_model and load_model that say what the command's own options say.
@@ -46,7 +47,12 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def load_model(
-    name: str, checkpoint: str | Path | None = None, random_weights: bool = False, dtype: str = "float32", **more: Any
+    name: str,
+    checkpoint: str | Path | None = None,
+    *,
+    random_weights: bool = False,
+    dtype: str = "float32",
+    **more: Any,
 ) -> tuple[Any, str]:
     """Create a timm NaFlexVit in eval mode, and say in words which weights it holds.
 
@@ -66,6 +72,7 @@ def load_model(
     """
     import timm
     import torch
+    from huggingface_hub import constants
     from timm.layers import build_sincos2d_pos_embed
     from timm.models.naflexvit import NaFlexVit
 
@@ -77,7 +84,7 @@ def load_model(
         raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
     if family.startswith("vit_"):
         more["use_naflex"] = True
-    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE
+    weights, what, advice, offline = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE, constants.HF_HUB_OFFLINE
     if random_weights:
         weights, advice = "random, untrained, seed 0; position table of sines and cosines", HOW_TO_FIT
     elif checkpoint is not None:
@@ -91,18 +98,22 @@ def load_model(
         if "head.weight" in state or "blocks.0.norm1.weight" in state:  # timm's own names: a head would have this one
             overlay["num_classes"] = classes
             more = {"num_classes": classes, **more}
+    elif offline := not _hub_answers():
+        advice = f"{constants.ENDPOINT} does not answer; {HOW_TO_GIVE}"
+    heads: list[str] = []
     load = NaFlexVit.load_state_dict
 
     def load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
-        """With another number of classes, timm would take whatever is there. A head and buffers may be the model's."""
-        own, head = model.state_dict(), f"{model.pretrained_cfg['classifier']}."
-        buffers, replaced = dict(model.named_buffers()), model.num_classes != model.pretrained_cfg["num_classes"]
-        fresh = {name: own[name] for name in own if name in buffers or (replaced and name.startswith(head))}
-        return load(model, fresh | {name: state[name] for name in state if name not in buffers}, strict=True)
+        heads.append(_check_whole(model, state))
+        return load(model, state, strict=False)
 
     try:
-        whole = patch.object(NaFlexVit, "load_state_dict", load_whole)
-        with torch.random.fork_rng(devices=[]), load_errors(what, advice), whole:
+        with (
+            torch.random.fork_rng(devices=[]),
+            load_errors(what, advice),
+            patch.object(NaFlexVit, "load_state_dict", load_whole),
+            patch.object(constants, "HF_HUB_OFFLINE", offline),
+        ):
             torch.manual_seed(0)
             model = timm.create_model(name, pretrained=not random_weights, **more)
     except RuntimeError as error:
@@ -111,13 +122,38 @@ def load_model(
         raise
     if not isinstance(model, NaFlexVit):
         raise ValueError(f"timm {timm.__version__} makes no NaFlexVit of {name!r}")
-    if not random_weights and model.num_classes not in (0, model.pretrained_cfg["num_classes"]):
-        weights += f"; an untrained head of {model.num_classes} classes"
     model.pretrained_cfg.pop("state_dict", None)
     if random_weights and (table := model.embeds.pos_embed) is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
-    return model.eval().to(getattr(torch, dtype)), weights
+    return model.eval().to(getattr(torch, dtype)), weights + "".join(heads)
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # of the client, httpx or requests by its release
+        return False
+    return True
+
+
+def _check_whole(model: Any, given: dict[str, Any]) -> str:
+    """Refuse a state dict that is not whole, or not the model's; words for a head that it replaces.
+
+    timm calls this with what it has converted: with the model's own names and shapes.
+    """
+    parameters, buffers = ([name for name, _ in named] for named in (model.named_parameters(), model.named_buffers()))
+    replaced = model.num_classes != model.pretrained_cfg["num_classes"]
+    head = f"{model.pretrained_cfg['classifier']}." if replaced else "no head"
+    missing = [name for name in parameters if name not in given and not name.startswith(head)]
+    unused = [name for name in given if name not in {*parameters, *buffers}]
+    kinds = {f"of the model's {len(parameters)} parameters not in it": missing, "tensors that it does not use": unused}
+    if wrong := [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items() if names]:
+        raise ValueError("; ".join(wrong))
+    return f"; an untrained head of {model.num_classes} classes" if replaced and model.num_classes else ""
 
 
 def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:

@@ -25,8 +25,12 @@ def found_at(holder: Any, name: str) -> tuple[Any, Any]:
 
 
 def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
-    """Those of a model's modules that are of this class; the class (or module of Python) itself if none is."""
-    return [module for module in modules if isinstance(owner, type) and isinstance(module, owner)] or [owner]
+    """Those of a model's modules that are of this class; if none is, the class itself and all derived from it."""
+    if not isinstance(owner, type):  # a module of Python
+        return [owner]
+    derived: list[type] = owner.__subclasses__()
+    below = [cls for direct in derived for cls in holders(direct, ())]
+    return [module for module in modules if isinstance(module, owner)] or [owner, *below]
 
 
 def not_ours(library: Library, modules: Collection[nn.Module] = ()) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +14,19 @@ from .settings import Rope
 FEW_TOKENS = 1024
 
 
-@dataclass(frozen=True)
-class MixedEmbeddings:
-    """The embeddings (B, heads, N, 2D) of ``depth`` blocks in turn, each computed when a loop comes to it."""
+class MixedEmbeddings(Iterator[Tensor]):
+    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them starts with the first block."""
 
-    depth: int
-    embed: EmbedFn
+    def __init__(self, depth: int, embed: EmbedFn) -> None:
+        self.depth, self.embed = depth, embed
+        self.blocks = iter(range(depth))
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return map(self.embed, range(self.depth))
+    def __iter__(self) -> MixedEmbeddings:
+        self.blocks = iter(range(self.depth))
+        return self
+
+    def __next__(self) -> Tensor:
+        return self.embed(next(self.blocks))
 
 
 def batched_rope(
@@ -40,7 +43,7 @@ def batched_rope(
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
-        iterable of (B, heads, N, 2D), one per block; under ``torch.compile`` a list of them.
+        iterator of (B, heads, N, 2D), one per block; under ``torch.compile`` a list of them.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not checked with

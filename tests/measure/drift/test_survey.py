@@ -8,7 +8,7 @@ from tests.support.measured import batches, table_model
 from tests.support.oracles import small_vit, vit_batch
 from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import CONTENDERS, NAMES, ROUNDED, missing
-from timm_naflex_fast.measure.drift.plots import choose
+from timm_naflex_fast.measure.drift.pictures import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
 from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
 from timm_naflex_fast.patching.settings import MODES
@@ -46,8 +46,10 @@ def test_survey_of_a_tiny_model():
 
 
 def test_an_image_that_hardly_differs_is_not_shown():
-    shown = choose([0.0, 1e-9, 0.0, 0.3, 0.1], [2.0, 4.0, 1.0, 1.0, 1.0])
-    assert shown == {3: "the worst of 5 images", 4: "the median"}
+    assert choose([0.0, 1e-9, 0.0, 0.3, 0.1], [2.0, 4.0, 1.0, 1.0, 1.0]) == {
+        3: "the worst of 5 images",
+        4: "the median",
+    }
     assert choose([0.0, 0.1, 0.2], [4.0, 1.0, 1.0]) == {2: "the worst of 3 images", 1: "the median"}
     assert [*choose([0.1, 0.2, 0.3], [2.0, 1.0, 1.0])] == [2, 1, 0]
 

@@ -1,6 +1,5 @@
 """Run a model under each contender on the same batches, and compare what comes out with timm's own result."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, missing, use
-from .plots import Picture, choose, picture
+from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
 
 Grid = tuple[int, int]
@@ -190,7 +189,10 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
 
 def relative_rms(squared: Tensor, reference: Tensor) -> float:
     """Root of the summed squared differences over that of the reference's squares; infinite where only those are 0."""
-    return (squared.sum() / reference.sum()).sqrt().nan_to_num(0, posinf=math.inf).item()
+    above, below = squared.sum().item(), reference.sum().item()
+    if not above:
+        return 0.0
+    return (above / below) ** 0.5 if below else float("inf")
 
 
 def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
