@@ -7,8 +7,6 @@ a replicated DTensor, so every rank has to compute the same, as with tensor para
 ``ValueError`` that says what to give instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

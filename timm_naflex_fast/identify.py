@@ -7,8 +7,6 @@ file writes the formula out and does not read it off ``F.interpolate``, which ha
 other positions. Nor does ``closed_form`` have them, whose positions are rounded as PyTorch rounds them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@
 ``naflex_leaks`` for the tests that ask for it. ``--naflex-mode stock --naflex-leaks`` looks for leaks alone.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tables of text, for terminals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The command ``naflex-fast drift``: options, and the way from them to a report. torch is imported when it runs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

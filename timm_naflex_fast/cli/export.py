@@ -1,7 +1,5 @@
 """The command ``naflex-fast export``: options, and the way from them to a verified file."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``naflex-fast info``: everything that a report of a problem should say."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 from importlib.metadata import distributions

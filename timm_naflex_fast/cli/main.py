@@ -1,7 +1,5 @@
 """The command ``naflex-fast``. It imports a command's module, and with it torch, only when that command is named."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import shlex

@@ -15,8 +15,6 @@ rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 3
 of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this module the right one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 

@@ -5,8 +5,6 @@ nobody calls any more has been superseded. Replacing either would change results
 Nothing is imported here: ``install`` holds its lock.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

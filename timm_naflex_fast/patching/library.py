@@ -3,8 +3,6 @@
 ``decide`` tells what computes a component: ours, as chosen, or the library's own code. ``original`` finds that.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What ``status()`` gives, and how it prints."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass

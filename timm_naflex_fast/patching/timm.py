@@ -5,8 +5,6 @@ on. In older releases of timm a position table has neither an ``antialias`` nor 
 interpolator no ``resampler``.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import lru_cache

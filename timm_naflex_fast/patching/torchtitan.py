@@ -5,8 +5,6 @@ length. Their loops are functions, which know no model: a choice holds for every
 once, in float32 at least, and cast once, as in torchtitan.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ CUDA. For grids (h, 1) their result is wrong: PyTorch's antialiased resize to wi
 they hand over. Ours is right.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ Each returns a function: the number of a mixed block -> (B, heads, N, 2D); None 
 Blocks share no memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Every type computes ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` from a token's tw
 multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed modules learn both.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
