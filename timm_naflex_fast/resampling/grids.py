@@ -19,7 +19,7 @@ TokenCounts = list[tuple[int, int]]
 QUICK = 4096  # tokens of a sample: up to here whole images are told by a saved list of coordinates
 
 
-@dataclass(frozen=True)
+@dataclass
 class GridGroup:
     """Samples of one batch that share a grid of ``h`` x ``w`` cells.
 
