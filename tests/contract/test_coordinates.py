@@ -36,7 +36,7 @@ BAD |= dict.fromkeys((2**31 - 2, 65504, 2000), TOO_LARGE)
 def test_what_names_no_cell_or_a_far_one_is_said_and_changes_nothing(strategy, kind, bad, dtype):
     case = Case(sizes=[(4, 5)] * 3, channels=2, kind=kind)
     embeds, coord, x = case.embeds(), case.coord(dtype), torch.zeros(3, 20, 2)
-    coord[1, 7, 1] = bad
+    coord[1, 7, 1] = torch.tensor(bad).to(dtype)
     message = NO_CELL if dtype in FLOATS[:3] and bad == 2**31 - 2 else BAD[bad]  # rounded to 2**31
     with Largest() as largest, pytest.raises(ValueError, match=message):
         by_functions(case, embeds, x, coord, strategy)

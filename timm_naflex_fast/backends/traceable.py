@@ -13,7 +13,6 @@ the table by two products, one for each axis.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -105,8 +104,6 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
 
 def _learned(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
     table = tables[0].reshape(tables[0].shape[-3:])  # (H0, W0, C)
-    if not spec.copies_own_size:  # timm's flag has no antialiasing
-        spec = replace(spec, antialias=False)
     return (_by_taps if few_taps(table, spec) else _by_product)(table, positions, spec).to(dtype)
 
 

@@ -30,7 +30,7 @@ class ResizeSpec:
     Args:
         interpolation: ``"bilinear"`` or ``"bicubic"`` for a learned table (H0, W0, C), ``"linear"`` for the two of a
             factorized one.
-        antialias: widen the filter when the table is made smaller.
+        antialias: widen the filter when the table is made smaller; always False with ``F.grid_sample``, which has none.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without
@@ -54,6 +54,7 @@ class ResizeSpec:
 
     def __post_init__(self) -> None:
         is_interpolate = self.reference == "interpolate"
+        object.__setattr__(self, "antialias", self.antialias and is_interpolate)
         object.__setattr__(self, "copies_own_size", is_interpolate)
         object.__setattr__(self, "embeds_padding", not is_interpolate)
 

@@ -40,6 +40,5 @@ class Strategy:
     for_grid_sample: str | None = None
 
     def spec(self, interpolation: str, antialias: bool, align_corners: bool, ar_preserving: bool) -> ResizeSpec:
-        """How it resizes: as asked for, but no ``F.grid_sample`` has antialiasing."""
-        antialias = antialias and self.reference == "interpolate"
+        """How it resizes, in the words of ``ResizeSpec``."""
         return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, self.reference)
