@@ -46,12 +46,13 @@ def leaf(channels):
     return torch.zeros(1, 12, channels, requires_grad=True)
 
 
+MANY = "creation_meta" if torch.__version__ < "2.5" else "multiple views|in-?place"  # PyTorch's words
 NOT_WRITABLE = {  # what makes the tokens, and what the error says
     "a leaf": (lambda: leaf(4), "it is a leaf tensor that requires a gradient"),
     "a view of a leaf": (lambda: leaf(4)[:], "it is a view of a leaf tensor that requires a gradient"),
     "elements that share memory": (lambda: torch.zeros(1, 12, 1).expand(-1, -1, 4), "one and the same memory location"),
-    "an output of unbind": (lambda: torch.zeros(2, 1, 12, 4).unbind(0)[0], "multiple views|in-?place|creation_meta"),
-    "an output of split": (lambda: (leaf(8) * 1).split(4, -1)[1], "multiple views|in-?place|creation_meta"),
+    "an output of unbind": (lambda: torch.zeros(2, 1, 12, 4).unbind(0)[0], MANY),
+    "an output of split": (lambda: (leaf(8) * 1).split(4, -1)[1], MANY),
     "a view made without gradients": (lambda: torch.no_grad()(lambda x: x[:])(leaf(4) * 1), "in-place operation"),
     "an inference tensor": (torch.inference_mode()(lambda: torch.zeros(1, 12, 4)), "made in inference mode, which has"),
 }

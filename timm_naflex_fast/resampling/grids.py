@@ -215,7 +215,9 @@ def group_sizes(
         padding = 0 if length is None else length - t * h * w
         if padding < 0:
             raise ValueError(f"length must hold every image; image {number} has {t * h * w} tokens, length is {length}")
-        frames.setdefault((h, w), []).extend(range(len(counts), len(counts) + t))
+        if (h, w) not in frames:  # no ``setdefault``: the compiler of torch 2.4 cannot read it
+            frames[h, w] = []
+        frames[h, w].extend(range(len(counts), len(counts) + t))
         counts += [(h * w, 0)] * (t - 1) + [(h * w, padding)]
     groups = []
     for (h, w), samples in frames.items():
