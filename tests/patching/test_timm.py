@@ -219,12 +219,14 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         x, add = model.embeds.proj(BATCH["patches"]), getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
         torch.func.grad(lambda x: (add(x.mul(1), patch_coord=BATCH["patch_coord"]), x.sum())[1])(x)
 
-    for run in (lambda: embed(model), lambda: model.embeds(torch.zeros(1, 1, 24, 28)), transformed):
+    batch, by_mode = lambda: embed(model), patching.USE_GRID_SAMPLE if flagged else patching.NAFLEX_BATCH
+    for run in (batch, lambda: model.embeds(torch.zeros(1, 1, 24, 28)), transformed):
         timms = times(run)
         enable("matmul", model=other)  # so that ours is in place when timm's own is chosen
         enable(mode)
         ran = times(run)
         (impl,) = {impl for _, impl in status().calls}
+        assert run is not batch or impl == by_mode.get(mode, "stock")
         # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the table once.
         assert ran == Counter(names) or (impl == "stock" and ran == timms), (impl, timms)
         disable()
