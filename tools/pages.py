@@ -33,6 +33,7 @@ STOCK, OURS, PLAIN_ADD = "stock", "matmul", "plain-add"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 # What figures depend on, in the package: where it changes, they are old.
 CODE = [f"timm_naflex_fast/{room}" for room in "resampling strategies backends patching rope patch_embed".split()]
+CODE += [f":!timm_naflex_fast/patching/{name}.py" for name in ("install", "compat", "status")]  # no step runs them
 Race = dict[str, dict[str, Any]]  # rows by contender
 Column = Callable[[Race], Any]
 

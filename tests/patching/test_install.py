@@ -148,6 +148,19 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     gc.collect()  # the class, of which other tests would be told too
 
 
+@pytest.mark.filterwarnings("error")
+def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
+    Overrides = type("Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+    with enable(strict=True):
+        assert uses(small_vit()) == "matmul"
+    library.warned.clear()
+    with pytest.warns(UserWarning, match=f"Overrides.{LEARNED} is not the library's own"):
+        enable()
+    disable()
+    del Overrides
+    gc.collect()  # the class, of which other tests would be told too
+
+
 def look_at_what_is_carried(how, strict):
     model, other = small_vit(), small_vit()
     if how == "subclass":

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major
+from timm_naflex_fast.resampling import grids
 from timm_naflex_fast.resampling.grids import plan_batch, sizes_on_host
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 
@@ -26,6 +27,19 @@ def test_how_many_cells_a_grid_may_have():
         plan_batch(*only(0, 499, 4), SQUARE, resizes_square=True)
     coord = row_major([(1, 500)])
     assert len(plan_batch(coord.float(), coord, SQUARE, resizes_square=True).groups) == 1  # no token is missing
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_whole_images_are_told_at_once_and_alike(monkeypatch, turned):
+    coord = row_major([(3, 4)] * 2)
+    coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
+    asked = grids._row_major.cache_info().hits + grids._row_major.cache_info().misses
+    found = grids.read_grids(coord)
+    assert grids._row_major.cache_info().hits + grids._row_major.cache_info().misses == asked + 1  # it was told so
+    monkeypatch.setattr(grids, "QUICK", 0)
+    slowly = grids.read_grids(coord)
+    assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * 2
+    assert (found[2] is None) == (slowly[2] is None) == (not turned)
 
 
 def test_sizes_of_other_libraries_and_what_is_none():

@@ -31,14 +31,15 @@ def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
     return [module for module in modules if isinstance(module, owner)] or [owner, *below]
 
 
-def not_ours(library: Library, modules: Collection[nn.Module] = ()) -> list[str]:
-    """What stays in force where ours should be, in sentences: on the library's own classes, or on these modules.
+def not_ours(library: Library, modules: Collection[nn.Module] = (), *, subclasses: bool = True) -> list[str]:
+    """What stays in force where ours should be, in sentences: on these modules, or on the library's own classes.
 
+    Without modules also on classes that are derived from them, unless ``subclasses`` is False: nobody may use these.
     Not named is what another has put over ours, and a subclass's method that calls the one it hides.
     """
     sentences = []
     for owner, name, key in targets(library):
-        for holder in holders(owner, modules):
+        for holder in holders(owner, modules) if modules or subclasses else [owner]:
             place, function = found_at(holder, name)
             who = whose(function, library)
             if place is owner:

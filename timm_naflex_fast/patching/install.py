@@ -243,7 +243,8 @@ def enable(
     override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
         if not settings.is_stock:
-            for sentence in [sentence for known in libraries for sentence in not_ours(known, modules)]:
+            found = [not_ours(known, modules, subclasses=not strict) for known in libraries]
+            for sentence in [sentence for sentences in found for sentence in sentences]:
                 message = f"{sentence} and stays in force; to put it over ours, call enable() before"
                 if strict:
                     raise RuntimeError(f"{message}. Nothing was changed")
