@@ -1,8 +1,8 @@
 """The backend that reads the grids on the host: any strategy, any device.
 
-It groups the samples by grid, lets the strategy resample the tables for each group, adds the embeddings to the tokens,
-and tells autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the gradient of the tokens passes
-through untouched, and is read once for the tables.
+For each group of the plan it lets the strategy resample the tables, adds the embeddings to the tokens, and tells
+autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the gradient of the tokens passes through
+untouched, and is read once for the tables.
 """
 
 from collections.abc import Sequence
@@ -48,22 +48,20 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
     check_writable(x)
     if not plan.groups or not x.shape[-1]:
         return
-    ndim, trains, shaped = 3 if len(tables) == 1 else 2, False, Tables()
-    for table in tables:
-        shaped += (table if table.ndim == ndim else table.squeeze(0),)
-        trains |= table.requires_grad
     if in_sight := not cache.usable():
         # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
-    inputs = shaped if trains and torch.is_grad_enabled() else ()
-    if inputs:
+    inputs: Tables = ()
+    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        inputs = tables
         cache.invalidate(*tables)
     if torch.is_grad_enabled() and (inputs or x.requires_grad):
-        backward = partial(_gradients, [tensor.shape for tensor in inputs], plan)
+        ndim = 3 if len(tables) == 1 else 2
+        backward = partial(_gradients, [table.shape[-ndim:] for table in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
     with torch.no_grad():
-        embeddings = strategy.resample(shaped, plan) if inputs or in_sight else _frozen(tables, shaped, plan, strategy)
+        embeddings = strategy.resample(tables, plan) if inputs or in_sight else _frozen(tables, plan, strategy)
         if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
@@ -80,17 +78,19 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
     return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
 
 
-def _frozen(tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strategy) -> Embeddings:
+def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embeddings:
     """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
     To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a
-    learned table's own size takes the table as it is: nothing is cached, nothing compared. ``shaped``: the tables
-    without a leading 1.
+    learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
     made = cache.made_from(tables)
-    own_size = shaped[0].shape[:2] if len(tables) == 1 and plan.spec.copies_own_size else None
+    own_size = tables[0].shape[-3:-1] if len(tables) == 1 and plan.spec.copies_own_size else None
     settings = (strategy, *plan[2:])
-    again, others, keys, cells = list[GridGroup](), list[GridGroup](), list[Any](), 0
+    again: list[GridGroup] = []
+    others: list[GridGroup] = []
+    keys: list[Any] = []
+    cells = 0
     for group in plan.groups:
         key = (group.h, group.w, settings)
         if key in made and (group.h, group.w) != own_size:
@@ -100,16 +100,15 @@ def _frozen(tables: Tables, shaped: Tables, plan: ResamplePlan, strategy: Strate
         else:
             others.append(group)
             made.setdefault(key)  # asked for
-    if not again or (len(tables) == 1 and shaped[0].shape[0] * shaped[0].shape[1] > 4 * cells):
-        return strategy.resample(shaped, plan)
+    if not again or (len(tables) == 1 and tables[0].numel() > 4 * cells * tables[0].shape[-1]):
+        return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[int, int, Any]) -> Tensor:
-        copies = tuple(copy.view(table.shape) for copy, table in zip(copies, shaped))
         ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(*key[:2], [])]))
         return embedding.to(plan.token_dtype)
 
     kept = zip(again, cache.cached_resized(tables, keys, build))
-    return [*kept, *strategy.resample(shaped, plan._replace(groups=others))] if others else kept
+    return [*kept, *strategy.resample(tables, plan._replace(groups=others))] if others else kept
 
 
 def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -> Sequence[Tensor]:

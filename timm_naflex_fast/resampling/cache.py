@@ -121,6 +121,9 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
+        if entry is not None and not entry.bits:  # nothing was made: only what was asked for is forgotten
+            entry.versions, entry.made = versions, OrderedDict()
+            return entry.made
         entry = _Frozen(versions)
         _keep(parameters, entry)
     return entry.made

@@ -46,7 +46,7 @@ def axis_matrices(
 
 def resample(tables: Sequence[Tensor], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings: of a table in float64, of two in the tokens' dtype. PyTorch can derive all."""
-    wide = [table.double() for table in tables]
+    wide = [table.view(table.shape[-3 if len(tables) == 1 else -2 :]).double() for table in tables]
     size = (len(wide[0]), wide[0].shape[1] if len(wide) == 1 else len(wide[1]))
     for group in plan.groups:
         a_h, a_w = axis_matrices(group.h, group.w, size, plan.spec, wide[0].device)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +79,8 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
         return ResamplePlan([], [(0, length)] * batch, spec, x.dtype)
     heights, widths, cell, reordered = read_grids(patch_coord, spec.embeds_padding)
     if cell is not None:
-        cell = torch.from_numpy(cell).to(patch_coord.device, non_blocking=True)
+        cell = torch.from_numpy(cell)
+        rows = (cell if patch_coord.is_cpu else cell.to(patch_coord.device, non_blocking=True)).unbind()
     groups: dict[tuple[int, int], GridGroup] = {}
     counts = []
     for sample, (h, w, is_reordered) in enumerate(zip(heights, widths, reordered)):
@@ -93,7 +95,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
         tokens = min(length, h * w)
         if is_reordered:
             tokens = length if spec.embeds_padding else tokens
-            group.cells[sample] = cell[sample, :tokens]
+            group.cells[sample] = rows[sample] if tokens == length else rows[sample][:tokens]
         counts.append((tokens, length - tokens))
     if spec.reference == "affine_grid":
         spec = replace(spec, batch_max=spec.lengths(max(heights), max(widths)))
@@ -122,29 +124,40 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
             among its padding, and one that is no whole number.
     """
     coord = whole_numbers(patch_coord).cpu().numpy()
-    length = coord.shape[1]
+    batch, length, _ = coord.shape
     fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
     # The last token of a whole image names its last cell: images of one size are told most cheaply.
     y, x = coord[0, -1].tolist()
-    if y >= 0 and (y + 1) * (x + 1) == length <= QUICK and not fractional:
-        if (coord == _row_major(x + 1)[:length]).all():
-            batch = len(coord)
-            return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
-    # Read as unsigned numbers, a negative one is larger than every size.
-    size = coord.view(np.uint64).max(1)  # (B, 2)
-    if size.max() >= LARGEST:
-        size = coord.max(1)
-        check_cells(coord, *(size + 1).T.tolist())
-    h, w = (size.astype(np.int64) + 1).T  # (B,) each
-    order = np.arange(length)
-    cell = coord[..., 0] * w[:, None] + coord[..., 1]  # (B, N)
-    elsewhere = cell != order
-    if (h * w).min() < length:  # there is padding
-        after = order >= (h * w)[:, None]
-        elsewhere = np.where(after, cell != 0, elsewhere) if embeds_padding else elsewhere & ~after
+    if y >= 0 and (y + 1) * (x + 1) == length and not fractional and _in_rows(coord, y + 1, x + 1):
+        return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
+    # (B, N) each, and side by side: NumPy is slow on every other number. Unsigned, a negative one is larger than all.
+    y, x = axes = coord.view(np.uint64).transpose(2, 0, 1).copy()
+    size = np.maximum.reduce(axes, 2) + 1  # (2, B)
+    heights, widths = size.tolist()
+    if not 0 < min(heights + widths) <= max(heights + widths) <= LARGEST:
+        size = axes.view(np.int64).max(2).view(np.uint64) + 1
+        heights, widths = size.tolist()
+        check_cells(coord, heights, widths)
     if fractional or (embeds_padding and coord.min() < 0):
         raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
-    return h.tolist(), w.tolist(), cell if elsewhere.any() else None, elsewhere.any(1).tolist()
+    shortest = min(map(mul, heights, widths))
+    if shortest < length and batch == 1 and not embeds_padding and _in_rows(coord, heights[0], widths[0]):
+        return heights, widths, None, [False]
+    cell = (y * size[1][:, None] + x).view(np.int64)  # (B, N)
+    if shortest > length:  # all samples lost tokens: the order of the others is hardly ever that of the rows
+        return heights, widths, cell, [True] * batch
+    order = np.arange(length)
+    elsewhere = cell != order
+    if shortest < length:  # there is padding
+        in_grid = order < (size[0] * size[1]).view(np.int64)[:, None]
+        elsewhere = cell != order * in_grid if embeds_padding else elsewhere & in_grid
+    reordered = elsewhere.any(1).tolist()
+    return heights, widths, cell if any(reordered) else None, reordered
+
+
+def _in_rows(coord: Any, h: int, w: int) -> bool:
+    """Whether the coordinates (B, N, 2) begin with a grid's in row-major order; it may say no of a large grid."""
+    return h * w <= QUICK and bool((coord[:, : h * w] == _row_major(w)[: h * w]).all())
 
 
 @lru_cache(maxsize=64)

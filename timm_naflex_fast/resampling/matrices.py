@@ -66,16 +66,18 @@ class ResizeSpec:
 def interpolate(
     table: Tensor, lengths: tuple[int, ...], spec: ResizeSpec, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """A table (H0, W0, C), or (N0, C), resized to ``lengths`` by ``F.interpolate`` in ``dtype``, as timm does it."""
+    """A table ([1,] H0, W0, C), or ([1,] N0, C), resized by ``F.interpolate`` in ``dtype``: (1, *lengths, C)."""
     # Cell after cell in memory, whatever the table's own layout is: resized with antialiasing to a width of 1, every
     # other layout gives wrong numbers (PyTorch 2.4 to 2.15). So does a single channel, which has no layout; two have.
     channels = table.shape[-1]
     if channels == 1 and lengths[1:] == (1,):
-        table = table.expand(-1, -1, 2)  # pragma: no mutate: any number above 1
-    images = table.to(dtype).contiguous().unsqueeze(0).movedim(-1, 1)  # (1, C, H0, W0)
+        table = table.repeat_interleave(2, -1)  # pragma: no mutate: any number above 1
+    images = table.to(dtype).contiguous()
+    images = images if images.ndim == len(lengths) + 2 else images.unsqueeze(0)
+    images = images.movedim(-1, 1)  # (1, C, H0, W0)
     mode, align_corners, antialias = spec.interpolation, spec.align_corners, spec.antialias
     resized = F.interpolate(images, lengths, mode=mode, align_corners=align_corners, antialias=antialias)
-    resized = resized.squeeze(0).movedim(0, -1)  # (h, w, C)
+    resized = resized.movedim(1, -1)
     return resized if resized.shape[-1] == channels else resized[..., :channels]
 
 

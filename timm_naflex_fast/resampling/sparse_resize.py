@@ -112,14 +112,14 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterable[tuple[G
 
 def _learned(table: Tensor, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
     """If the sizes match, the embeddings are the table itself, not converted."""
-    size, channels, spec, dtype = (table.shape[0], table.shape[1]), table.shape[2], plan.spec, plan.dtype
+    size, channels, spec, dtype = (table.shape[-3], table.shape[-2]), table.shape[-1], plan.spec, plan.dtype
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
     to_resize = []
     for group in plan.groups:
         if spec.copies_own_size and (group.h, group.w) == size:
             yield group, flat
         elif pytorchs_is_sparse(spec):
-            yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 1)
+            yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
         else:
             to_resize.append(group)
     flat = flat.to(dtype) if to_resize else flat

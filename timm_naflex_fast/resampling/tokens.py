@@ -31,7 +31,9 @@ class Tokens:
         if self.x.ndim == 3 and self.batch is None:
             each = list(zip(self.x, self.counts))
             return [own[:n] for own, (n, _) in each], [own[n:] for own, (n, _) in each]
-        # One split. To slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
+        # At once: to slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
+        if self.batch is not None and not any(after for _, after in self.counts):
+            return self.batch.unbind(), ()  # there is no padding
         packed = self.x if self.batch is None else self.x.flatten(0, 1)
         parts = packed.split_with_sizes(list(chain.from_iterable(self.counts)))
         return parts[::2], parts[1::2]
@@ -40,11 +42,12 @@ class Tokens:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
         if self.batch is not None and not group.cells and 0 < len(group.samples) == len(self.batch):
             tokens, padding = self.counts[0]
-            if not padding:
-                self.batch.add_(embeddings if len(embeddings) == tokens else embeddings[:tokens])
+            if not (padding and group.embeds_padding):
+                own = self.batch.narrow(1, 0, tokens) if padding else self.batch
+                own.add_(embeddings if len(embeddings) == tokens else embeddings[:tokens])
                 return
         in_grid, after = self.views
-        if group.embeds_padding:
+        if group.embeds_padding and after:
             for sample in group.samples:
                 after[sample].add_(embeddings[:1])
         taken: dict[int, Tensor] = {}  # frames of a video share their order
@@ -54,7 +57,8 @@ class Tokens:
                 own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
                 continue
             if id(cell) not in taken:
-                taken = {id(cell): embeddings[cell.to(embeddings.device, non_blocking=True)]}
+                on_device = cell if cell.device == embeddings.device else cell.to(embeddings.device, non_blocking=True)
+                taken = {id(cell): embeddings.index_select(0, on_device)}
             own.add_(taken[id(cell)])
 
     def sum(self, group: GridGroup, dtype: torch.dtype) -> Tensor:
@@ -84,7 +88,7 @@ class Tokens:
         if accumulator is not None:
             total.add(accumulator)
         out = total.total()
-        if group.embeds_padding:
+        if group.embeds_padding and self.views[1]:
             out[0] += torch.stack([self.views[1][sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
         return out
 

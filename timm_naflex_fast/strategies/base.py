@@ -13,7 +13,7 @@ from ..resampling.grids import ResamplePlan
 from ..resampling.matrices import ResizeSpec
 
 Tables = tuple[Tensor, ...]
-"""One learned table (H0, W0, C), or the two of a factorized embedding, (H0, C) and (W0, C)."""
+"""One learned table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C)."""
 
 
 @dataclass(eq=False)

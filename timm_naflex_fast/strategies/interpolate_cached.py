@@ -25,13 +25,13 @@ def resample(tables: Tables, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Te
         lengths = spec.lengths(h, w)
         if len(tables) == 1:
             (table,) = tables
-            if table.shape[:2] != (h, w):
+            if table.shape[-3:-1] != (h, w):
                 table = interpolate(table, lengths, spec)
-                table = table if lengths == (h, w) else table[:h, :w]
-            yield group, table.flatten(0, 1)
+                table = table if lengths == (h, w) else table[:, :h, :w]
+            yield group, table.reshape(h * w, -1)
         else:
             y, x = (
-                table if len(table) == length else interpolate(table, (length,), spec)
+                (table if table.shape[-2] == length else interpolate(table, (length,), spec)).flatten(0, -2)
                 for table, length in zip(tables, lengths)
             )
             y, x = y[:h].to(plan.token_dtype), x[:w].to(plan.token_dtype)  # (h, C), (w, C)
