@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.functional import resize_matrix
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_taps
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_taps, interpolate
 
 sizes, modes = st.integers(1, 48), st.sampled_from(["bilinear", "bicubic"])
 
@@ -38,3 +38,15 @@ def test_taps_hold_the_whole_matrix_and_every_cell_that_is_read(n, n0, mode, ant
 
 def test_a_matrix_in_half_precision_is_one_cast():
     assert torch.equal(resize_matrix(3, 5, dtype=torch.bfloat16), resize_matrix(3, 5).bfloat16())
+
+
+@given(st.sampled_from([(1, 5, 4, 8), (5, 4, 8), (1, 5, 1, 8), (1, 1, 4, 8), (5, 1, 1)]), st.integers(0, 200), modes)
+def test_axes_of_length_1_may_have_any_stride(shape, stride, mode):
+    table = torch.randn(shape)
+    strides = [stride if n == 1 else usual for n, usual in zip(shape, table.stride())]  # NumPy's new axes have 0
+    spec = ResizeSpec(mode)
+    for size in ((7, 1), (3, 1), (2, 3)):
+        a_h, a_w = (resize_matrix(n, n0, mode, True) for n, n0 in zip(size, shape[-3:]))
+        want = torch.einsum("ah,hwc,bw->abc", a_h, table.view(shape[-3:]), a_w)[None]
+        found = interpolate(table.as_strided(shape, strides), size, spec)
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
