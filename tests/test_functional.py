@@ -108,9 +108,8 @@ def test_the_mode_of_packed_embeddings_has_no_default():
 
 
 sides, flags, few = st.integers(1, 12), st.booleans(), st.integers(1, 3)
-how = dict(
-    mode=st.sampled_from(["bilinear", "bicubic"]), antialias=flags, align_corners=flags, ar_preserving=flags, merge=few
-)
+how = dict.fromkeys(("antialias", "align_corners", "ar_preserving"), flags) | dict(merge=few)
+how["mode"] = st.sampled_from(["bilinear", "bicubic"])
 frames = st.lists(st.tuples(few, sides, sides), min_size=1, max_size=5)
 
 

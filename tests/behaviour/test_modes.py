@@ -76,10 +76,8 @@ def test_selective_checkpoints_give_timms_gradients(mode, name, saved):
         return out * (out / batch["patch_valid"].sum(1, keepdim=True)).sum(1, keepdim=True).sigmoid()
 
     def checkpointed(batch):
-        patches, contexts = (
-            batch["patches"].clone().requires_grad_(),
-            partial(create_selective_checkpoint_contexts, policy),
-        )
+        patches = batch["patches"].clone().requires_grad_()
+        contexts = partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(region, batch, patches, use_reentrant=False, context_fn=contexts)
 
     cache.clear_all()

@@ -131,12 +131,7 @@ CASES |= {
 }
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
-WAITS = {
-    "learned": READS_GRIDS,
-    "factorized": READS_GRIDS,
-    "packed, sizes on the device": READS_GRIDS,
-    "rope, mixed": READS_GRIDS,
-}
+WAITS = dict.fromkeys(("learned", "factorized", "packed, sizes on the device", "rope, mixed"), READS_GRIDS)
 WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 

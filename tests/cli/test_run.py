@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 from shutil import copytree
 
@@ -22,8 +21,10 @@ from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.patching.settings import Settings
 
 RUN = ["-m", "timm_naflex_fast", "run"]
+TORCHRUN = "--standalone --nproc-per-node 2"
 NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
 NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
 
@@ -202,9 +203,7 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='stock'\); timm .* replaced; .*none of them\n"
     assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
-    assert asdict(status().flags) == dict(
-        pos_embed="interpolate_cached", patch_embed="matmul", rope="stock", strict=False
-    )
+    assert status().flags == Settings("interpolate_cached", "matmul", "stock", strict=False)
     below = os.environ[launcher.VARIABLE]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")
@@ -233,9 +232,6 @@ def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
     monkeypatch.delenv(launcher.VARIABLE, raising=False)
     launcher.prepare_process()
     assert status().flags.is_stock
-
-
-TORCHRUN = "--standalone --nproc-per-node 2"
 
 
 @pytest.mark.slow

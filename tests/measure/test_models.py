@@ -21,8 +21,11 @@ from timm_naflex_fast.measure import models
 from timm_naflex_fast.measure.models import load_model, read_weights
 
 NAME, ROPE = "vit_tiny_patch16_224", "naflexvit_base_patch16_gap"
+HUB = "naflexvit_base_patch16_siglip.v2_webli"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
+UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
+WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
 
 
 def trained(**more):
@@ -118,10 +121,6 @@ def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
     assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
-UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
-WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
-
-
 @pytest.mark.parametrize("record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffix, tmp_path):
@@ -130,9 +129,6 @@ def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffi
     with pytest.raises(RuntimeError, match=r"last\S* cannot be loaded .*; save a file of tensors: .safe") as error:
         load_model(NAME, file, **SMALL)
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
-
-
-HUB = "naflexvit_base_patch16_siglip.v2_webli"
 
 
 @pytest.mark.parametrize(
