@@ -26,6 +26,14 @@ SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
 UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
 WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
+CHANGES = {
+    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
+    "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
+    "half": lambda state: dict(list(state.items())[::2]),
+    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
+    "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
+    "one more": lambda state: state | {"teacher": torch.ones(2)},
+}
 
 
 def trained(**more):
@@ -47,16 +55,6 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     assert words == "file last.pth.tar" + f" ({key})" * bool(key) and loaded.num_classes == classes
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
     assert "state_dict" not in loaded.pretrained_cfg
-
-
-CHANGES = {
-    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
-    "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
-    "half": lambda state: dict(list(state.items())[::2]),
-    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
-    "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
-    "one more": lambda state: state | {"teacher": torch.ones(2)},
-}
 
 
 @pytest.mark.parametrize("classes", [5, 3])  # as in the file, or with a new head, where timm itself is not strict
