@@ -12,6 +12,10 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 
 COORD = row_major([(2, 3), (3, 2)])
 TABLE, LINE = torch.randn(5, 5, 4), torch.randn(5, 4)
+sides, flags, few = st.integers(1, 12), st.booleans(), st.integers(1, 3)
+how = dict.fromkeys(("antialias", "align_corners", "ar_preserving"), flags) | dict(merge=few)
+how["mode"] = st.sampled_from(["bilinear", "bicubic"])
+frames = st.lists(st.tuples(few, sides, sides), min_size=1, max_size=5)
 
 
 def embedded(table=TABLE, coord=COORD, **options):
@@ -105,13 +109,6 @@ def test_errors_name_what_is_valid_and_change_nothing(function, change, message)
 def test_the_mode_of_packed_embeddings_has_no_default():
     with pytest.raises(TypeError, match="mode"):
         fast.resample_pos_embeds(TABLE, [(4, 4)])
-
-
-sides, flags, few = st.integers(1, 12), st.booleans(), st.integers(1, 3)
-how = dict(
-    mode=st.sampled_from(["bilinear", "bicubic"]), antialias=flags, align_corners=flags, ar_preserving=flags, merge=few
-)
-frames = st.lists(st.tuples(few, sides, sides), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize("padding", [None, "zeros", "first"])

@@ -13,6 +13,9 @@ from timm_naflex_fast.functional import identify_resampling, resample_pos_embed,
 from timm_naflex_fast.identify import TIE, Convention, conventions, words
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
+ALL = list(conventions(SIZES))
+# Three by default: each is compared with all 1728.
+SLOW = [pytest.param(c, marks=pytest.mark.slow) for c in (*ALL[1:36:5], *ALL[36::41], *ALL[217::576])]
 
 
 def random_table(seed, channels=3, size=(8, 9)):
@@ -32,18 +35,11 @@ def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
         torch.testing.assert_close(convention.grid(table, h, w).flatten(0, 1), theirs, atol=1e-6, rtol=1e-6)
 
 
-ALL = list(conventions(SIZES))
-
-
 def test_no_two_conventions_give_the_same_result():
     table = random_table(0).double()
     results = torch.stack([convention.tokens(table, SIZES).flatten() for convention in ALL])
     distance = torch.cdist(results, results, p=float("inf")).fill_diagonal_(torch.inf) / table.abs().max()
     assert distance.min() > 1e-4
-
-
-# Three by default: each is compared with all 1728.
-SLOW = [pytest.param(c, marks=pytest.mark.slow) for c in (*ALL[1:36:5], *ALL[36::41], *ALL[217::576])]
 
 
 @pytest.mark.parametrize("convention", [*ALL[::576], *SLOW], ids=str)

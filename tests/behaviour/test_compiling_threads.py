@@ -13,10 +13,8 @@ from timm_naflex_fast import enable, status
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 LAYERS, X = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)]), torch.randn(3, 8)
-WORK = {
-    "compile": lambda: torch.compile(LAYERS, backend="aot_eager")(X),
-    "export": lambda: torch.export.export(LAYERS, (X,)),
-}
+WORK = {"compile": lambda: torch.compile(LAYERS, backend="aot_eager")(X)}
+WORK["export"] = lambda: torch.export.export(LAYERS, (X,))
 
 
 @pytest.mark.parametrize("mode", STRATEGY_NAMES)

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.support.checks import Watch
 from tests.support.oracles import BATCH, far, small_vit, trained, worst
 from tests.support.running import running
 from timm_naflex_fast.resampling import cache
@@ -34,18 +35,6 @@ def model_and_batch(name):
     return model, batch
 
 
-class Seen(TorchDispatchMode):
-    """The operators in their order."""
-
-    def __enter__(self):
-        self.names = []
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @MODES
 @pytest.mark.parametrize("name", MODELS)
 def test_a_mode_sees_the_same_whatever_is_kept(mode, name):
@@ -55,9 +44,9 @@ def test_a_mode_sees_the_same_whatever_is_kept(mode, name):
         for clear in (True, False, False):
             if clear:
                 cache.clear_all()
-            with Seen() as mode_:
+            seen.append([])  # the operators in their order
+            with Watch(lambda func, _: seen[-1].append(str(func))):
                 trained(model, batch)
-            seen.append(mode_.names)
             trained(model, batch)  # fills the caches
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 100
 
@@ -76,10 +65,8 @@ def test_selective_checkpoints_give_timms_gradients(mode, name, saved):
         return out * (out / batch["patch_valid"].sum(1, keepdim=True)).sum(1, keepdim=True).sigmoid()
 
     def checkpointed(batch):
-        patches, contexts = (
-            batch["patches"].clone().requires_grad_(),
-            partial(create_selective_checkpoint_contexts, policy),
-        )
+        patches = batch["patches"].clone().requires_grad_()
+        contexts = partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(region, batch, patches, use_reentrant=False, context_fn=contexts)
 
     cache.clear_all()

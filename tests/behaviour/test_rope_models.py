@@ -17,17 +17,21 @@ from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
 
+KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
+RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itself can run as a whole model
+BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
+OTHER = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
+REFUSES = pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
+AXIAL, FRACTION = timms.RotaryEmbeddingCat, dict(in_pixels=False)
+UNKNOWN = {"type OtherRope": (type("OtherRope", (AXIAL,), {}), FRACTION), "'pixel' grid": (AXIAL, {})}
+UNKNOWN["for one grid alone"] = AXIAL, dict(feat_shape=(3, 4)) | FRACTION
+SAVED = "mul add cat _to_copy _unsafe_view".split()
+
 
 def vit(kind, **extra):
     """A model with this kind of rotary embeddings alone, in eval mode."""
     options = {"dinov3": dict(rope_temperature=100.0), "mrope": dict(rope_mrope_section=(2, 3, 3))}.get(kind, {})
     return small_vit(pos_embed="none", rope_type=kind, **options, **extra).eval()
-
-
-KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
-RUNS = [kind for kind in KINDS if kind != "mixed" or NEW_TIMM]  # what timm itself can run as a whole model
-BATCH = vit_batch([(3, 4), (12, 9), (3, 4), (8, 8), (4, 9)] * 4)
-SAVED = "mul add cat _to_copy _unsafe_view".split()
 
 
 def save_some(ctx, operator, *args, **kwargs):
@@ -98,14 +102,8 @@ def test_captures_in_one_graph(kind, train, backend):
                 assert relative(grads[1], grads[0]) <= 1e-4
 
 
-OTHER = vit_batch([(12, 9), (2, 2), (5, 6), (1, 9), (10, 10)] * 4, seed=2)
-REFUSES = pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses writing in place")
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("how", "grad"), [pytest.param("export", False, marks=REFUSES), ("trace", False), ("trace", True)]
-)
+@pytest.mark.parametrize("how, grad", [pytest.param("export", False, marks=REFUSES), ("trace", False), ("trace", True)])
 def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
     model, inputs = vit(kind, depth=1), tuple(BATCH.values())
     with torch.set_grad_enabled(grad):
@@ -143,11 +141,6 @@ def test_every_mode_replaces_it_unless_the_flag_says_stock():
         with ran() as seen, torch.no_grad():
             model(BATCH)
         assert seen["rope", "batched"] == count
-
-
-AXIAL, FRACTION = timms.RotaryEmbeddingCat, dict(in_pixels=False)
-UNKNOWN = {"type OtherRope": (type("OtherRope", (AXIAL,), {}), FRACTION), "'pixel' grid": (AXIAL, {})}
-UNKNOWN["for one grid alone"] = AXIAL, dict(feat_shape=(3, 4)) | FRACTION
 
 
 @pytest.mark.usefixtures("clean")

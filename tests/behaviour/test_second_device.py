@@ -12,9 +12,9 @@ from itertools import product
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from tests.support.checks import Watch
 from tests.support.oracles import BATCH, row_major, small_vit
 from tests.support.rotary import AUGMENTED, CLASSES, build
 from tests.support.running import running
@@ -131,12 +131,7 @@ CASES |= {
 }
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
-WAITS = {
-    "learned": READS_GRIDS,
-    "factorized": READS_GRIDS,
-    "packed, sizes on the device": READS_GRIDS,
-    "rope, mixed": READS_GRIDS,
-}
+WAITS = dict.fromkeys(("learned", "factorized", "packed, sizes on the device", "rope, mixed"), READS_GRIDS)
 WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 
@@ -192,17 +187,14 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         assert waits.total() == 6
 
 
-class OneDevice(TorchDispatchMode):
+def one_device(func, args):
     """No operator takes a tensor that is not on CUDA, but for single numbers."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for tensor in tree_iter((args, kwargs)):
-            assert not isinstance(tensor, torch.Tensor) or tensor.is_cuda or tensor.ndim == 0, func
-        return func(*args, **(kwargs or {}))
+    for tensor in tree_iter(args):
+        assert not isinstance(tensor, torch.Tensor) or tensor.is_cuda or tensor.ndim == 0, func
 
 
 def watched(run, *args):
-    with OneDevice():
+    with Watch(one_device):
         return run(*args)
 
 

@@ -52,9 +52,7 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
 def test_function_transforms(embeds, mode):
     images = torch.randn(3, 1, 1, 24, 28)
     parameters = {name: p.detach() for name, p in embeds.named_parameters()}
-
-    def loss(parameters, image):
-        return first(functional_call(embeds, parameters, (image,))).square().sum()
+    loss = lambda parameters, image: first(functional_call(embeds, parameters, (image,))).square().sum()
 
     def run():
         tangents = jvp(lambda image: first(embeds(image)), (images[0],), (images[1],))

@@ -19,6 +19,11 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 SIZES = [(3, 4), (5, 2), (3, 4)]
 COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
 TABLE, LINE, ON_DEVICE, BICUBIC = torch.randn(6, 5, 4), torch.randn(6, 4), torch.tensor(SIZES), dict(mode="bicubic")
+ADDS = {
+    "learned": lambda x, coord: fast.add_pos_embed_(x * 1, TABLE, coord),
+    "factorized": lambda x, coord: fast.add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord),
+}
+WRITES = ["export", "trace", "make_fx", "compile"]
 
 
 def tokens(t):
@@ -64,9 +69,7 @@ def test_compiled_models_have_tangents(mode, kind):
     embeds = Case(sizes=SIZES, length=13, kind=kind).embeds().requires_grad_(False)
     point = {name: table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")}
     v = {name: torch.randn_like(table) for name, table in point.items()}
-
-    def f(tables):
-        return functional_call(embeds, tables, (torch.zeros(3, 13, 1),), dict(patch_coord=COORD))[0]
+    f = lambda tables: functional_call(embeds, tables, (torch.zeros(3, 13, 1),), dict(patch_coord=COORD))[0]
 
     def derivatives(point, v):
         return [jvp(f, (point,), (v,))[1], *grad(lambda tables: (f(tables) * WEIGHT).sum())(point).values()]
@@ -80,9 +83,7 @@ def test_compiled_models_have_tangents(mode, kind):
 @pytest.mark.parametrize("how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)])
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
 def test_what_is_written_down_holds_for_other_tables(how, strategy):
-    def f(table, x, coord):
-        return fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
-
+    f = lambda table, x, coord: fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
     x, other, swapped = torch.zeros(3, 13, 4), torch.randn(6, 5, 4), row_major(SIZES[::-1], 13)
     for times in (0,) if "symbolic" in how.values() else (0, 3):
         for _ in range(times):
@@ -90,13 +91,6 @@ def test_what_is_written_down_holds_for_other_tables(how, strategy):
         graph = make_fx(f, **how)(TABLE, x, COORD)
         assert relative(graph(other, x, swapped), f(other, x, swapped)) <= 2e-6
         assert not any("timm_naflex_fast" in str(node.target) for node in graph.graph.nodes)
-
-
-ADDS = {
-    "learned": lambda x, coord: fast.add_pos_embed_(x * 1, TABLE, coord),
-    "factorized": lambda x, coord: fast.add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord),
-}
-WRITES = ["export", "trace", "make_fx", "compile"]
 
 
 # But the compiled operator of a learned table, which raises the named error.

@@ -16,7 +16,11 @@ from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.identify import FAMILIES, Convention, question
 
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
+CHANNELS = 8
 TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
+EQUAL = "bilinear with antialiasing: this is the reference (largest difference "
+CORNERS = dict(mode="bicubic", cubic_coefficient=-0.5, align_corners=True, half_pixel=False)
+BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16, sizes=[(1, 4, 6)])
 
 
 @pytest.fixture
@@ -42,11 +46,6 @@ def port(dtype=torch.float32, sizes=SIZES, **settings):
     convention = Convention(**{"mode": "bilinear", "cubic_coefficient": None, **settings})
     result = convention.tokens(TABLE.double(), sizes).to(dtype)
     return {"table": TABLE, "sizes": torch.tensor(sizes), "result": result.contiguous()}
-
-
-EQUAL = "bilinear with antialiasing: this is the reference (largest difference "
-CORNERS = dict(mode="bicubic", cubic_coefficient=-0.5, align_corners=True, half_pixel=False)
-BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16, sizes=[(1, 4, 6)])
 
 
 @pytest.mark.parametrize(
@@ -99,9 +98,6 @@ def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(id
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
         assert main(["identify", "--write", nowhere]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-
-
-CHANNELS = 8
 
 
 def asked(family):

@@ -15,6 +15,10 @@ import timm_naflex_fast
 from timm_naflex_fast.cli.main import COMMANDS, main
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+# Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
+OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
+OPTIONAL |= {"onnxruntime", "openvino"}
 WITHOUT_TORCH = """
 import sys
 from timm_naflex_fast.cli.main import main
@@ -36,9 +40,6 @@ def test_the_package_help_and_wrong_options_import_no_torch():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^\[.*", out, re.M) == [*(f"{words} 0" for words in right), *(f"{words} 2" for words in wrong)]
     assert all(re.search(rf"^    {name} ", out, re.M) for name in COMMANDS)  # as the help says
-
-
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,6 @@ def test_the_packages_names_are_found_when_asked_for():
         timm_naflex_fast.enabled  # noqa: B018
 
 
-# Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
-OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
-OPTIONAL |= {"onnxruntime", "openvino"}
-
-
 def test_dependencies_are_what_is_imported():
     imported = set()
     for path in PACKAGE.rglob("*.py"):
@@ -92,10 +88,8 @@ def test_dependencies_are_what_is_imported():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             imported.update(name.split(".")[0] for name in names)
-    runtime, extra = (
-        {re.match(r"[\w-]+", line)[0] for line in requires("timm-naflex-fast") if ("extra ==" in line) == more}
-        for more in (False, True)
-    )
+    lines = requires("timm-naflex-fast")
+    runtime, extra = ({re.match(r"[\w-]+", s)[0] for s in lines if ("extra ==" in s) == more} for more in (False, True))
     assert runtime <= imported
     assert imported - {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"} - OPTIONAL <= runtime | extra
 

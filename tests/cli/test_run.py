@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 from shutil import copytree
 
@@ -22,22 +21,12 @@ from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.patching.settings import Settings
 
 RUN = ["-m", "timm_naflex_fast", "run"]
+TORCHRUN = "--standalone --nproc-per-node 2"
 NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
 NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
-
-
-def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
-    """Exit status, stdout and stderr."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
-    environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
-    command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *launch, *arguments]
-    options = dict(capture_output=True, text=True, timeout=300, env=environment, cwd=cwd)
-    done = subprocess.run(command, input=given, **options)
-    return done.returncode, done.stdout, done.stderr
-
-
 SCRIPT = """
 import pickle, sys
 count: int = 0
@@ -54,6 +43,41 @@ import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test was started with
 os.kill(os.getpid(), signal.SIGINT)
 """
+CHILDREN = """
+import json, os, subprocess, sys
+from multiprocessing import get_context
+def look(_=None):
+    flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
+    return type(sys.meta_path[0]).__name__, flags["flags"]["pos_embed"], flags["first"], "torch" in sys.modules
+if __name__ == "__main__":
+    print(look())
+    for method in ("spawn", "forkserver", "fork"):
+        with get_context(method).Pool(1) as pool:
+            print(pool.apply(look))
+    from joblib import Parallel, delayed
+    print(Parallel(n_jobs=2)(delayed(look)() for _ in range(2))[0])
+    code = "import children; print(children.look())"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    for python in (sys.executable, sys.argv[1]):
+        said = subprocess.run([python, "-c", "import sitecustomize as s; print(s.mine)"], capture_output=True)
+        print(said.stdout + said.stderr)
+"""
+SIGLIP2 = """
+import torch, transformers
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+config = transformers.Siglip2VisionConfig(hidden_size=32, patch_size=4, num_patches=16)
+Siglip2VisionEmbeddings(config)(torch.randn(1, 8, 48), torch.tensor([[2, 4]]))
+"""
+
+
+def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
+    """Exit status, stdout and stderr."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
+    environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
+    command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *launch, *arguments]
+    options = dict(capture_output=True, text=True, timeout=300, env=environment, cwd=cwd)
+    done = subprocess.run(command, input=given, **options)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,29 +117,6 @@ def test_without_stderr_nothing_is_said(script, redirect):
     assert run("--mode", "fast", "-", redirect="2>&-") == (2, "", "")
 
 
-CHILDREN = """
-import json, os, subprocess, sys
-from multiprocessing import get_context
-
-def look(_=None):
-    flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
-    return type(sys.meta_path[0]).__name__, flags["flags"]["pos_embed"], flags["first"], "torch" in sys.modules
-
-if __name__ == "__main__":
-    print(look())
-    for method in ("spawn", "forkserver", "fork"):
-        with get_context(method).Pool(1) as pool:
-            print(pool.apply(look))
-    from joblib import Parallel, delayed
-    print(Parallel(n_jobs=2)(delayed(look)() for _ in range(2))[0])
-    code = "import children; print(children.look())"
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    for python in (sys.executable, sys.argv[1]):
-        said = subprocess.run([python, "-c", "import sitecustomize as s; print(s.mine)"], capture_output=True)
-        print(said.stdout + said.stderr)
-"""
-
-
 def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     """The user's own ``sitecustomize`` runs, in an interpreter that cannot import this package too."""
     (tmp_path / "children.py").write_text(CHILDREN)
@@ -152,14 +153,6 @@ def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_p
     assert run("long", env=env)[:2] == (0, "ran\n")
     code, out, err = run("shell", env=env)
     assert (code, out, err.count("\n")) == (2, "", 1) and "valid: naflex-fast run before the Python command" in err
-
-
-SIGLIP2 = """
-import torch, transformers
-from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
-config = transformers.Siglip2VisionConfig(hidden_size=32, patch_size=4, num_patches=16)
-Siglip2VisionEmbeddings(config)(torch.randn(1, 8, 48), torch.tensor([[2, 4]]))
-"""
 
 
 @pytest.mark.slow
@@ -202,9 +195,7 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='stock'\); timm .* replaced; .*none of them\n"
     assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
-    assert asdict(status().flags) == dict(
-        pos_embed="interpolate_cached", patch_embed="matmul", rope="stock", strict=False
-    )
+    assert status().flags == Settings("interpolate_cached", "matmul", "stock") and not status().flags.strict
     below = os.environ[launcher.VARIABLE]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")
@@ -233,9 +224,6 @@ def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
     monkeypatch.delenv(launcher.VARIABLE, raising=False)
     launcher.prepare_process()
     assert status().flags.is_stock
-
-
-TORCHRUN = "--standalone --nproc-per-node 2"
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from tests.support.running import ran
 from timm_naflex_fast.measure.counts import counting
 
 pytestmark = pytest.mark.usefixtures("clean")
+X = torch.arange(4.0)
+WAITS = [X.cpu, X.tolist, X[1].item, X[1].__bool__, X.nonzero]
+WAITS += [lambda: X[X > 1], lambda: torch.tensor([1], device="cpu")]
 
 
 def costs(workload, batch, phase, **options):
@@ -30,18 +33,6 @@ def test_what_operators_read_and_write_and_hold():
             more = found + found  # 48 + 48 read, 48 written
     assert (count["read"], count["written"]) == (160 + 64 + 160 + 120 + 72 + 96, 160 + 32 + 160 + 48 + 48 + 48)
     assert (count["operators"], count["peak"]) == (6, 160) and more.shape == (3, 4)
-
-
-X = torch.arange(4.0)
-WAITS = [
-    X.cpu,
-    X.tolist,
-    X[1].item,
-    X[1].__bool__,
-    X.nonzero,
-    lambda: X[X > 1],
-    lambda: torch.tensor([1], device="cpu"),
-]
 
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])

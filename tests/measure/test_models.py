@@ -21,8 +21,19 @@ from timm_naflex_fast.measure import models
 from timm_naflex_fast.measure.models import load_model, read_weights
 
 NAME, ROPE = "vit_tiny_patch16_224", "naflexvit_base_patch16_gap"
+HUB = "naflexvit_base_patch16_siglip.v2_webli"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
+UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
+WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
+CHANGES = {
+    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
+    "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
+    "half": lambda state: dict(list(state.items())[::2]),
+    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
+    "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
+    "one more": lambda state: state | {"teacher": torch.ones(2)},
+}
 
 
 def trained(**more):
@@ -44,16 +55,6 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     assert words == "file last.pth.tar" + f" ({key})" * bool(key) and loaded.num_classes == classes
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
     assert "state_dict" not in loaded.pretrained_cfg
-
-
-CHANGES = {
-    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
-    "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
-    "half": lambda state: dict(list(state.items())[::2]),
-    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
-    "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
-    "one more": lambda state: state | {"teacher": torch.ones(2)},
-}
 
 
 @pytest.mark.parametrize("classes", [5, 3])  # as in the file, or with a new head, where timm itself is not strict
@@ -118,10 +119,6 @@ def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
     assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
-UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
-WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
-
-
 @pytest.mark.parametrize("record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffix, tmp_path):
@@ -130,9 +127,6 @@ def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffi
     with pytest.raises(RuntimeError, match=r"last\S* cannot be loaded .*; save a file of tensors: .safe") as error:
         load_model(NAME, file, **SMALL)
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
-
-
-HUB = "naflexvit_base_patch16_siglip.v2_webli"
 
 
 @pytest.mark.parametrize(

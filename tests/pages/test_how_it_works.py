@@ -11,17 +11,17 @@ from tests.support.oracles import Case, relative, row_major, stock
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text()
 (COPY,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+exec(COPY, SCOPE := {})
 BATCHES = [[(3, 4), (9, 2), (6, 5), (12, 14), (2, 15)], [(1, 6), (7, 7)], [(5, 3)]]
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode):
-    exec(COPY, scope := {})
     assert len(COPY.strip().splitlines()) <= 35
 
     class Add(torch.nn.Module):
         def forward(self, x, table, coord):
-            return x + scope["position_embeddings"](table, coord, mode)
+            return x + SCOPE["position_embeddings"](table, coord, mode)
 
     def batch(sizes):
         case = Case(mode=mode, sizes=sizes)
@@ -40,9 +40,8 @@ def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode)
 
 
 def test_and_has_its_gradient():
-    exec(COPY, scope := {})
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord, weight = row_major([(4, 9)]), torch.randn(36, 4)
     image = torch.nn.functional.interpolate(table.permute(2, 0, 1)[None], (4, 9), mode="bilinear", antialias=True)
-    both = scope["position_embeddings"](table, coord)[0], image[0].flatten(1).t()
+    both = SCOPE["position_embeddings"](table, coord)[0], image[0].flatten(1).t()
     assert relative(*(torch.autograd.grad((out * weight).sum(), table)[0] for out in both)) <= 1e-5

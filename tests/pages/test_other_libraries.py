@@ -22,6 +22,17 @@ TABLE = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
 TIME = torch.randn(4, 1, 6, generator=torch.Generator().manual_seed(1))
 FLAT = [(4, 6), (10, 2), (8, 8), (4, 6), (6, 1), (12, 14)]
 FRAMES = [(1, 4, 6), (3, 10, 2), (2, 8, 8), (1, 4, 6)]
+SMOOTH, CUBIC = dict(mode="bilinear", antialias=True), dict(mode="bicubic")
+CASES = [
+    ("siglip2_packed", FLAT, SMOOTH),  # vLLM and SGLang
+    ("isaac", FLAT, SMOOTH),
+    ("isaac", torch.tensor(FLAT), SMOOTH),
+    ("moonvit", FLAT, CUBIC),  # Kimi-VL
+    ("kimi_k25", FRAMES, CUBIC | {"time": TIME}),
+    ("kimi_k25", torch.tensor(FRAMES), CUBIC | {"time": TIME}),
+    ("ovis", FRAMES, CUBIC),  # Ovis2.5
+    ("ovis", FRAMES, CUBIC | {"merge": 2}),  # the cells of each frame block after block
+]
 
 
 def loop(table, sizes, mode, antialias=False, merge=1, time=None):
@@ -44,19 +55,6 @@ def call(recipe, table, sizes, merge=1):
     own = dict(weight=table, time_weight=TIME, position_embedding=cells, position_embedding_size=len(table))
     module = SimpleNamespace(**own, interpolation_mode="bicubic")
     return RECIPES[recipe](module, (0, 0, sizes) if recipe == "isaac" else sizes)
-
-
-SMOOTH, CUBIC = dict(mode="bilinear", antialias=True), dict(mode="bicubic")
-CASES = [
-    ("siglip2_packed", FLAT, SMOOTH),  # vLLM and SGLang
-    ("isaac", FLAT, SMOOTH),
-    ("isaac", torch.tensor(FLAT), SMOOTH),
-    ("moonvit", FLAT, CUBIC),  # Kimi-VL
-    ("kimi_k25", FRAMES, CUBIC | {"time": TIME}),
-    ("kimi_k25", torch.tensor(FRAMES), CUBIC | {"time": TIME}),
-    ("ovis", FRAMES, CUBIC),  # Ovis2.5
-    ("ovis", FRAMES, CUBIC | {"merge": 2}),  # the cells of each frame block after block
-]
 
 
 @pytest.mark.parametrize(("recipe", "sizes", "how"), CASES)

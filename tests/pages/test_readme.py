@@ -12,6 +12,7 @@ from timm_naflex_fast import functional
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast) | dict.fromkeys(functional.__all__, functional)
 
 
 def test_figures_come_from_the_result_file():
@@ -49,9 +50,6 @@ def test_the_table_of_modes_names_tests_that_exist():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "what-works.md").read_text()))
     sources = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
     assert len(named) >= 15 and named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
-
-
-NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast) | dict.fromkeys(functional.__all__, functional)
 
 
 @pytest.mark.parametrize("name", NAMES)

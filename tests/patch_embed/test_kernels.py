@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.checks import during, written
+from tests.support.checks import Watch, during, written
 from tests.support.oracles import OLD_TORCH, PRISTINE, relative
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel
@@ -87,17 +86,6 @@ def test_a_kept_kernel_is_used_for_its_own_layout_and_settings_alone():
             assert relative(got, F.linear(patches.flatten(2), want)) <= 1e-5, (how, base)
 
 
-class Products(TorchDispatchMode):
-    """The dtypes in which kernels are multiplied; in sight of a mode their factors, 8 x 8, are computed too."""
-
-    dtypes = frozenset()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default) and args[0].numel() > 64:
-            self.dtypes |= {tensor.dtype for tensor in args}
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_float32_inside_and_float64_where_pytorch_may_round_it(dtype, precision):
@@ -105,13 +93,19 @@ def test_float32_inside_and_float64_where_pytorch_may_round_it(dtype, precision)
     weight = torch.randn(5, 3, 8, 8, dtype=dtype, requires_grad=True)
     with torch.inference_mode():
         want = resample_patch_kernel(weight if dtype is torch.float64 else weight.float(), (6, 7)).to(dtype)
+
+    def see(func, args):  # in sight of a mode the factors of a kernel, 8 x 8, are computed too
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default) and args[0].numel() > 64:
+            dtypes.update(tensor.dtype for tensor in args)
+
     for autocast in (False, True):
+        dtypes = set()  # in which kernels are multiplied
         lowering = during(torch.set_float32_matmul_precision, precision, after="highest")
-        with lowering, Products() as seen, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with lowering, Watch(see), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             got = resample_patch_kernel(weight, (6, 7))
             got.sum().backward()
         wide = autocast or precision == "medium" or dtype is torch.float64
-        assert seen.dtypes == {torch.float64 if wide else torch.float32}
+        assert dtypes == {torch.float64 if wide else torch.float32}
         assert got.dtype == dtype and relative(got, want) <= max(1e-6, torch.finfo(dtype).eps / 2) * wide
 
 

@@ -54,9 +54,8 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
         x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
 
     monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed))
-    monkeypatch.setattr(
-        pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", lambda self, shape, dtype=None: self.inv_freq * self.gain
-    )
+    get_embed = lambda self, shape, dtype=None: self.inv_freq * self.gain
+    monkeypatch.setattr(pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", get_embed)
     monkeypatch.setattr(NaFlexEmbeds, without_source, scope[without_source])
     gone = {NaFlexEmbeds: {"_apply_factorized_pos_embed"}}
     monkeypatch.setattr(contract, "attributes_of", lambda function: real(function) - gone.get(function, set()))
@@ -139,10 +138,7 @@ def test_a_patched_rotary_module_keeps_its_effect():
         assert spy.called and status().calls["rope", "stock"] == 1
 
 
-HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
-
-
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
 @pytest.mark.parametrize("on_all", [False, True])
 def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all):
     module, patches, fired = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3), []

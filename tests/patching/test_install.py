@@ -20,7 +20,6 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
-import timm_naflex_fast
 from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
@@ -30,6 +29,7 @@ from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.settings import STOCK, Settings
 
 pytestmark = pytest.mark.usefixtures("clean")
+LEARNED = "_apply_learned_naflex_pos_embed"
 
 
 @pytest.mark.parametrize("mode", ["interpolate_cached", "grid_sample", "interpolate-cached", "matmul-resample"])
@@ -92,9 +92,6 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
         with pytest.raises(ValueError, match=re.escape(message)):
             enable(**arguments)
         assert status().flags.pos_embed == mode and is_pristine() == (mode == "stock")
-
-
-LEARNED = "_apply_learned_naflex_pos_embed"
 
 
 @pytest.mark.filterwarnings("error")
@@ -301,7 +298,3 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     disable(model)
     status(), status(model)
     disable()
-
-
-def test_public_names():
-    assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]

@@ -26,6 +26,14 @@ from timm_naflex_fast.resampling import cache
 pytestmark = pytest.mark.usefixtures("clean")
 
 PATCHES, COORD = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
+LINES, IMAGES, SIZE, BIAS = torch.randn(1, 2, 6, 9, 3), torch.randn(1, 3, 12, 9), (6, 9), torch.randn(5)
+CALLS = {
+    "function": lambda module, w: patch_embed.resample_patch_embed(w, [*SIZE], module.interpolation, module.antialias),
+    "linear": lambda module, w: module.resample_linear_weight(w.permute(0, 2, 3, 1).flatten(1), SIZE),
+    "conv": lambda module, w: module.resample_conv_weight(w, SIZE),
+    "forward": lambda module, w: module(LINES, w.permute(0, 2, 3, 1).flatten(1), BIAS, SIZE),
+    "forward of a convolution": lambda module, w: module(IMAGES, w, BIAS, SIZE, False),
+}
 
 
 def project(model, images=2):
@@ -79,16 +87,6 @@ def test_exports_at_a_fixed_size(model):
         program = torch.export.export(model.embeds, (PATCHES,), dict(patch_coord=COORD), strict=False).module()
     others = dict(patches=torch.randn(2, 6, 6, 5, 1), patch_coord=COORD)
     assert relative(embed(SimpleNamespace(embeds=program), others), embed(model, others)) <= 1e-5
-
-
-LINES, IMAGES, SIZE, BIAS = torch.randn(1, 2, 6, 9, 3), torch.randn(1, 3, 12, 9), (6, 9), torch.randn(5)
-CALLS = {
-    "function": lambda module, w: patch_embed.resample_patch_embed(w, [*SIZE], module.interpolation, module.antialias),
-    "linear": lambda module, w: module.resample_linear_weight(w.permute(0, 2, 3, 1).flatten(1), SIZE),
-    "conv": lambda module, w: module.resample_conv_weight(w, SIZE),
-    "forward": lambda module, w: module(LINES, w.permute(0, 2, 3, 1).flatten(1), BIAS, SIZE),
-    "forward of a convolution": lambda module, w: module(IMAGES, w, BIAS, SIZE, False),
-}
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")

@@ -13,6 +13,9 @@ from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.settings import read_rope
 
+CHANGES = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
+CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
+
 
 @st.composite
 def batches(draw):
@@ -92,10 +95,6 @@ def test_dropped_tokens_keep_their_places_and_a_batch_may_be_empty(kind):
         assert ours(rope, full[:0, kept], in_graph).shape == want.narrow(-4, 0, 0).shape
 
 
-CHANGES = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
-CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
-
-
 @pytest.mark.parametrize("kind", AUGMENTED)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: "+".join(change))
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
@@ -132,10 +131,8 @@ def test_low_precision_gradients_are_no_worse_than_timms():
     rope, coord = build("mixed"), row_major([(4, 5)] * 200)
     weights = torch.randn(DEPTH, 200, HEADS, 20, 2 * DIM).bfloat16()
     truth = frequency_grad(rope, stock(rope, coord), weights.float())
-    theirs, got = (
-        relative(frequency_grad(rope, tables, weights), truth)
-        for tables in (stock(rope, coord, dtype=torch.bfloat16), ours(rope, coord, dtype=torch.bfloat16))
-    )
+    tables = [make(rope, coord, dtype=torch.bfloat16) for make in (stock, ours)]
+    theirs, got = (relative(frequency_grad(rope, table, weights), truth) for table in tables)
     assert got <= 1e-5 < theirs
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.oracles import tables
 from tests.support.running import running
@@ -25,6 +26,18 @@ def during(change, value, after):
         yield
     finally:
         change(after)
+
+
+class Watch(TorchDispatchMode):
+    """Inside, ``see(func, args)`` is called with every operator before it runs."""
+
+    def __init__(self, see):
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.see(func, (*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
 
 
 def by_timms_method(case, embeds, x, coord, strategy):
