@@ -262,12 +262,6 @@ def fill(text: str) -> str:
     return text
 
 
-def draw() -> None:
-    """The picture of drift."""
-    figure = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
-    figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
-
-
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
     new = {page: fill(page.read_text()) for page in PAGES}
@@ -278,7 +272,8 @@ def main() -> int:
         return bool(old or (outdated and "--release" in sys.argv))
     for page in old:
         page.write_text(new[page])
-    draw()
+    picture = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
+    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
     return 0
 
 
