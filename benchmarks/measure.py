@@ -95,9 +95,9 @@ def main() -> int:
     files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
     before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
     here = provenance("")
-    # A file is new if it was made on this machine, with this code and these releases.
-    same = [name for name in files if all(before[name].get(fact) == here[fact] for fact in FACTS)]
-    todo = [name for name in files if options.names or options.tiny or name not in same]
+    # A file is old if it was made on another machine, with other code or other releases.
+    old = [name for name in files if any(before[name].get(fact) != here[fact] for fact in FACTS)]
+    todo = [*files] if options.names or options.tiny else old
     if not options.tiny and {*todo} - COUNTED and (load := os.getloadavg()[0]) > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in todo:

@@ -97,27 +97,19 @@ def share(contender: str) -> Column:
     return lambda race: f"{100 * race[contender]['embeds_share'][contender]:.1f} %"
 
 
-def told(race: Race) -> str:
-    """How many times faster than timm, between which limits, or that it cannot be told."""
-    return times_faster(race[STOCK], race[OURS]) if "low_ms" in race[OURS] else "cannot be told"
-
-
 def cell(value: Any) -> str:
     """A value of a column as text; "-" for what was not measured."""
-    return (
-        "-"
-        if value != value
-        else number(value)
-        if isinstance(value, float)
-        else f"{value:{',' * isinstance(value, int)}}"
-    )
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 STEP = ("workload", "phase", "batch")
 FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": ratio("timm-flag-bilinear")}
 FASTER |= {"times one plain add": ratio(OURS, PLAIN_ADD)}
 POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
-SAVED = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS), "times faster than timm": told}
+SAVED: dict[str, Column] = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
+SAVED |= {"times faster than timm": lambda race: times_faster(race[STOCK], race[OURS])}
 SAVED |= {"embeddings' share, timm": share(STOCK), "`matmul`": share(OURS)}
 COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("operators")}
 COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
@@ -155,11 +147,10 @@ def race_table(name: str) -> str:
     """One of RACES."""
     pattern, by, shown, needed = RACES[name]
     found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
-    lines = [
-        [", ".join(map(str, key)), *(cell(column(race)) for column in shown.values())] for key, race in found.items()
-    ]
-    if not lines:
+    if not found:
         return "Not measured."
+    columns = shown.values()
+    lines = [[", ".join(map(str, key)), *(cell(column(race)) for column in columns)] for key, race in found.items()]
     headings = [", ".join(by), *shown]
     origins = ["{commit}, {machine}".format(**next(iter(race.values()))) for race in found.values()]
     if len({*origins}) > 1:  # never mixed without a word
@@ -201,12 +192,8 @@ def first_screen() -> str:
     """What decides whether to install it: compiled and exported, and how far the embeddings are from timm's."""
     (record,), (report,) = read("graphs"), read("drift/digits/report")
     rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
-    digits = "timm-flag-bicubic"  # whose table is bicubic
-    ways = {
-        "timm": (STOCK, STOCK),
-        "timm's `grid_sample`": ("timm's grid_sample", digits),
-        "this package": (OURS, OURS),
-    }
+    flag = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
+    ways = {"timm": (STOCK, STOCK), "timm's `grid_sample`": flag, "this package": (OURS, OURS)}
     lines = []
     for name, (contender, way) in ways.items():
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
@@ -275,12 +262,6 @@ def fill(text: str) -> str:
     return text
 
 
-def draw() -> None:
-    """The picture of drift."""
-    figure = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
-    figure.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
-
-
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
     new = {page: fill(page.read_text()) for page in PAGES}
@@ -291,7 +272,8 @@ def main() -> int:
         return bool(old or (outdated and "--release" in sys.argv))
     for page in old:
         page.write_text(new[page])
-    draw()
+    picture = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
+    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
     return 0
 
 

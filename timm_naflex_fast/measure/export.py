@@ -118,8 +118,7 @@ def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> An
         if file.suffix == ".pt2":
             torch.export.save(program, file)
         else:
-            converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["output"])
-            assert converted is not None
+            converted: Any = torch.onnx.export(program, dynamo=True, verbose=False, output_names=["output"])
             converted.save(file)
     return program
 
@@ -154,8 +153,7 @@ def _onnxruntime(file: Path, program: Any) -> Callable[[Inputs], Any]:
 def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
     import openvino
 
-    core = openvino.Core()
-    compiled = core.compile_model(core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda inputs: compiled({name: tensor.numpy() for name, tensor in inputs.items()})[0]
 
 

@@ -104,7 +104,10 @@ def run(
         advance: called with the share of the race that was done since its last call, 1 in all.
     """
     device = race.about.get("device", "cpu")
-    raise_malloc_thresholds()
+    # Free a block of almost 32 MiB, as any process has done in which a model has run. From then on glibc keeps blocks
+    # of up to that size when they are freed, for every contender; before, it hands those above 128 KiB back to Linux,
+    # which clears each new one page by page.
+    torch.empty(31 * 2**20, dtype=torch.uint8)
     times = {contender.name: list[float]() for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
     order, shuffle, warmups = list(race.contenders), random.Random(0).shuffle, WARMUPS[device]
@@ -122,15 +125,6 @@ def run(
                     times[name].append(taken)
             advance(1 / len(order) / (rounds + warmups))
     return race.rows(times)
-
-
-def raise_malloc_thresholds() -> None:
-    """Let glibc's allocator be as it is in any process in which a model has run: so it is for every contender.
-
-    Such a process has freed a block of almost 32 MiB. From then on glibc keeps blocks of up to that size when they are
-    freed; before, it hands those above 128 KiB back to Linux, which clears each new one page by page.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def now() -> float:

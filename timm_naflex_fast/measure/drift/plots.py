@@ -78,9 +78,8 @@ def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
     for panel in axes.flat:
         panel.set(xticks=[], yticks=[])
         panel.grid(False)
-    bar = figure.colorbar(
-        mapped, ax=axes, shrink=0.9, aspect=25, extend="max", location="bottom" if stacked else "right"
-    )
+    side = "bottom" if stacked else "right"
+    bar = figure.colorbar(mapped, ax=axes, shrink=0.9, aspect=25, extend="max", location=side)
     bar.set_label("difference (%)", color=INK, fontsize=SMALL)
     bar.ax.tick_params(colors=INK, labelsize=SMALL)
     return address(figure, "webp", pil_kwargs={"quality": 60})

@@ -14,8 +14,6 @@ from ..contenders import BASELINE, missing, use
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
 
-Grid = tuple[int, int]
-
 
 @dataclass(frozen=True)
 class Drift:
@@ -92,7 +90,7 @@ def survey(
     left_out = {name: why for name, why in reasons.items() if why is not None}
     passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name in reasons if name not in left_out}
     labels: list[Tensor] = []
-    grids: list[Grid] = []
+    grids: list[tuple[int, int]] = []
     for inputs, targets in batches:
         batch = _on_device(inputs, model)
         for name, found in passes.items():
