@@ -6,6 +6,7 @@ untouched, and is read once for the tables.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
-    if not plan.groups or not x.shape[-1]:
+    if not plan.groups or not x.numel():
         return
     if in_sight := not cache.usable():
         # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
@@ -60,7 +61,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
         ndim = 3 if len(tables) == 1 else 2
         backward = partial(_gradients, [table.shape[-ndim:] for table in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
-    with torch.no_grad():
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         embeddings = strategy.resample(tables, plan) if inputs or in_sight else _frozen(tables, plan, strategy)
         if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
@@ -68,7 +69,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
             return
         tokens = Tokens(x.detach(), plan.counts)
         for group, embedding in embeddings:
-            tokens.add(group, embedding.to(x.dtype))
+            tokens.add(group, embedding if embedding.dtype is tokens.dtype else embedding.to(tokens.dtype))
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:

@@ -42,13 +42,14 @@ def check_interpolation(mode: str) -> None:
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
     """``x`` must be a floating (B, N, channels) tensor, and ``patch_coord`` (B, N, 2), if given, hold real numbers."""
-    if x.ndim != 3 or x.shape[-1] != channels:
+    shape = x.shape
+    if len(shape) != 3 or shape[2] != channels:
         raise ValueError(f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point; got {x.dtype}")
     if patch_coord is None:
         return
-    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (x.shape[0], x.shape[1], 2):
+    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (shape[0], shape[1], 2):
         got = tuple(patch_coord.shape) if isinstance(patch_coord, Tensor) else type(patch_coord).__name__
         raise ValueError(
             f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "

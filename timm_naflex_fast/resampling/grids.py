@@ -74,7 +74,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
             more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
             Further ones of ``read_grids``.
     """
-    batch, length = x.shape[:2]
+    batch, length, _ = x.shape
     if batch == 0 or length == 0:
         return ResamplePlan([], [(0, length)] * batch, spec, x.dtype)
     heights, widths, cell, reordered = read_grids(patch_coord, spec.embeds_padding)
