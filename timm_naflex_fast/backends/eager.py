@@ -47,7 +47,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
     All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
     """
     check_writable(x)
-    if not plan.groups or not x.numel():
+    if not plan.groups or not x.shape[-1]:
         return
     if in_sight := not cache.usable():
         # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
