@@ -25,18 +25,23 @@ LEAKS = """
 import pytest
 from tests.support.oracles import small_vit
 from timm_naflex_fast import disable, enable, status
+
 kept = []
+
 @pytest.fixture(scope="module", autouse=True)
 def shared():
     with enable("interpolate_cached"):
         yield
+
 @pytest.fixture(autouse=True)
 def as_it_began():
     assert status().flags.pos_embed == "interpolate_cached" and status().replaced and not status().models
+
 @pytest.fixture
 def tidy():
     with enable("grid_sample"):
         yield
+
 def test_tidy(tidy): assert status().flags.pos_embed == "grid_sample"
 def test_leaves_a_mode(): enable("matmul")
 def test_leaves_stock(): disable()
@@ -49,6 +54,7 @@ def test_last(): pass
 CACHES = """
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable
+
 def test_leaves_tables():
     model = small_vit()
     with enable("matmul"):

@@ -46,9 +46,11 @@ os.kill(os.getpid(), signal.SIGINT)
 CHILDREN = """
 import json, os, subprocess, sys
 from multiprocessing import get_context
+
 def look(_=None):
     flags = json.loads(os.environ["TIMM_NAFLEX_FAST_RUN"])
     return type(sys.meta_path[0]).__name__, flags["flags"]["pos_embed"], flags["first"], "torch" in sys.modules
+
 if __name__ == "__main__":
     print(look())
     for method in ("spawn", "forkserver", "fork"):

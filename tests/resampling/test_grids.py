@@ -30,16 +30,27 @@ def test_how_many_cells_a_grid_may_have():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_whole_images_are_told_at_once_and_alike(monkeypatch, turned):
-    coord = row_major([(3, 4)] * 2)
+@pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
+def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(monkeypatch, images, padding, turned):
+    coord = row_major([(3, 4)] * images, 12 + padding)
     coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
     asked = grids._row_major.cache_info().hits + grids._row_major.cache_info().misses
     found = grids.read_grids(coord)
     assert grids._row_major.cache_info().hits + grids._row_major.cache_info().misses == asked + 1  # it was told so
     monkeypatch.setattr(grids, "QUICK", 0)
     slowly = grids.read_grids(coord)
-    assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * 2
+    assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * images
     assert (found[2] is None) == (slowly[2] is None) == (not turned)
+
+
+def test_where_all_samples_lost_tokens_each_names_its_cell():
+    whole = row_major([(3, 4), (4, 5)], 20)
+    coord = torch.stack([whole[0, [11, 0, 7, 3]], whole[1, [19, 0, 1, 2]]])
+    heights, widths, cell, reordered = grids.read_grids(coord)
+    assert (heights, widths, cell.tolist()) == ([3, 4], [4, 5], [[11, 0, 7, 3], [19, 0, 1, 2]])
+    assert reordered == [True, True]
+    plan = plan_batch(coord.float(), coord, ResizeSpec())
+    assert [group.cells[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
 
 
 def test_sizes_of_other_libraries_and_what_is_none():
