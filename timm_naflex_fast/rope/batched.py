@@ -58,13 +58,14 @@ def batched_rope(
     else:
         heights, widths, *_ = read_grids(coord)
         sizes = list(zip(heights, widths))
+        padded = any(h * w < coord.shape[1] for h, w in sizes)
         if rope.grid_independent:  # one grid holds all others
             sizes = [(max(heights), max(widths))] * len(sizes)
         cell_count = sum(h * w for h, w in set(sizes))
         # The formula also serves where saving sines does not pay: few tokens need few operations; one huge coordinate
         # would make a huge grid.
         by_formula = fixed and (tokens <= FEW_TOKENS or cell_count > 16 * tokens)
-        embed = per_token(rope, coord, dtype) if by_formula else per_cell(rope, coord, dtype, sizes)
+        embed = per_token(rope, coord, dtype, padded) if by_formula else per_cell(rope, coord, dtype, sizes)
     if not rope.mixed:
         return embed(None)
     embeddings = MixedEmbeddings(rope.frequencies.shape[1], embed)
