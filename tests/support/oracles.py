@@ -225,7 +225,7 @@ def kept_tensors():
     def tensors(value):
         if isinstance(value, Tensor):
             return [value]
-        kept = (*value.bits, *value.made.values()) if hasattr(value, "made") else ()
+        kept = (*(c.tensor for c in value.copies), *value.made.values()) if hasattr(value, "made") else ()
         parts = value if isinstance(value, tuple) else kept
         return [tensor for part in parts for tensor in tensors(part)]
 

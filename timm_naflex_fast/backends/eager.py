@@ -67,7 +67,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
             return
-        tokens = Tokens(x.detach(), plan.counts)
+        tokens = Tokens(x, plan.counts)
         for group, embedding in embeddings:
             tokens.add(group, embedding if embedding.dtype is tokens.dtype else embedding.to(tokens.dtype))
 

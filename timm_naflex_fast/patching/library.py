@@ -132,7 +132,9 @@ def decide(
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    own = getattr(module, ATTRIBUTE, None)  # TorchDynamo checks an absent attribute so, but no absent key of __dict__
+    # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice an absent key of __dict__.
+    plain = module is None or torch.compiler.is_dynamo_compiling()
+    own = getattr(module, ATTRIBUTE, None) if plain else module.__dict__.get(ATTRIBUTE)
     settings = library.settings if own is None or own.settings is None else own.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,12 +42,17 @@ def read_limit(text: str | None) -> int:
     return int(text or 512) * 2**20
 
 
+class _Copy(NamedTuple):
+    tensor: Tensor
+    memory: Any  # on a CPU the bytearray that it lives in, else None
+
+
 @dataclass
 class _Frozen:
     """What was made from some parameters, as long as they hold these bits."""
 
     versions: tuple[int, ...] = ()
-    bits: tuple[Tensor, ...] = ()  # copies, taken when the first resized one is made
+    copies: tuple[_Copy, ...] = ()  # taken when the first resized one is made
     made: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)  # oldest use first
 
 
@@ -121,7 +126,7 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
-        if entry is not None and not entry.bits:  # nothing was made: only what was asked for is forgotten
+        if entry is not None and not entry.copies:  # nothing was made: only what was asked for is forgotten
             entry.versions, entry.made = versions, OrderedDict()
             return entry.made
         entry = _Frozen(versions)
@@ -144,17 +149,18 @@ def cached_resized(
         return
     parameters = (FROZEN, *map(id, sources))
     entry = _get(_entries, parameters)
-    if entry is None or not entry.bits or not all(map(_same_bits, entry.bits, sources)):
+    if entry is None or not entry.copies or not all(map(_same_bits, entry.copies, sources)):
         with plainly():
-            bits = tuple(source.detach().clone() for source in sources)
-        entry = _Frozen(() if entry is None else entry.versions, bits)  # what was asked for is asked for anew
+            copies = tuple(_copy(source) for source in sources)
+        entry = _Frozen(() if entry is None else entry.versions, copies)  # what was asked for is asked for anew
         _keep(parameters, entry)
     for key in keys:
         table = _get(entry.made, key)
         if table is None:
             with plainly():
-                table = build(entry.bits, key).contiguous()
-                if any(table.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in entry.bits):
+                tensors = tuple(copy.tensor for copy in entry.copies)
+                table = build(tensors, key).contiguous()
+                if any(table.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors):
                     table = table.clone()
             _add(parameters, entry, key, table)
         yield table
@@ -249,18 +255,27 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256  # pragma: no mutate: an estimate
     if isinstance(value, _Frozen):
-        return _bytes_of((*value.bits, *value.made.values()))
+        return _bytes_of((*(copy.tensor for copy in value.copies), *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 0 if value is None else getattr(value, "nbytes", 64)  # NumPy's arrays have it
 
 
-def _same_bits(before: Tensor, now: Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
+def _copy(source: Tensor) -> _Copy:
+    if not source.is_cpu:
+        return _Copy(source.detach().clone(), None)
+    memory = bytearray(_bits(source).numpy())
+    return _Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape), memory)
+
+
+def _same_bits(before: _Copy, now: Tensor) -> bool:
+    """Whether a tensor holds the same bits as before."""
+    copy, memory = before
+    if copy.shape != now.shape or copy.dtype != now.dtype or copy.device != now.device:
         return False
-    before, now = before.resolve_neg(), now.detach().resolve_neg()
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[now.element_size()]
-    before, now = before.view(as_int), now.view(as_int)
-    # On a CPU by NumPy: four times as fast as PyTorch, and without waking its threads.
-    return bool((before.numpy() == now.numpy()).all()) if now.is_cpu else torch.equal(before, now)
+    # Of all that Python has, only ``startswith`` compares memory as it stands, twice as fast as NumPy.
+    return memory.startswith(_bits(now).numpy()) if now.is_cpu else torch.equal(_bits(copy), _bits(now))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_neg().contiguous().view(torch.uint8)

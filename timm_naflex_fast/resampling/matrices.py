@@ -72,8 +72,8 @@ def interpolate(
     channels = table.shape[-1]
     if channels == 1 and lengths[1:] == (1,):
         table = table.repeat_interleave(2, -1)  # pragma: no mutate: any number above 1
-    # The view gives axes of length 1 the usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
     table = table if table.dtype is dtype else table.to(dtype)
+    # The view gives axes of length 1 the usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
     images = table.contiguous().view(1, *table.shape[-1 - len(lengths) :]).movedim(-1, 1)  # (1, C, H0, W0)
     mode, align_corners, antialias = spec.interpolation, spec.align_corners, spec.antialias
     resized = F.interpolate(images, lengths, mode=mode, align_corners=align_corners, antialias=antialias)

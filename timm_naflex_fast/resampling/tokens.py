@@ -40,11 +40,11 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cells and 0 < len(group.samples) == len(self.batch):
+        if self.batch is not None and not group.cells and 0 < len(group.samples) == self.batch.shape[0]:
             tokens, padding = self.counts[0]
             if not (padding and group.embeds_padding):
                 own = self.batch.narrow(1, 0, tokens) if padding else self.batch
-                own.add_(embeddings if len(embeddings) == tokens else embeddings[:tokens])
+                own.add_(embeddings if embeddings.shape[0] == tokens else embeddings[:tokens])
                 return
         in_grid, after = self.views
         if group.embeds_padding and after:
