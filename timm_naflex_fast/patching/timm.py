@@ -16,7 +16,7 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
-from ..backends.placement import Coordinates, OneGrid
+from ..backends.placement import OneGrid
 from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
 from ..resampling.checks import NamesNoCell, check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
@@ -77,7 +77,7 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             embeds.pos_embed_ar_preserving,
             "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
         )
-        where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
+        where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
         arguments = x, decision.tables, where, spec, strategy, decision.traced_by
         if decision.traced_by is not None or not spec.embeds_padding:
             return dispatch.add(*arguments)
