@@ -86,25 +86,24 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
         run = eager.resample if traced_by is None else _resample_outside_graphs
         return run(table, sizes, spec, strategy)
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
-    length, channels = sizes.length, table.shape[-1]
+    length = sizes.length
     tokens: list[int] = []
     if length is None:
         if isinstance(sizes.sizes, Tensor):
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
-        listed = grids.sizes_on_host(sizes.sizes)
-        tokens = [t * h * w for t, h, w in listed]
+        tokens = [t * h * w for t, h, w in grids.sizes_on_host(sizes.sizes)]
         length = max(tokens, default=0)
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)
     if backend is traceable:
         out = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     else:
-        out = torch.zeros(on_device.shape[0], length, channels, dtype=table.dtype, device=table.device)
+        out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
         backend.add(out, (table,), patch_coord, spec)
     out = traceable.repeat_frames(out, on_device, sizes.embeds_padding)
     if sizes.length is not None:
         return out
-    return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, channels)
+    return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
 def _backend(device: torch.device, tables: int, strategy: Strategy, traced_by: Tracer | None) -> ModuleType:
