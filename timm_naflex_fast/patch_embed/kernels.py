@@ -82,7 +82,7 @@ def cached_factors(*key: Any) -> tuple[Tensor, Tensor]:
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
-    """Kernels of any shape (O, ...) that lie as rows of (H0, W0 * channels), to (O, rows of (h, w * channels))."""
+    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
     wide = product_dtype(x)
     key = (old, new, mode, antialias, channels, wide, x.device)
     if torch.compiler.is_dynamo_compiling():
@@ -95,7 +95,7 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, chann
     else:
         left, right = pinned(cached_factors(*key), x.device)
     kernels = x.reshape(-1, old[0], old[1] * channels).to(wide)
-    return (left @ kernels @ right).to(x.dtype).reshape(len(x), -1)
+    return (left @ kernels @ right).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -136,7 +136,7 @@ def resample_linear_kernel(
     key = (old, (int(size[0]), int(size[1])), mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or tracer(weight) is not None:
-        return _resample(weight, *key)
+        return _resample(weight, *key).reshape(len(weight), -1)
     build = lambda copies, key: _resample(copies[0], *key[1:])  # noqa: E731
     (kernel,) = cached_resized((weight,), [("patch kernel", *key)], build)
-    return kernel
+    return kernel.view(len(weight), -1)
