@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .backends.placement import Coordinates, Sizes
+from .backends.placement import Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
@@ -86,11 +86,11 @@ def add_pos_embed_(
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is not None:
         patch_coord = _real(patch_coord, "patch_coord")
-        dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, tracer(x, table, patch_coord))
-        return x
-    length = x.shape[1] if x.ndim == 3 else None
-    sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
-    dispatch.add(x, (table,), sizes, spec, chosen, tracer(x, table))
+        dispatch.add(x, (table,), patch_coord, spec, chosen, tracer(x, table, patch_coord))
+    else:
+        length = x.shape[1] if x.ndim == 3 else None
+        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
+        dispatch.add(x, (table,), sizes, spec, chosen, tracer(x, table))
     return x
 
 
@@ -132,7 +132,7 @@ def add_factorized_pos_embed_(
         raise ValueError(f"table_y and table_x must be of one width; got {got}")
     patch_coord = _real(patch_coord, "patch_coord")
     chosen, spec = _choose(strategy, "linear", False, False, ar_preserving)
-    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, tracer(x, *tables, patch_coord))
+    dispatch.add(x, tables, patch_coord, spec, chosen, tracer(x, *tables, patch_coord))
     return x
 
 

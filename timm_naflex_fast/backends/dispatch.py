@@ -13,15 +13,13 @@ an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> placement.plan            reads the grids, groups the samples
+                  -> grids.plan_batch          reads the grids, groups the samples
                   -> eager.add                 adds, tells autograd
                   -> strategy.resample         the embeddings of each grid
                   -> sparse_resize.SparseSum   the arithmetic
 """
 
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,13 +31,13 @@ from ..strategies import Strategy
 from ..tracing import Tracer, constant_while_traced, in_cuda_graph, refuse_in_cuda_graph
 from . import eager, traceable
 from .eager import NEEDS_HOST
-from .placement import Coordinates, OneGrid, Placement, Sizes, row_major
+from .placement import OneGrid, Sizes, row_major
 
 
 def add(
     x: Tensor,
     tables: tuple[Tensor, ...],
-    placement: Placement,
+    placement: Tensor | OneGrid | Sizes,
     spec: ResizeSpec,
     strategy: Strategy,
     traced_by: Tracer | None,
@@ -47,31 +45,35 @@ def add(
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
-    1-D ``linear``, their sum is added, and of ``spec`` only ``ar_preserving`` and ``reference`` count. ``traced_by`` is
-    what ``tracer`` says of the tensors.
+    1-D ``linear``, their sum is added, and of ``spec`` only ``ar_preserving`` and ``reference`` count. ``placement``:
+    where the tokens lie, as a tensor their coordinates (B, N, 2). ``traced_by`` is what ``tracer`` says of the tensors.
 
     Raises:
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, tables[0].shape[-1], placement.patch_coord if isinstance(placement, Coordinates) else None)
+    check_tokens(x, tables[0].shape[-1], placement if isinstance(placement, Tensor) else None)
     if len(tables) == 2:
         # timm's flag takes affine positions for factorized tables in every release.
         reference = "interpolate" if spec.reference == "interpolate" else "affine_grid"
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, reference=reference)
+    in_graph = traced_by is not None or (x.is_cuda and in_cuda_graph(x.device))
     if isinstance(placement, OneGrid):
         check_whole(x, placement)
-        if traced_by is not None or in_cuda_graph(x.device):
+        if in_graph:
             return traceable.add_to_images(x, tables, placement, spec)
-    else:
+    elif in_graph:
         backend = _backend(x.device, len(tables), strategy, traced_by)
-        if backend is not eager:
-            if isinstance(placement, Sizes) or placement.patch_coord.device != x.device:
-                refuse_in_cuda_graph(x.device, NEEDS_HOST)
-            return backend.add(x, tables, placement.coordinates(x), spec)
-    if traced_by is None:
-        return eager.add(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
-    _outside_graphs("plan_and_add")(x, tables, placement, spec, strategy)
+        if backend is eager:
+            return _add_outside_graphs(x, tables, placement, spec, strategy, None)
+        if isinstance(placement, Sizes) or placement.device != x.device:
+            refuse_in_cuda_graph(x.device, NEEDS_HOST)
+        return backend.add(x, tables, placement.coordinates(x) if isinstance(placement, Sizes) else placement, spec)
+    if isinstance(placement, Tensor):
+        plan = grids.plan_batch(x, placement, spec, strategy.resizes_square)
+    else:
+        plan = placement.plan(x, spec)
+    eager.add(x, tables, plan, strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:
@@ -81,28 +83,27 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     """
     backend = _backend(table.device, 1, strategy, traced_by)
     if backend is eager:
-        run = eager.resample if traced_by is None else _outside_graphs("resample")
+        run = eager.resample if traced_by is None else _resample_outside_graphs
         return run(table, sizes, spec, strategy)
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
-    length, channels = sizes.length, table.shape[-1]
+    length = sizes.length
     tokens: list[int] = []
     if length is None:
         if isinstance(sizes.sizes, Tensor):
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
-        listed = grids.sizes_on_host(sizes.sizes)
-        tokens = [t * h * w for t, h, w in listed]
+        tokens = [t * h * w for t, h, w in grids.sizes_on_host(sizes.sizes)]
         length = max(tokens, default=0)
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)
     if backend is traceable:
-        out = traceable.embeddings(table, patch_coord, spec)
+        out = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     else:
-        out = torch.zeros(on_device.shape[0], length, channels, dtype=table.dtype, device=table.device)
+        out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
         backend.add(out, (table,), patch_coord, spec)
     out = traceable.repeat_frames(out, on_device, sizes.embeds_padding)
     if sizes.length is not None:
         return out
-    return torch.cat([image[:n] for image, n in zip(out, tokens)]) if tokens else out.new_zeros(0, channels)
+    return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
 def _backend(device: torch.device, tables: int, strategy: Strategy, traced_by: Tracer | None) -> ModuleType:
@@ -115,27 +116,21 @@ def _backend(device: torch.device, tables: int, strategy: Strategy, traced_by: T
     if traced_by == "compile":
         if tables == 2:
             return traceable
-        _import_for_graphs()
+        _import_operator()
         from . import operator
 
         return operator
     return traceable if device.type == "cuda" and in_cuda_graph(device) else eager
 
 
-_disabled: dict[str, Callable[..., Any]] = {}
+# Where the compiler reads these the graph breaks, as at timm's own loops. (``torch.compiler.disable`` would import the
+# compiler here and now.)
+_add_outside_graphs = torch._disable_dynamo(add)
+_resample_outside_graphs = torch._disable_dynamo(eager.resample)
 
 
-def _outside_graphs(name: str) -> Callable[..., Any]:
-    """A function of ``eager`` for code that the compiler reads: the graph breaks at it, as at timm's own loops."""
-    _import_for_graphs()
-    return _disabled[name]
-
-
-# Only a graph needs the operators and the compiler, whose imports take longer than all the rest. The compiler calls
-# this while it reads: past the import hooks of other packages it could not follow the import itself.
+# Only a graph needs the operators, whose import takes longer than all the rest. The compiler calls this while it reads:
+# past the import hooks of other packages it could not follow the import itself.
 @constant_while_traced
-def _import_for_graphs() -> None:
+def _import_operator() -> None:
     from . import operator  # noqa: F401
-
-    for name in ("plan_and_add", "resample"):
-        _disabled[name] = torch.compiler.disable(getattr(eager, name))

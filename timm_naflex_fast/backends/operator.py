@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..resampling.checks import NamesNoCell
+from ..resampling.grids import plan_batch
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from . import eager, traceable
-from .placement import Coordinates
 
 SETTINGS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference"
 """The fields of ``ResizeSpec`` as an operator's arguments, except ``batch_max``, which is read from the batch."""
@@ -42,7 +42,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
     try:
-        eager.plan_and_add(out, (table.detach(),), Coordinates(patch_coord), spec, STRATEGIES["matmul"])
+        eager.add(out, (table.detach(),), plan_batch(out, patch_coord, spec), STRATEGIES["matmul"])
     except NamesNoCell:
         if not spec.embeds_padding:
             raise
@@ -65,7 +65,7 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings
             raise
     with torch.enable_grad():
         table = g.new_zeros(shape, dtype=torch.promote_types(g.dtype, torch.float32), requires_grad=True)
-        embeddings = traceable.embeddings(table, patch_coord, spec)
+        embeddings = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     return torch.autograd.grad(embeddings, table, g.to(embeddings.dtype))[0]
 
 

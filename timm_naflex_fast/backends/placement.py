@@ -1,4 +1,4 @@
-"""Where the tokens of a batch lie: three ways to say it, each with two questions, ``plan`` and ``coordinates``.
+"""Where the tokens of a batch lie, if no coordinates (B, N, 2) tell: by one grid, or by the sizes of the images.
 
 ``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read nothing. (A graph takes
 the one grid of plain images as it is.)
@@ -14,27 +14,13 @@ from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 
 
-class Coordinates(NamedTuple):
-    """Each token's cell (y, x), (B, N, 2)."""
-
-    patch_coord: Tensor
-
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
-        """Errors: see ``plan_batch``."""
-        return grids.plan_batch(x, self.patch_coord, spec, resizes_square)
-
-    def coordinates(self, x: Tensor) -> Tensor:
-        """The coordinates (B, N, 2)."""
-        return self.patch_coord
-
-
 class OneGrid(NamedTuple):
     """The grid of every sample of a batch of plain images, whose tokens are in row-major order."""
 
     h: int
     w: int
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> ResamplePlan:
         """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_whole``."""
         batch, length = x.shape[:2]
         group = GridGroup(int(self.h), int(self.w), list(range(batch)))
@@ -55,7 +41,7 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> ResamplePlan:
         """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
         listed = grids.sizes_on_host(self.sizes, self.columns, batch=None if 3 in self.columns else len(x))
         return ResamplePlan(*self.group(listed), spec, x.dtype)
@@ -101,4 +87,4 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
 
 
-Placement = Coordinates | OneGrid | Sizes
+Placement = OneGrid | Sizes

@@ -43,36 +43,30 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     those of a grid with far more cells than there are tokens. With timm's flag (``spec.embeds_padding``) every token is
     sampled at its coordinate, also at a negative one and between cells; only non-finite ones get NaN.
     """
-    if x.shape[1] == 0:
-        return
-    positions = token_positions(patch_coord.to(x.device), spec)
+    x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))
+
+
+def embeddings(tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
+    """The embedding (B, N, C) of each token; that of padding is -0.0, which added changes no token."""
+    if patch_coord.shape[1] == 0:
+        return tables[0].new_zeros(*patch_coord.shape[:2], tables[0].shape[-1], dtype=dtype)
+    positions = token_positions(patch_coord, spec)
     resample = _learned if len(tables) == 1 else _factorized
-    embeddings = resample(tables, positions, spec, x.dtype)  # (B, N, C)
-    # Adding -0.0 changes no token.
-    x.add_(embeddings.masked_fill(~positions.embedded[..., None], -0.0))
+    return resample(tables, positions, spec, dtype).masked_fill(~positions.embedded[..., None], -0.0)
 
 
 def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any], spec: ResizeSpec) -> None:
     """Add the tables, resized to the grid (h, w) of plain images, into each of them, ``x`` (B, h*w, C), in place."""
+    learned = len(tables) == 1
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
-    table_size = tables[0].shape[-3:-1] if len(tables) == 1 else (tables[0].shape[-2], tables[1].shape[-2])
-    to = lengths(h, w, spec, table_size if len(tables) == 1 else None)
+    wide = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
+    table_size = wide[0].shape[:2] if learned else (len(wide[0]), len(wide[1]))
+    to = lengths(h, w, spec, table_size if learned else None)
     a_h, a_w = (  # (h, H0) and (w, W0), float64
         axis_weights(torch.arange(n, device=x.device), length, n0, spec)
         for n, length, n0 in zip(grid_size, to, table_size)
     )
-    wide = [table.reshape(table.shape[-3 if len(tables) == 1 else -2 :]).double() for table in tables]
-    if len(tables) == 1:
-        x.add_(resize(wide[0], a_h, a_w).to(x.dtype))
-    else:
-        x.add_(resize_factorized(wide, a_h, a_w, x.dtype))
-
-
-def embeddings(table: Tensor, patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
-    """The embedding (B, N, C) of each token in a new tensor, in the table's dtype; that of padding means nothing."""
-    if patch_coord.shape[1] == 0:
-        return table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-    return _learned((table,), token_positions(patch_coord, spec), spec, table.dtype)
+    x.add_(resize(wide[0], a_h, a_w).to(x.dtype) if learned else resize_factorized(wide, a_h, a_w, x.dtype))
 
 
 def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:

@@ -15,7 +15,6 @@ rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 3
 of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this module the right one.
 """
 
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -83,7 +82,7 @@ def cached_factors(*key: Any) -> tuple[Tensor, Tensor]:
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
-    """x (N, H0, W0 * channels) to (N, h, w * channels), in its own dtype."""
+    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
     wide = product_dtype(x)
     key = (old, new, mode, antialias, channels, wide, x.device)
     if torch.compiler.is_dynamo_compiling():
@@ -95,7 +94,8 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, chann
             left, right = make_factors("cpu", *key)
     else:
         left, right = pinned(cached_factors(*key), x.device)
-    return (left @ x.to(wide) @ right).to(x.dtype)
+    kernels = x.reshape(-1, old[0], old[1] * channels).to(wide)
+    return (left @ kernels @ right).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -122,38 +122,21 @@ def resample_patch_kernel(
     old = (weight.shape[2], weight.shape[3])
     if old == new:
         return weight
-    kernels = weight.reshape(-1, *old)  # (O * I, H0, W0)
-    return _resample(kernels, old, new, mode, antialias).view(*weight.shape[:2], *new)
+    return _resample(weight, old, new, mode, antialias).view(*weight.shape[:2], *new)
 
 
 def resample_linear_kernel(
-    weight: Tensor, old: Size, size: Size, in_chans: int, *, channels_last: bool, mode: str, antialias: bool
+    weight: Tensor, old: Size, size: Size, in_chans: int, channels_last: bool, mode: str, antialias: bool
 ) -> Tensor:
-    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to ``size``."""
-    new = (int(size[0]), int(size[1]))
-    if not channels_last:
-        kernels = weight.reshape(len(weight), in_chans, *old)
-        return resample_patch_kernel(kernels, new, mode=mode, antialias=antialias).flatten(1)
-    if old == new:
-        return weight
-    kernels = weight.reshape(len(weight), *old, in_chans)  # (O, H0, W0, I)
-    return _resample(kernels.flatten(2), old, new, mode, antialias, in_chans).flatten(1)
+    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to another ``size``.
 
-
-def is_frozen(weight: Tensor) -> bool:
-    """Whether a kernel resampled from ``weight`` may be kept: it needs no gradient and is on a CPU.
-
-    On an accelerator the host would wait for the comparison of the bits, and resampling again costs no more.
+    Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the same bits as then: do
+    not write to it. On an accelerator the host would wait for the comparison, and resampling again costs no more.
     """
+    key = (old, (int(size[0]), int(size[1])), mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
-    return weight.device.type == "cpu" and not trains and tracer(weight) is None
-
-
-def frozen_kernel(weight: Tensor, size: Size, key: Hashable, resample: Callable[[Tensor, Size], Tensor]) -> Tensor:
-    """``resample(weight, size)``, from an earlier call if ``weight`` has the same bits as then; do not write to it.
-
-    ``key`` names whatever else the result depends on.
-    """
-    build = lambda copies, key: resample(copies[0], key[0])  # noqa: E731
-    (kernel,) = cached_resized((weight,), [(size, "patch kernel", key)], build)
-    return kernel
+    if trains or weight.device.type != "cpu" or tracer(weight) is not None:
+        return _resample(weight, *key).reshape(len(weight), -1)
+    build = lambda copies, key: _resample(copies[0], *key[1:])  # noqa: E731
+    (kernel,) = cached_resized((weight,), [("patch kernel", *key)], build)
+    return kernel.view(len(weight), -1)

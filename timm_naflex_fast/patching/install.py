@@ -13,14 +13,15 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from weakref import WeakSet
 
 from torch import nn
 
 from ..resampling import cache
 from .compat import check, not_ours, unsupported
-from .library import Library, count_into, counts, imported_targets, original, originals, targets, warn_once, whose
-from .settings import ATTRIBUTE, STOCK, Mode, Override, OwnSettings, check_name, parse_settings
+from .library import Library, counts, imported_targets, original, originals, targets, warn_once, whose
+from .settings import ATTRIBUTE, STOCK, Counts, Mode, Override, OwnSettings, check_name, parse_settings
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -155,7 +156,8 @@ def _refresh(*, install: bool = True) -> None:
         for module in list(own.modules) if newest is None else ():
             if vars(module).get(ATTRIBUTE) is own:
                 del vars(module)[ATTRIBUTE]
-    count_into(_overrides[-1].counts if _overrides else None)
+    now = _overrides[-1].counts if _overrides else Counts()
+    counts.calls, counts.fallbacks = now.calls, now.fallbacks
     for library in everywhere:
         if library not in used:
             _uninstall(library)
@@ -239,7 +241,9 @@ def enable(
     else:
         modules, libraries = _targets(model, names)
     for known in libraries:
-        check_name(f"mode with {known.name}" if pos_embed is None else "pos_embed", settings.pos_embed, known.modes)
+        modes = {mode: 0 for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies}
+        argument = f"mode with {known.name}" if pos_embed is None else "pos_embed"
+        check_name(argument, settings.pos_embed, ["stock", *modes])
     override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
         if not settings.is_stock:
@@ -275,7 +279,7 @@ def disable(model: nn.Module | None = None) -> None:
             cache.clear_all()
         elif not all(library.settings.is_stock for library in libraries):
             # What was counted goes on.
-            return _put(Override(STOCK, tuple(libraries), type(model).__name__, counts()), modules)
+            return _put(Override(STOCK, tuple(libraries), type(model).__name__, replace(counts)), modules)
         for module in modules:
             vars(module).pop(ATTRIBUTE, None)
         _refresh()

@@ -43,10 +43,9 @@ class Library:
     name: str
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
-    model_classes: tuple[str, ...]  # every model that we speed up contains one of these
-    example: str  # such a model, in the words of an error
-    modes: tuple[str, ...]
     replacements: Mapping[Key, Replacement]
+    model_classes: tuple[str, ...] = ()  # every model that we speed up contains one of these
+    example: str = ""  # such a model, in the words of an error
     copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they name
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # for ``status()``: on releases before a version
     settings: Settings = STOCK  # those of the newest ``enable()``, for every model that has none of its own
@@ -75,7 +74,8 @@ originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions: entered before ours take their places, deleted after ours are gone."""
 
 warned: set[str] = set()
-_counts = Counts()
+counts = Counts()
+"""What counts at present: the counters of the newest ``enable()``."""
 
 
 def original(key: Key) -> Callable[..., Any]:
@@ -218,24 +218,13 @@ def defined_in(function: Any) -> str:
     return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 
-def counts() -> Counts:
-    """What counts at present."""
-    return _counts
-
-
-def count_into(found: Counts | None) -> None:
-    """Count into these, or from zero, from now on."""
-    global _counts
-    _counts = found or Counts()
-
-
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
 @constant_while_traced
 def record_call(library: str, component: str, strategy: str, reason: str | None = None) -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
-    _counts.calls[component, strategy] += 1
+    counts.calls[component, strategy] += 1
     if reason is not None:
-        _counts.fallbacks[reason] += 1
+        counts.fallbacks[reason] += 1
         warn_once(f"{reason} stays with {library}'s own code", 7)
 
 

@@ -16,8 +16,8 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
-from ..backends.placement import Coordinates, OneGrid
-from ..patch_embed.kernels import frozen_kernel, is_frozen, resample_linear_kernel, resample_patch_kernel
+from ..backends.placement import OneGrid
+from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
 from ..resampling.checks import NamesNoCell, check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
@@ -25,7 +25,6 @@ from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
 from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original
-from .settings import MODES
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -77,7 +76,7 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             embeds.pos_embed_ar_preserving,
             "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
         )
-        where = Coordinates(placement) if isinstance(placement, Tensor) else OneGrid(*placement)
+        where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
         arguments = x, decision.tables, where, spec, strategy, decision.traced_by
         if decision.traced_by is not None or not spec.embeds_padding:
             return dispatch.add(*arguments)
@@ -127,23 +126,14 @@ def interpolator_forward(
             return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
         finally:
             _calling.interpolator = None
-    old, channels_last = tuple(self.base_patch_size), getattr(self, "channels_last", True)
-    how = dict(channels_last=channels_last, mode=self.interpolation, antialias=self.antialias)
-
-    def resample(weight: Tensor, size: tuple[int, int]) -> Tensor:
-        return resample_linear_kernel(weight, old, size, self.in_chans, **how)
-
-    if is_frozen(proj_weight):
-        weight = frozen_kernel(proj_weight, size, (old, self.in_chans, *how.values()), resample)
-    else:
-        weight = resample(proj_weight, size)
+    how = self.in_chans, getattr(self, "channels_last", True), self.interpolation, self.antialias
+    weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *how)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
-    fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (RESAMPLER, "forward")
-    fits = fits and tuple(patch_embed.shape[2:]) == tuple(self.orig_size)
+    fits, key = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2, (RESAMPLER, "forward")
     if not (fits and _is_ours(self, key, patch_embed, self.interpolation)):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias)
@@ -212,7 +202,6 @@ LIBRARY = Library(
     newest=(1, 0, 31),
     model_classes=("NaFlexEmbeds",),
     example="timm.create_model('naflexvit_base_patch16_gap')",
-    modes=MODES,
     replacements=REPLACEMENTS,
     notes={
         (1, 0, 30): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by bilinear, as it was "

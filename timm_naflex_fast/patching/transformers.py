@@ -109,7 +109,6 @@ LIBRARY = Library(
     newest=(5, 23, 0),
     model_classes=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
-    modes=("stock", *SAME_RESULT),
     replacements={
         (home, name): Replacement(
             "pos_embed", function, SAME_RESULT, attributes, skips=(("", skipped),), not_exported=not_exported
