@@ -21,20 +21,15 @@ from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, assemble
 from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
-from .placement import Placement, Sizes
+from .placement import Sizes
 
 NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
-
-
-def plan_and_add(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
-    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
-    add(x, tables, placement.plan(x, spec, strategy.resizes_square), strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``, packed or padded; see ``dispatch.resample``."""
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
-    plan = sizes.plan(table, spec, strategy.resizes_square)
+    plan = sizes.plan(table, spec)
     plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add(out, (table,), plan, strategy)

@@ -20,7 +20,7 @@ class OneGrid(NamedTuple):
     h: int
     w: int
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
         """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_whole``."""
         batch, length = x.shape[:2]
         group = GridGroup(int(self.h), int(self.w), list(range(batch)))
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> ResamplePlan:
+    def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
         """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
         listed = grids.sizes_on_host(self.sizes, self.columns, batch=None if 3 in self.columns else len(x))
         return ResamplePlan(*self.group(listed), spec, x.dtype)
@@ -85,6 +85,3 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     y = block // (w // merge) * merge + inner // merge
     x = block % (w // merge) * merge + inner % merge
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
-
-
-Placement = OneGrid | Sizes

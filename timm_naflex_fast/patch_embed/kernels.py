@@ -137,6 +137,5 @@ def resample_linear_kernel(
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or tracer(weight) is not None:
         return _resample(weight, *key).reshape(len(weight), -1)
-    build = lambda copies, key: _resample(copies[0], *key[1:])  # noqa: E731
-    (kernel,) = cached_resized((weight,), [("patch kernel", *key)], build)
+    (kernel,) = cached_resized((weight,), [("patch kernel", *key)], lambda copies, _: _resample(copies[0], *key))
     return kernel.view(len(weight), -1)

@@ -241,9 +241,9 @@ def enable(
     else:
         modules, libraries = _targets(model, names)
     for known in libraries:
-        modes = {mode: 0 for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies}
+        modes = [mode for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies]
         argument = f"mode with {known.name}" if pos_embed is None else "pos_embed"
-        check_name(argument, settings.pos_embed, ["stock", *modes])
+        check_name(argument, settings.pos_embed, ["stock", *dict.fromkeys(modes)])
     override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
         if not settings.is_stock:

@@ -262,9 +262,10 @@ def _bytes_of(value: Any) -> int:
 
 
 def _copy(source: Tensor) -> _Copy:
+    source = source.detach().resolve_neg().contiguous()
     if not source.is_cpu:
-        return _Copy(source.detach().clone(), None)
-    memory = bytearray(_bits(source).numpy())
+        return _Copy(source.clone(), None)
+    memory = bytearray(source.view(torch.uint8).numpy())
     return _Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape), memory)
 
 
@@ -273,9 +274,6 @@ def _same_bits(before: _Copy, now: Tensor) -> bool:
     copy, memory = before
     if copy.shape != now.shape or copy.dtype != now.dtype or copy.device != now.device:
         return False
+    now = now.detach().resolve_neg().contiguous().view(torch.uint8)
     # Of all that Python has, only ``startswith`` compares memory as it stands, twice as fast as NumPy.
-    return memory.startswith(_bits(now).numpy()) if now.is_cpu else torch.equal(_bits(copy), _bits(now))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_neg().contiguous().view(torch.uint8)
+    return memory.startswith(now.numpy()) if now.is_cpu else torch.equal(copy.view(torch.uint8), now)
