@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import timm.layers.pos_embed_sincos as timms
 import torch
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.support.checks import written
@@ -71,17 +70,6 @@ def test_selective_checkpoints_give_timms_gradients(kind, samples):
     with running("stock", rope="batched", component="rope"):
         got = trained(model, batch, partial(checkpoint, model, use_reentrant=False, context_fn=contexts))
     assert far(got, want) <= 1e-4
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_coordinates_of_a_wrapper_class_give_timms_result(kind):
-    model, coord = vit(kind), BATCH["patch_coord"]
-    x, wrapped = torch.zeros(*coord.shape[:2], 4), TwoTensor(coord, coord.clone())
-    want = as_tensor(model._generate_rope_naflex(x, wrapped))
-    with enable():
-        got = as_tensor(model._generate_rope_naflex(x, wrapped))
-        assert status().fallbacks == {"a tensor of the class TwoTensor": 1}
-    assert type(got) is type(want) and torch.equal(got, want)
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's compiler cannot trace it with dynamic shapes")

@@ -1,14 +1,12 @@
-"""What a forward may run under: fake tensors, transforms, empty batches."""
+"""What a forward may run under: fake tensors, empty batches."""
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.oracles import row_major, small_vit, tables
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.names import STRATEGY_NAMES
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -46,22 +44,6 @@ def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
         torch.testing.assert_close(first(embeds(patches, patch_coord=COORD)), want_patches, atol=5e-6, rtol=0)
     assert ("pos_embed", ON_IMAGES[mode]) in status().calls
     assert inside != "fake" or ("patch_embed", "matmul") in status().calls
-
-
-@pytest.mark.parametrize("mode", STRATEGY_NAMES)
-def test_function_transforms(embeds, mode):
-    images = torch.randn(3, 1, 1, 24, 28)
-    parameters = {name: p.detach() for name, p in embeds.named_parameters()}
-    loss = lambda parameters, image: first(functional_call(embeds, parameters, (image,))).square().sum()
-
-    def run():
-        tangents = jvp(lambda image: first(embeds(image)), (images[0],), (images[1],))
-        per_sample = vmap(grad(loss), (None, 0))(parameters, images)["pos_embed"]
-        return vmap(lambda image: first(embeds(image)))(images), *tangents, per_sample
-
-    want = run()
-    enable(mode)
-    torch.testing.assert_close(run(), want)
 
 
 @pytest.mark.parametrize("mode", ON_IMAGES)

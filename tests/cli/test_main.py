@@ -54,6 +54,7 @@ def test_the_package_help_and_wrong_options_import_no_torch():
         ("bench --model m --contenders plain-add", "plain-add cannot be timed in a whole model; valid: train infer"),
         ("bench --model m --phase frozen", "frozen cannot be timed in a whole model; valid: train infer stock"),
         ("bench --max-seq-len 4 --workload siglip", "leave out --workload"),
+        ("bench --compile", "--compile go with --model NAME"),
         ("bench --model vit_relpos_small_patch16_224", "makes no NaFlexVit of 'vit_relpos_small_patch16_224'"),
         ("bench --model vit_small_r26_s32_224", "makes no NaFlexVit of 'vit_small_r26_s32_224'"),
         pytest.param("bench --device cuda", "PyTorch sees no GPU here", marks=no_gpu),

@@ -212,13 +212,6 @@ def test_empty_batch(way, kind, shape):
     assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
 
 
-def test_the_traceable_backend_reads_nothing_back_to_the_host(monkeypatch):
-    case = Case(length=21)
-    embeds, coord = case.embeds(), case.coord()
-    checks.reading_is_an_error(monkeypatch)
-    WAYS["traceable"].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
-
-
 @ways()
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16], ids=str)
 def test_coordinates_of_any_number_dtype_and_x_a_view_that_is_not_contiguous(way, kind, dtype):
