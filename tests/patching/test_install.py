@@ -43,20 +43,6 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert is_pristine() and status().flags == STOCK
 
 
-def test_a_models_own_choice_beats_the_global_one():
-    mine, other = small_vit(), small_vit()
-    enable("grid_sample", model=nn.ModuleDict({"trunk": nn.Sequential(mine)}))  # as open_clip wraps a model
-    assert (uses(mine), uses(other)) == ("grid_sample", "stock")
-    enable("matmul")
-    assert (uses(mine), uses(other)) == ("grid_sample", "matmul")
-    enable("stock", model=mine)
-    with enable("interpolate_cached", model=other.embeds):
-        assert (uses(mine), uses(other)) == ("stock", "interpolate_cached")
-    assert uses(other) == "matmul"
-    disable()
-    assert uses(mine) == uses(other) == "stock" and is_pristine()
-
-
 def test_threads_never_see_half_a_patch():
     model = small_vit()
     wants = [embed(model)]
