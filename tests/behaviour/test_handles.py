@@ -66,6 +66,17 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
     assert settings.ATTRIBUTE not in models[0].embeds.__dict__
 
 
+@pytest.mark.usefixtures("clean")
+def test_checkpoints_and_pickles_hold_nothing_of_ours():
+    model = small_vit()
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    enable("grid_sample", model=model)
+    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    data = pickle.dumps(model)
+    assert b"timm_naflex_fast" not in data
+    assert getattr(pickle.loads(data).embeds, settings.ATTRIBUTE) is None
+
+
 @ran("grid_sample")
 def test_overlapping_requests_in_threads():
     model = small_vit(depth=0)

@@ -1,5 +1,6 @@
 """Rotary tables inside whole models, in graphs, and as a flag."""
 
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -141,7 +142,8 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
     monkeypatch.setitem(library.originals, (replacements.VIT, "_generate_rope_naflex"), lambda *_: "timm's")
     for _ in range(2):
         assert model._generate_rope_naflex(torch.zeros(1, 2, 4), torch.zeros(1, 2, 2)) == "timm's"
-    assert len(recwarn) == 1 and reason in str(recwarn[0].message)
+    assert len(recwarn) == 1 and re.search(f"{reason}.* stays with timm's own code", str(recwarn[0].message))
+    assert [*status().fallbacks.values()] == [2]
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")

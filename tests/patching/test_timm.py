@@ -137,14 +137,6 @@ def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to
     assert status().calls == {}
 
 
-@pytest.mark.parametrize("everywhere, own", [("matmul", "stock"), ("stock", "matmul")])
-def test_a_models_own_choice_holds_for_its_kernels(model, everywhere, own):
-    enable(everywhere)
-    enable(own, model=model)
-    project(model)
-    assert status().calls["patch_embed", own] and ("patch_embed", everywhere) not in status().calls
-
-
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize(
     ("mode", "flagged", "who", "plain"),

@@ -56,10 +56,8 @@ def test_equals_timm(kind, in_graph, data):
     assert (got[..., torch.arange(length) >= tokens[:, None]] == 0).all()  # padding: zeros, also where timm has them
     # Reordered tokens take the cells that their coordinates name, and so do those that are left when some are dropped:
     # timm refuses a batch shorter than a grid. The corner tells the grid; padding stays at the end.
-    order = [
-        torch.cat([torch.tensor([n - 1]), torch.randperm(n - 1), torch.arange(n, length)]) for n in tokens.tolist()
-    ]
-    order = torch.stack(order)[:, : data.draw(st.integers(1, length))]
+    shuffled = lambda n: torch.cat([torch.tensor([n - 1]), torch.randperm(n - 1), torch.arange(n, length)])
+    order = torch.stack([shuffled(n) for n in tokens.tolist()])[:, : data.draw(st.integers(1, length))]
     moved = ours(rope, coord.gather(1, order[..., None].expand(-1, -1, 2)), in_graph)
     moved = moved.movedim(-2, -1).movedim(-4, -2)
     torch.testing.assert_close(moved, got.gather(-1, order.expand_as(moved)), rtol=0, atol=1e-6)
