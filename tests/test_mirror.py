@@ -11,8 +11,11 @@ ELSEWHERE = {  # a module: the file that tests it
     "cli/startup/sitecustomize": "cli/test_run",
     "resampling/checks": "contract/test_unusual_tensors",
     **dict.fromkeys(("strategies/matmul", "backends/placement"), "contract/test_backends"),
+    **dict.fromkeys(("backends/eager", "backends/operator"), "contract/test_backends"),
     "backends/dispatch": "behaviour/test_graphs",
     "measure/export": "cli/test_export",
+    "patching/library": "patching/test_timm",
+    "patching/settings": "behaviour/test_handles",
     **dict.fromkeys(("rope/embeds", "rope/settings"), "rope/test_batched"),
     **dict.fromkeys(("measure/drift/pictures", "measure/drift/plots"), "measure/drift/test_report"),
 }

@@ -69,6 +69,8 @@ def test_shapes_are_checked_while_tracing(fullgraph):
         compiled(small_vit().embeds)(torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)]))
     with pytest.raises(Exception, match=r"x must be tokens of shape \(B, N, 4\)"):
         compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
+    with pytest.raises(ValueError, match="negative"):  # by the operator: plain operations could not ask
+        compiled(add_pos_embed_)(torch.zeros(1, 6, 4), torch.zeros(6, 5, 4), row_major([(2, 3)]) - 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """Handles end what their own ``enable()`` has chosen, in any order; the newest that is left holds."""
 
 import copy
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from tests.support.checks import during
@@ -16,7 +18,12 @@ from timm_naflex_fast.patching import install, settings
 from timm_naflex_fast.patching.settings import STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
-ACTS = ["enable", "enable for one", "leave", "leave", "copy", "disable one", "disable"]
+ACTS = ["enable", "enable for one", "leave", "leave", "copy", "pickle", "disable one", "disable"]
+FORMS = {  # what a user may hand over as a model
+    "model": lambda model: model,
+    "part": lambda model: model.embeds,
+    "wrapper": lambda model: torch.nn.ModuleDict({"trunk": torch.nn.Sequential(model)}),  # as open_clip's
+}
 
 
 @hypothesis.given(st.data())
@@ -29,7 +36,8 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
             if act.startswith("enable"):
                 mode, for_one = data.draw(st.sampled_from([*MODES, "stock"])), act == "enable for one"
                 (own[number] if for_one else everywhere)[step] = mode
-                handle = enable(mode, model=models[number] if for_one else None)
+                form = FORMS[data.draw(st.sampled_from([*FORMS]))]
+                handle = enable(mode, model=form(models[number]) if for_one else None)
                 if data.draw(st.booleans()):
                     handles[step] = handle
                 del handle
@@ -41,6 +49,9 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
             elif act == "copy" and len(models) < 3:
                 models.append(copy.deepcopy(models[number]))
                 own.append(dict(own[number]))
+            elif act == "pickle" and len(models) < 3:
+                models.append(pickle.loads(pickle.dumps(models[number])))
+                own.append({})  # it brings none along
             elif act == "disable one":
                 disable(models[number])
                 own[number] = {step: "stock"} if [*everywhere.values()][-1:] not in ([], ["stock"]) else {}
@@ -53,6 +64,17 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
         disable()
     assert is_pristine() and status().models == ()
     assert settings.ATTRIBUTE not in models[0].embeds.__dict__
+
+
+@pytest.mark.usefixtures("clean")
+def test_checkpoints_and_pickles_hold_nothing_of_ours():
+    model = small_vit()
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    enable("grid_sample", model=model)
+    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    data = pickle.dumps(model)
+    assert b"timm_naflex_fast" not in data
+    assert getattr(pickle.loads(data).embeds, settings.ATTRIBUTE) is None
 
 
 @ran("grid_sample")

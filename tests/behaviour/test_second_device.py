@@ -2,22 +2,16 @@
 
 Each case runs once on the CPU and once with every tensor on the second device. The numbers are the same bit for bit,
 no operator mixes the two devices, and each place where the host waits for the device is known: ``WAITS``.
-Whole models trace on fake CUDA tensors, which have a device and no numbers.
 """
 
 from collections import Counter
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
 
-from tests.support.checks import Watch
-from tests.support.oracles import BATCH, row_major, small_vit
+from tests.support.oracles import row_major
 from tests.support.rotary import AUGMENTED, CLASSES, build
-from tests.support.running import running
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast import tracing
@@ -185,38 +179,3 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         for read in (x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index], lambda: torch.equal(x, x)):
             read()
         assert waits.total() == 6
-
-
-def one_device(func, args):
-    """No operator takes a tensor that is not on CUDA, but for single numbers."""
-    for tensor in tree_iter(args):
-        assert not isinstance(tensor, torch.Tensor) or tensor.is_cuda or tensor.ndim == 0, func
-
-
-def watched(run, *args):
-    with Watch(one_device):
-        return run(*args)
-
-
-@pytest.mark.parametrize(
-    ("compiled", "mode", "kind"),  # with interpolate_cached a compiled graph breaks
-    [*product([False], STRATEGY_NAMES, ["learned", "factorized"])]
-    + [*product([True], ["matmul", "grid_sample"], ["learned", "factorized"])],
-)
-def test_whole_models_trace_on_fake_cuda_tensors(compiled, kind, mode):
-    """Forward alone: without a GPU, autograd refuses to go back, whatever the model."""
-    ours = []
-
-    def backend(graph, _):
-        ours.extend(str(node.target) for node in graph.graph.nodes if "timm_naflex" in str(node.target))
-        return partial(watched, graph.forward)
-
-    with FakeTensorMode(), running(mode):
-        with torch.device("cuda"):
-            model = small_vit(pos_embed=kind, depth=0)
-            batch = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in BATCH.items()}
-        run = torch.compile(model, backend=backend, fullgraph=True) if compiled else partial(watched, model)
-        out = run(batch)
-    assert out.is_cuda and out.shape == (5, 5) and out.requires_grad
-    if compiled and kind == "learned":
-        assert ours == ["timm_naflex_fast.add_learned.default"]

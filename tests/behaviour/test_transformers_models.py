@@ -11,7 +11,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
 from tests.support.oracles import OLD_TORCH, trained, worst
-from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -115,14 +114,3 @@ def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
         for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):
             got, want = (run("vision", each, batch(sizes=sizes)) for each in (program, model))
             torch.testing.assert_close(got, want, atol=5e-6, rtol=0)
-
-
-def test_lfm2_vl_has_the_same_tower():
-    vision = dict(model_type="siglip2_vision_model", patch_size=4, num_patches=16, **TOWER)
-    text = dict(vocab_size=60, num_key_value_heads=2, layer_types=["full_attention"], **TOWER)
-    model = transformers.Lfm2VlModel(transformers.Lfm2VlConfig(vision_config=vision, text_config=text)).eval()
-    features = lambda: model.get_image_features(**batch(sizes=[(4, 6), (2, 4)])).pooler_output
-    with torch.no_grad():
-        want = features()
-        with running(model=model):
-            torch.testing.assert_close(features(), want, atol=5e-6, rtol=0)

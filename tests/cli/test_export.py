@@ -51,19 +51,3 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monke
     assert export(out) == 1
     assert [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
     assert re.search(r"^torch\.export .*wrong$", (text := capsys.readouterr().out), re.M) and "not written" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--out m.onnx", "export needs --model NAME"),
-        ("--model naflexvit_base_patch16_gap --out m.bin", r"--out must end with .onnx or .pt2; got m.bin"),
-        ("--model naflexvit_base_patch16_gap --out no/m.pt2", "no/m.pt2 cannot be written"),
-        ("--model resnet18 --out m.pt2", "timm has no NaFlexVit 'resnet18'; valid: naflexvit"),
-        (f"--model naflexvit_base_patch16_gap --out m.pt2 --size 33 48 {' '.join(SMALL)}", "multiple .* 16 x 16"),
-    ],
-)
-def test_bad_options_are_said_before_the_work(options, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["export", *options.split()]) == 2
-    assert re.search(f"naflex-fast export: .*{message}", capsys.readouterr().err) and not [*tmp_path.iterdir()]

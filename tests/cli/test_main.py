@@ -15,10 +15,12 @@ import timm_naflex_fast
 from timm_naflex_fast.cli.main import COMMANDS, main
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
+PICTURES = Path(__file__).parents[2] / "results" / "drift"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 # Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
 OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
 OPTIONAL |= {"onnxruntime", "openvino"}
+SMALL = "--model naflexvit_base_patch16_gap --random-weights --model-kwargs embed_dim=32 depth=1 num_heads=2"
 WITHOUT_TORCH = """
 import sys
 from timm_naflex_fast.cli.main import main
@@ -54,16 +56,23 @@ def test_the_package_help_and_wrong_options_import_no_torch():
         ("bench --model m --contenders plain-add", "plain-add cannot be timed in a whole model; valid: train infer"),
         ("bench --model m --phase frozen", "frozen cannot be timed in a whole model; valid: train infer stock"),
         ("bench --max-seq-len 4 --workload siglip", "leave out --workload"),
+        ("bench --compile", "--compile go with --model NAME"),
         ("bench --model vit_relpos_small_patch16_224", "makes no NaFlexVit of 'vit_relpos_small_patch16_224'"),
         ("bench --model vit_small_r26_s32_224", "makes no NaFlexVit of 'vit_small_r26_s32_224'"),
         pytest.param("bench --device cuda", "PyTorch sees no GPU here", marks=no_gpu),
         ("drift", "needs --model NAME"),
+        ("export --out m.onnx", "export needs --model NAME"),
+        ("export --model naflexvit_base_patch16_gap --out m.bin", r"--out must end with .onnx or .pt2; got m.bin"),
+        ("export --model naflexvit_base_patch16_gap --out no/m.pt2", "no/m.pt2 cannot be written"),
+        ("export --model resnet18 --out m.pt2", "timm has no NaFlexVit 'resnet18'; valid: naflexvit"),
+        (f"export {SMALL} --out m.pt2 --size 33 48", "multiple .* 16 x 16"),
         ("drift --model naflexvit_base_patch16_gap --random-weights --images /nope", "is not a folder"),
-        ("drift --model x --checkpoint /nope.pth --images .", "no checkpoint at /nope.pth"),
+        (f"drift --model x --checkpoint /nope.pth --images {PICTURES}", "no checkpoint at /nope.pth"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_before_anything_is_measured(arguments, message, capsys):
+def test_what_cannot_be_done_is_one_line_before_anything_is_done(arguments, message, capsys, tmp_path, monkeypatch):
     """Behind the command's usage, where it names what is valid."""
+    monkeypatch.chdir(tmp_path)
     words = arguments.split(" ")
     with pytest.raises(SystemExit, match="2"):
         sys.exit(main(words))
@@ -71,6 +80,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_measured(arguments, 
     usage, found, line = err.rpartition(f"naflex-fast {words[0]}: ")
     assert out == "" and found and re.search(message, line) and line.count("\n") == 1
     assert usage == "" or (usage.startswith("usage: ") and line.startswith("error: "))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_packages_names_are_found_when_asked_for():

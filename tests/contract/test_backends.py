@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import checks
 from tests.support.checks import HALF, by_backend, by_functions, by_timms_method, run
-from tests.support.oracles import Case, cases, relative, stock, tables
+from tests.support.oracles import BASE, Case, cases, relative, row_major, stock, tables
 from timm_naflex_fast.backends import operator, traceable
 
 
@@ -212,13 +212,6 @@ def test_empty_batch(way, kind, shape):
     assert out.shape == (*shape, 4) and all(grad is None or not grad.any() for grad in grads)
 
 
-def test_the_traceable_backend_reads_nothing_back_to_the_host(monkeypatch):
-    case = Case(length=21)
-    embeds, coord = case.embeds(), case.coord()
-    checks.reading_is_an_error(monkeypatch)
-    WAYS["traceable"].add(case, embeds, case.x().requires_grad_() * 1, coord).sum().backward()
-
-
 @ways()
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.float32, torch.float16], ids=str)
 def test_coordinates_of_any_number_dtype_and_x_a_view_that_is_not_contiguous(way, kind, dtype):
@@ -229,3 +222,20 @@ def test_coordinates_of_any_number_dtype_and_x_a_view_that_is_not_contiguous(way
     got, got_gx, got_gp = run(turned(way.add), case, case.embeds(), case.coord(dtype), image)
     torch.testing.assert_close(got, want, atol=2e-6 * (1 + (kind == "factorized")), rtol=0)
     assert torch.equal(got_gx, want_gx) and all(relative(a, b) <= 1e-5 for a, b in zip(got_gp, want_gp))
+
+
+def test_nothing_of_the_size_of_the_tokens_is_kept_for_the_backward_pass():
+    embeds, saved = BASE.embeds(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
+        by_functions(BASE, embeds, BASE.x().requires_grad_().clone(), BASE.coord())
+    assert saved == []
+
+
+@pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])
+def test_operator_passes_opcheck(sampler):
+    spec = ("bicubic", sampler == "interpolate", False, False, sampler)
+    x = torch.randn(2, 12, 4, requires_grad=True)
+    table = torch.randn(6, 5, 4, requires_grad=True)
+    coord = row_major([(3, 4), (2, 2)])
+    torch.library.opcheck(operator.add_learned, (x, table, coord, *spec))
+    torch.library.opcheck(operator.learned_grad, (x.detach().requires_grad_(), coord, 6, 5, *spec))

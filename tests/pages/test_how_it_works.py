@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from tests.support.oracles import Case, relative, row_major, stock
+from tests.support.oracles import Case, relative, stock
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text()
 (COPY,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -17,6 +17,7 @@ BATCHES = [[(3, 4), (9, 2), (6, 5), (12, 14), (2, 15)], [(1, 6), (7, 7)], [(5, 3
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode):
+    """Values and gradients."""
     assert len(COPY.strip().splitlines()) <= 35
 
     class Add(torch.nn.Module):
@@ -32,16 +33,12 @@ def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode)
     compiled = torch.compile(Add(), fullgraph=True, dynamic=True, backend="eager")
     for sizes in BATCHES:
         case, x, table, coord = batch(sizes)
-        want = x.clone()
-        stock(case, case.embeds(), want, coord)
+        embeds, want = case.embeds(), x.clone()
+        stock(case, embeds, want, coord)
         real = torch.arange(x.shape[1]) < torch.tensor([[h * w] for h, w in sizes])  # padding means nothing
+        weight = torch.randn(x.shape) * real[..., None]
+        (want_grad,) = torch.autograd.grad(want, embeds.pos_embed, weight)
         for add in (Add(), program, compiled):
-            assert (add(x, table, coord) - want)[real].abs().max() <= 2e-6 * max(1, table.abs().max())
-
-
-def test_and_has_its_gradient():
-    table = torch.randn(6, 5, 4, requires_grad=True)
-    coord, weight = row_major([(4, 9)]), torch.randn(36, 4)
-    image = torch.nn.functional.interpolate(table.permute(2, 0, 1)[None], (4, 9), mode="bilinear", antialias=True)
-    both = SCOPE["position_embeddings"](table, coord)[0], image[0].flatten(1).t()
-    assert relative(*(torch.autograd.grad((out * weight).sum(), table)[0] for out in both)) <= 1e-5
+            got = add(x, table, coord)
+            assert (got - want)[real].abs().max() <= 2e-6 * max(1, table.abs().max())
+            assert relative(torch.autograd.grad(got, table, weight)[0], want_grad[0]) <= 1e-5

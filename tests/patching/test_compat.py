@@ -50,8 +50,9 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
     without_source = "_apply_factorized_naflex_pos_embed"
     exec(f"def {without_source}(self, x, patch_coord): pass", scope)
 
-    def _apply_learned_pos_embed(self, x, grid_size):
-        x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1))
+    def _apply_learned_pos_embed(self, x, grid_size):  # not what a comment says: self.comment
+        self.pos_embed_kept = hasattr(self, "pos_embed_norm") and self.pos_embed_scale()
+        x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1) + getattr(x, "of_another", 0))
 
     monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed))
     get_embed = lambda self, shape, dtype=None: self.inv_freq * self.gain
@@ -61,8 +62,9 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
     monkeypatch.setattr(contract, "attributes_of", lambda function: real(function) - gone.get(function, set()))
     refused(
         "timm 1.0.99.dev0 is not supported",
-        "NaFlexEmbeds._apply_learned_pos_embed reads what it did not, or no longer: pos_embed_align_corners, ",
-        ", pos_embed_gain, pos_embed_interp_mode, pos_embed_tilt;",
+        "NaFlexEmbeds._apply_learned_pos_embed reads what it did not, or no longer: pos_embed_align_corners, "
+        "pos_embed_antialias, pos_embed_ar_preserving, pos_embed_gain, pos_embed_interp_mode, pos_embed_kept, "
+        "pos_embed_norm, pos_embed_scale, pos_embed_tilt;",
         "RotaryEmbeddingMRope.get_embed reads what it did not, or no longer: ",
         f"NaFlexEmbeds.{without_source} is missing, or has no source",
         "nothing calls NaFlexEmbeds._apply_factorized_pos_embed any more",
@@ -83,14 +85,6 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     )
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
-
-
-def test_what_a_function_names_of_self():
-    def function(self, other):  # not what a comment says: self.comment
-        self.written = self.read + getattr(self, "by_getattr", 0) + other.of_another + getattr(other, "too", 0)
-        return hasattr(self, "by_hasattr") and self.method()
-
-    assert contract.attributes_of(function) == {"written", "read", "by_getattr", "by_hasattr", "method"}
 
 
 class Tripled(PatchEmbedInterpolator):

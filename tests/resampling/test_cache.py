@@ -10,7 +10,6 @@ import torch
 
 from tests.support.checks import during
 from tests.support.oracles import kept_tensors
-from timm_naflex_fast import disable
 from timm_naflex_fast.functional import add_factorized_pos_embed_, resample_patch_kernel, resample_pos_embeds
 from timm_naflex_fast.patching import install
 from timm_naflex_fast.resampling import cache
@@ -60,16 +59,6 @@ def test_oldest_use_out_first(monkeypatch):
     assert met(table, (2, 2), (3, 3)) == []  # the oldest table goes before the copy that all of them need
     monkeypatch.setattr(cache, "_limit", 100)
     assert met(torch.zeros(10), (1, 1)) == [(1, 1)] and nbytes() == 0  # too large to keep, and returned all the same
-
-
-def test_disable_frees_everything_and_the_report_says_so():
-    assert cache.report() == "0.0 of 512 MiB cached"
-    table = torch.randn(6, 5, 4)
-    for _ in range(3):
-        resample_pos_embeds(table, [(3, 4)], mode="bicubic")
-    assert nbytes() > 0 and "1 resized tables" in cache.report() and "of 512 MiB" in cache.report()
-    disable()
-    assert nbytes() == 0 and not kept_tensors()
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
@@ -125,9 +114,3 @@ def test_a_fork_waits_for_who_holds_a_lock_and_leaves_it_free(lock):
         if child == 0:  # PyTorch itself is not safe to use here
             os._exit(0 if not lock._is_owned() and lock.acquire(timeout=5) else 1)
     assert not lock._is_owned() and os.waitpid(child, 0)[1] == 0
-
-
-def test_what_is_kept_is_built_plainly():
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), cache.plainly():
-        assert not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
-        assert not torch.is_grad_enabled()

@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +26,3 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     assert (got - want).abs().max() <= max(allowed, 1e-6)
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
     torch.testing.assert_close(got.sum(1), torch.ones(n, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("spec", HOW, ids=str)
-def test_a_grid_of_the_tables_size_keeps_every_cell(spec):
-    for n in (1, 2, 7, 47, 48, 128):
-        got = axis_weights(torch.arange(n), torch.tensor([n]), n, ResizeSpec(*spec))
-        assert torch.equal(got, torch.eye(n, dtype=torch.float64))

@@ -96,8 +96,3 @@ def test_stock_breaks_and_matmul_is_one_graph_on_the_users_grids(tiny, photos, t
     assert 0 < counted["matmul"]["eager operators"] < counted["stock"]["eager operators"]
     text = capsys.readouterr().out
     assert "compiled photos train, B=2" in text and "graphs after the first batch" in text and "eager waits" in text
-
-
-def test_without_a_model_there_is_nothing_to_compile(capsys):
-    assert cli.main(["bench", "--compile"]) == 2
-    assert "--compile go with --model NAME" in capsys.readouterr().err
