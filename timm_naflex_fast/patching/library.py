@@ -133,8 +133,8 @@ def decide(
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
     # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice an absent key of __dict__.
-    plain = module is None or torch.compiler.is_dynamo_compiling()
-    own = getattr(module, ATTRIBUTE, None) if plain else module.__dict__.get(ATTRIBUTE)
+    plain = isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling()
+    own = module.__dict__.get(ATTRIBUTE) if plain else getattr(module, ATTRIBUTE, None)
     settings = library.settings if own is None or own.settings is None else own.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")

@@ -44,7 +44,7 @@ def read_limit(text: str | None) -> int:
 
 class _Copy(NamedTuple):
     tensor: Tensor
-    memory: Any  # on a CPU the bytearray that it lives in, else None
+    memory: Any  # the bytearray that it lives in; None on another device, or without numbers
 
 
 @dataclass
@@ -263,9 +263,9 @@ def _bytes_of(value: Any) -> int:
 
 def _copy(source: Tensor) -> _Copy:
     source = source.detach().resolve_neg().contiguous()
-    if not source.is_cpu:
+    if not source.is_cpu or not source.numel():
         return _Copy(source.clone(), None)
-    memory = bytearray(source.view(torch.uint8).numpy())
+    memory = bytearray(source.view(-1).view(torch.uint8).numpy())
     return _Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape), memory)
 
 
@@ -274,6 +274,7 @@ def _same_bits(before: _Copy, now: Tensor) -> bool:
     copy, memory = before
     if copy.shape != now.shape or copy.dtype != now.dtype or copy.device != now.device:
         return False
-    now = now.detach().resolve_neg().contiguous().view(torch.uint8)
+    # One axis first: a last axis of length 1 may have any stride, and PyTorch then finds no bytes.
+    now = now.detach().resolve_neg().contiguous().view(-1).view(torch.uint8)
     # Of all that Python has, only ``startswith`` compares memory as it stands, twice as fast as NumPy.
-    return memory.startswith(now.numpy()) if now.is_cpu else torch.equal(copy.view(torch.uint8), now)
+    return torch.equal(copy.view(-1).view(torch.uint8), now) if memory is None else memory.startswith(now.numpy())
