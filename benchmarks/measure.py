@@ -4,7 +4,7 @@ uv run benchmarks/measure.py                          # all files but those of t
 uv run benchmarks/measure.py speed/siglip counts      # these files again
 uv run benchmarks/measure.py --tiny                   # does every command work? Tiny sizes, nothing is kept
 
-It says first how long each file took last time. Nothing else may run beside what is timed: on a busy machine it does
+Nothing else may run beside what is timed: on a busy machine it does
 not start. What is counted may be counted at any time.
 """
 
@@ -94,14 +94,11 @@ def main() -> int:
         parser.error(f"{unknown[0]!r} is no result file; valid: {', '.join(NAMES)}")
     files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
     before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
-    here = provenance("")
-    # A file is old if it was made on another machine, with other code or other releases.
+    here = provenance("")  # a file is old if it was made on another machine, with other code or other releases
     old = [name for name in files if any(before[name].get(fact) != here[fact] for fact in FACTS)]
     todo = [*files] if options.names or options.tiny else old
     if not options.tiny and {*todo} - COUNTED and (load := os.getloadavg()[0]) > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
-    for name in todo:
-        print(f"{name}: took {before[name].get('seconds', 'an unknown number of')} seconds last time")
     failed = 0
     for name in todo:
         print(f"== {name}", flush=True)

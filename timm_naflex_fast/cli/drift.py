@@ -32,12 +32,10 @@ def drift(options: argparse.Namespace) -> int:
     """Measure a named model on images, print the table and the verdict, write what was asked for.
 
     Raises:
-        ValueError: no model, before anything is loaded.
+        ValueError: no model or no images.
         OSError: results that cannot be written, before a model is loaded.
         RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
-    if not options.model:
-        raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
     settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights, dtype=options.dtype)

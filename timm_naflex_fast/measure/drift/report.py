@@ -12,8 +12,8 @@ from ..output import write_json, write_text
 from . import FILES
 from .survey import Drift, Survey
 
-HEADINGS = {"embed_max_abs": "embedding, max abs", "embed_rel_rms": "embedding, relative RMS"}
-HEADINGS |= {"pooled_cosine_distance": "pooled output, cosine distance", "neighbours": "same nearest image"}
+HEADINGS = {"embed_max_abs": "embedding, largest difference", "embed_rel_rms": "embedding, relative RMS"}
+HEADINGS |= {"pooled_cosine_distance": "output, cosine distance", "neighbours": "same nearest image"}
 HEADINGS |= {"agreement": "same class", "accuracy": "accuracy"}
 
 

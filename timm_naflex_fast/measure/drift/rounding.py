@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...resampling.matrices import INTERPOLATIONS, ResizeSpec, axis_matrix
+from ...resampling.matrices import ResizeSpec, axis_matrix
 
 FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""
@@ -53,16 +53,14 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
     learned, sampled = len(tables) == 1, getattr(embeds, "pos_embed_use_grid_sample", False)
-    known = embeds.pos_embed_interp_mode in INTERPOLATIONS
     spec = ResizeSpec(
-        "linear" if not learned else embeds.pos_embed_interp_mode if known else "bicubic",
+        embeds.pos_embed_interp_mode if learned else "linear",
         antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
         align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
         ar_preserving=embeds.pos_embed_ar_preserving,
     )
     old = tables[0].shape[1:3] if learned else (tables[0].shape[1], tables[1].shape[1])
-    matrices = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
-    rows, columns = (matrix.to(tables[0].device) for matrix in matrices)
+    rows, columns = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
     if not learned:
         return (rows @ tables[0][0])[:, None] + columns @ tables[1][0]
     return columns @ torch.tensordot(rows, tables[0][0], 1)

@@ -70,7 +70,7 @@ def survey(
     pictures: bool = False,
     after_pass: Callable[[], Any] = lambda: None,
 ) -> Survey:
-    """Drift of each contender from timm's own result, on the model's device and in its dtype (no autocast).
+    """Drift of each contender from timm's own result, on the CPU and in the model's dtype (no autocast).
 
     Args:
         model: a timm NaFlexVit in eval mode.
@@ -92,7 +92,7 @@ def survey(
     labels: list[Tensor] = []
     grids: list[tuple[int, int]] = []
     for inputs, targets in batches:
-        batch = _on_device(inputs, model)
+        batch = _cast(inputs, model)
         for name, found in passes.items():
             tokens, results = _forward(model, batch, name)
             if name == BASELINE:
@@ -103,7 +103,7 @@ def survey(
             found.append(results)
             after_pass()
         grids += [(h, w) for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist()]
-        labels += [] if targets is None else [targets.to(tokens.device)]
+        labels += [] if targets is None else [targets]
     if not grids:
         raise ValueError("there is no image to measure on")
     seen = {name: {key: torch.cat([one[key] for one in found]) for key in found[0]} for name, found in passes.items()}
@@ -124,10 +124,9 @@ def survey(
     return Survey(len(grids), drift, by_grid, left_out, kept)
 
 
-def _on_device(inputs: dict[str, Any], model: Any) -> dict[str, Tensor]:
-    parameter = next(model.parameters())
-    batch = {key: inputs[key].to(parameter.device) for key in ("patches", "patch_coord", "patch_valid")}
-    return {**batch, "patches": batch["patches"].to(parameter.dtype)}
+def _cast(inputs: dict[str, Any], model: Any) -> dict[str, Tensor]:
+    batch = {key: inputs[key] for key in ("patches", "patch_coord", "patch_valid")}
+    return {**batch, "patches": batch["patches"].to(next(model.parameters()).dtype)}
 
 
 def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -160,7 +159,7 @@ def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int,
     places = ((inputs, i) for inputs, _ in batches for i in range(len(inputs["patches"])))
     for place, (inputs, i) in enumerate(islice(places, max(why) + 1)):
         if place in why:
-            one = {key: value[i : i + 1] for key, value in _on_device(inputs, model).items()}
+            one = {key: value[i : i + 1] for key, value in _cast(inputs, model).items()}
             timms = _forward(model, one, BASELINE)[0]
             length = timms[one["patch_valid"]].square().sum(-1).mean()
             maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
@@ -202,7 +201,7 @@ def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
 
 def nearest(rows: Tensor) -> Tensor:
     """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals."""
-    directions = F.normalize(rows.double(), dim=-1).cpu()
+    directions = F.normalize(rows.double(), dim=-1)
     found = []
     for start in range(0, len(rows), 1024):  # the whole similarity matrix of a large folder may not fit
         similar = directions[start : start + 1024] @ directions.t()
