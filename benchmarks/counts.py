@@ -95,7 +95,7 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     grids = [grid(source, number) for number in range(IMAGES)]
     patches, valid = torch.randn(IMAGES, tokens, 768), torch.arange(tokens) < torch.tensor([[h * w] for h, w in grids])
     if library == "timm":
-        return dict(patches=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
+        return dict(x=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
     return dict(pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=torch.tensor(grids))
 
 
@@ -108,12 +108,12 @@ def count_graphs(library: str, contender: str, way: str) -> dict[str, Any]:
             batch = draw(library, lengths[0], 0)
             free = {0: torch.export.Dim("images", max=64), 1: torch.export.Dim("tokens", min=2, max=4096)}
             sizes = {name: {0: free[0]} if name == "spatial_shapes" else free for name in batch}
-            args, named, shapes = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
-            torch.export.export(model.eval(), args, named, dynamic_shapes=shapes)
+            torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
             return {}
 
         def step(run: Any, batch: Any) -> None:
-            (run(batch) if library == "timm" else run(**batch).pooler_output).square().sum().backward()
+            out = run(**batch)
+            getattr(out, "pooler_output", out).square().sum().backward()
 
         batches = [draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)]
         found = whole.count_graphs(model, batches, step, backend="aot_eager", **options)

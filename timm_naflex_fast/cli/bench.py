@@ -102,10 +102,9 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         made, _ = load_model(options.model, options.checkpoint, **untrained | dict(options.model_kwargs))
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]
     workloads = _workloads(options, patch_size)
-    for workload in [] if options.model else list(workloads):
-        if why := workload.missing():
-            print(f"not run: workload {workload.name}, {why}")
-            workloads.remove(workload)
+    if not options.model and (impossible := [work for work in workloads if not work.possible()]):
+        print(f"not run: workload {', '.join(work.name for work in impossible)}, whose table this timm cannot have")
+        workloads = [work for work in workloads if work not in impossible]
     budget = (30.0 if options.model else 2.0) if options.budget is None else options.budget
     each = [workloads] if options.compile else [[workload] for workload in workloads]
     ways = list(product(each, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
@@ -113,8 +112,9 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         for some, dtype, phase, batch in ways:
             with ExitStack() as on:
                 if options.compile:
-                    compile = partial(model.compiled, made, some, batch, dtype, phase, chosen["contenders"])
-                    race, rows = compile(options.rounds or 10, bar.update)
+                    steps = options.rounds or 10
+                    race, rows = model.compiled(made, some, batch, dtype, phase, chosen["contenders"], steps)
+                    bar.update(1)
                 else:
                     race = make(*some, batch, dtype, phase, chosen["contenders"], on)
                     rows = run(race, options.rounds or 30, budget=budget, advance=bar.update)

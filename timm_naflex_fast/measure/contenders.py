@@ -28,16 +28,9 @@ NAMES = tuple(name for name in CONTENDERS if name != ROUNDED)
 
 
 def missing(name: str, embeds: Any) -> str | None:
-    """Why a contender cannot run on this NaFlexEmbeds, or would only repeat its own setting; None if it can."""
-    if name == BASELINE or name in STRATEGY_NAMES:
-        return None
-    if name == ROUNDED:
-        dtype = str(next(embeds.parameters()).dtype).removeprefix("torch.")
-        return "the table is in bfloat16 already" if dtype == "bfloat16" else None
-    if embeds.pos_embed_type != "learned":
+    """Why a contender cannot run on this NaFlexEmbeds; None if it can."""
+    if name.startswith("timm-flag-") and embeds.pos_embed_type != "learned":
         return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
-    if embeds.pos_embed_use_grid_sample and name == f"timm-flag-{embeds.pos_embed_interp_mode}":
-        return "it is the model's own setting, the same as stock"
     return None
 
 

@@ -62,7 +62,7 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        ("embeds.pos_embed", "the position table pos_embed holds infinity or NaN"),
+        ("embeds.pos_embed", "with stock, the model's embedded tokens hold infinity or NaN in float32"),
         ("embeds.proj.weight", "with stock, the model's embedded tokens hold infinity or NaN in float32"),
         ("blocks.0.norm1.weight", "pooled output"),
         ("head.weight", "logits hold infinity or NaN"),

@@ -81,14 +81,7 @@ def count_graphs(model: Any, batches: Sequence[Any], step: Callable[..., Any], *
 
 
 def compiled(
-    model: Any,
-    workloads: Sequence[Workload],
-    batch: int,
-    dtype: str,
-    phase: str,
-    contenders: Sequence[str],
-    steps: int,
-    advance: Callable[[float], Any] = lambda share: None,
+    model: Any, workloads: Sequence[Workload], batch: int, dtype: str, phase: str, contenders: Sequence[str], steps: int
 ) -> tuple[Race, list[dict[str, Any]]]:
     """What ``torch.compile`` makes of a model whose batches have other grids, and other lengths, each time.
 
@@ -112,7 +105,6 @@ def compiled(
         first, later = seconds[: steps * turn], seconds[steps * turn :]
         times[name] = [sum(later[i : i + turn]) / turn for i in range(0, len(later), turn)]
         counted[name] = found | {"first steps": len(first), "first steps, s": sum(first)}
-        advance(1 / len(contenders))
     about = dict(device=device, model=model.pretrained_cfg["architecture"], counted=counted)
     name = " ".join(dict.fromkeys(workload.name for workload in workloads))
     race = Race("compiled", name, phase, batch, dtype, (), about)

@@ -11,17 +11,9 @@ FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""
 
 
-def position_tables(embeds: Any) -> dict[str, Tensor]:
-    """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones, by name.
-
-    Raises:
-        ValueError: one holds infinity or NaN.
-    """
-    tables = {name: table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")}
-    for name, table in tables.items():
-        if not table.isfinite().all():
-            raise ValueError(f"the position table {name} holds infinity or NaN, so nothing can be compared")
-    return tables
+def position_tables(embeds: Any) -> list[Tensor]:
+    """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones."""
+    return [table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")]
 
 
 def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
@@ -39,7 +31,7 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         (B, N, C) float64, above 0.
     """
-    tables = [table.abs().double() for table in position_tables(embeds).values()]
+    tables = [table.abs().double() for table in position_tables(embeds)]
     limits = torch.finfo(next(embeds.parameters()).dtype)
     scale = torch.zeros_like(tokens)
     grids = patch_coord.amax(1).long() + 1

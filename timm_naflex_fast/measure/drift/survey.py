@@ -81,9 +81,9 @@ def survey(
         after_pass: called after each contender's pass over each batch.
 
     Raises:
-        ValueError: no images; no position table; or infinity or NaN in one or in what the model computes.
+        ValueError: no images; no position table; or infinity or NaN in what the model computes.
     """
-    embeds, tables = model.embeds, list(position_tables(model.embeds).values())
+    embeds, tables = model.embeds, position_tables(model.embeds)
     if not tables:
         raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
     reasons = {name: missing(name, embeds) for name in dict.fromkeys([BASELINE, *contenders])}
