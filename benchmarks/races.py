@@ -6,7 +6,7 @@ Each function here yields the rows of race after race, for benchmarks/measure.py
 import copy
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -30,6 +30,16 @@ PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16,
 def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     """The rows of a race."""
     return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
+
+
+def step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor) -> None:
+    """The forward; in training also the backward, by the gradient ``upstream`` of the result."""
+    with torch.set_grad_enabled(train):
+        out = compute()
+    if train:
+        for leaf in leaves:
+            leaf.grad = None
+        out.backward(upstream)
 
 
 def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -104,15 +114,9 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: E
             return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
         return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
 
-    def step(resample: Callable[[], Tensor]) -> None:
-        with torch.set_grad_enabled(phase == "train"):
-            out = resample()
-        if phase == "train":
-            weight.grad = None
-            out.backward(upstream)
-
     modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
-    contenders = tuple(Timed(name, step, partial(prepare, name, module)) for name, module in modules.items())
+    work = partial(step, train=phase == "train", leaves=[weight], upstream=upstream)
+    contenders = tuple(Timed(name, work, partial(prepare, name, module)) for name, module in modules.items())
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
 
@@ -131,6 +135,10 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     own.patch_embedding = torch.nn.Linear(1, width)
     models = {name: copy.deepcopy(own) for name in (BASELINE, "interpolate_cached", "matmul")}
     grids = WORKLOADS["siglip"].grids(64)
+
+    def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
+        return partial(model, pixels, torch.tensor(draw.sample(grids, len(pixels))))
+
     with ExitStack() as on:
         for name, model in models.items():
             if name != BASELINE:
@@ -138,21 +146,12 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
         for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
-            pixels, draw = torch.randn(batch, 256, 1), random.Random(batch)
-
-            def step(sizes: Tensor, model: Any, pixels: Tensor = pixels, train: bool = phase == "train") -> None:
-                with torch.set_grad_enabled(train):
-                    out = model(pixels, sizes)
-                if train:
-                    model.zero_grad()
-                    out.backward(torch.ones_like(out))
-
-            def prepare(draw: random.Random = draw, batch: int = batch) -> Tensor:
-                return torch.tensor(draw.sample(grids, batch))
-
-            contenders = tuple(Timed(name, partial(step, model=model), prepare) for name, model in models.items())
-            about = {"transformers": transformers.__version__}
-            yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)
+            pixels, draw, upstream = torch.randn(batch, 256, 1), random.Random(batch), torch.ones(batch, 256, width)
+            contenders = []
+            for name, model in models.items():
+                work = partial(step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
+                contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
+            yield time(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
 
 
 class Embeddings(export.Naflex):

@@ -104,8 +104,7 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     assert "--checkpoint FILE" not in err
     given.append("pos_embed_grid_size=(6, 6)")
     assert cli.main(["drift", *given, "--images", str(photos), "--contenders", "matmul"]) == 0
-    printed = capsys.readouterr()
-    assert "same class" in printed.out and "2 contenders on 1 batches: stock, matmul\n" in printed.err
+    assert "same class" in capsys.readouterr().out
     assert cli.main(["bench", *given, "--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED, missing
+from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
@@ -68,10 +68,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     from ..measure.drift.survey import survey
 
     names = options.contenders or (CONTENDERS if options.out else (*STRATEGY_NAMES, ROUNDED))
-    runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
-    print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
-    with progress("measuring", len(runs) * len(batches)) as bar:
-        found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
+    with progress("measuring", len(batches)) as bar:
+        found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]
     own = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
     facts = {

@@ -27,13 +27,6 @@ CONTENDERS = {
 NAMES = tuple(name for name in CONTENDERS if name != ROUNDED)
 
 
-def missing(name: str, embeds: Any) -> str | None:
-    """Why a contender cannot run on this NaFlexEmbeds; None if it can."""
-    if name.startswith("timm-flag-") and embeds.pos_embed_type != "learned":
-        return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
-    return None
-
-
 @contextmanager
 def use(name: str, model: Any) -> Iterator[None]:
     """Inside, ``model`` resamples its position table as the contender does; afterwards as before.
@@ -42,7 +35,7 @@ def use(name: str, model: Any) -> Iterator[None]:
     contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``, which adds in place.
 
     Args:
-        name: one of ``CONTENDERS`` that is not :func:`missing`.
+        name: one of ``CONTENDERS``; those with timm's own setting need a learned 2-D table.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
     from ..patching.install import enable, original

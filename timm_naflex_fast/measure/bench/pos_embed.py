@@ -65,7 +65,7 @@ def race(
         on.enter_context(use(name, embeds))
         made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
     about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
-    about |= dict(table=work.options, device=device)
+    about |= dict(table=f"{work.table[0]}x{work.table[1]} {work.mode}", device=device)
     return Race("pos_embed", work.name, phase, batch, dtype, tuple(made), about)
 
 

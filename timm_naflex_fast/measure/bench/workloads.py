@@ -72,12 +72,6 @@ class Workload:
 
         return {f"pos_embed_{key}" for key in self.more} <= {*inspect.signature(NaFlexEmbeds).parameters}
 
-    @property
-    def options(self) -> str:
-        """The table in words, e.g. "16x16 bicubic"."""
-        words = [f"{self.table[0]}x{self.table[1]}", self.mode]
-        return " ".join(words + [f"{key}={value}" for key, value in self.more.items()])
-
 
 def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
     """The grid (h, w) of an image of ``height`` x ``width`` pixels in at most ``tokens`` patches, as timm resizes it.
