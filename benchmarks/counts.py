@@ -6,7 +6,7 @@ uv run benchmarks/measure.py counts graphs        # some minutes
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from itertools import product, repeat
+from itertools import product
 from typing import Any
 
 import timm
@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.measure.bench import model as whole
-from timm_naflex_fast.measure.bench.pos_embed import plain_add, timed
+from timm_naflex_fast.measure.bench.pos_embed import race
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, siglip_grids
-from timm_naflex_fast.measure.contenders import use
 from timm_naflex_fast.measure.counts import counting
 
 TRACEABLE = "matmul, traceable"
@@ -42,14 +41,8 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> dict[str, int]:
     """The cost of one step of a contender at ``channels``. It has run before, so its caches are full."""
     with FakeTensorMode() if name == TRACEABLE else nullcontext(), ExitStack() as on:
-        embeds, coord = WORKLOADS[workload].embeds(channels), next(WORKLOADS[workload].coordinates(batch))
-        x, g = (torch.zeros(*coord.shape[:2], channels) for _ in "xg")
-        if name == PLAIN_ADD:
-            contender = plain_add(x, x.clone(), g if phase == "train" else None)
-        else:
-            on.enter_context(use(name.split(",")[0], embeds))
-            values = repeat(embeds.pos_embed.detach() * 2)  # a table that does not stay is not cached
-            contender = timed(name, embeds, repeat(coord), x, g if phase == "train" else None, values)
+        work, names = WORKLOADS[workload], [name.split(",")[0]]
+        (contender,) = race(work, batch, "float32", phase, names, on, "cpu", channels).contenders
         if name != "stock":  # which caches nothing, and takes long
             contender.run(contender.prepare())
         argument = contender.prepare()
@@ -61,18 +54,12 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
 def count_race(
     workload: str, batch: int, phase: str, contenders: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> list[dict[str, Any]]:
-    """A row per contender: what the race is, and its counts at ``channels``, where the line through two widths leads.
-
-    Raises:
-        ValueError: the operators depend on the channels.
-    """
+    """A row per contender: what the race is, and its counts at ``channels``, on the line through two widths."""
     grids, rows, (low, high) = WORKLOADS[workload].grids(batch), [], NARROW
     about = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
     about |= dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)))
     for name in contenders:
         small, large = (count_step(name, workload, batch, phase, width) for width in NARROW)
-        if any(small[key] != large[key] for key in ("operators", "host_waits")):
-            raise ValueError(f"the operators of {name} depend on the channels: {small}, {large}")
         counts = {key: n + (large[key] - n) * (channels - low) // (high - low) for key, n in small.items()}
         rows.append({**about, "contender": name, **counts})
     return rows
@@ -108,7 +95,7 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     grids = [grid(source, number) for number in range(IMAGES)]
     patches, valid = torch.randn(IMAGES, tokens, 768), torch.arange(tokens) < torch.tensor([[h * w] for h, w in grids])
     if library == "timm":
-        return dict(patches=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
+        return dict(x=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
     return dict(pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=torch.tensor(grids))
 
 
@@ -121,12 +108,12 @@ def count_graphs(library: str, contender: str, way: str) -> dict[str, Any]:
             batch = draw(library, lengths[0], 0)
             free = {0: torch.export.Dim("images", max=64), 1: torch.export.Dim("tokens", min=2, max=4096)}
             sizes = {name: {0: free[0]} if name == "spatial_shapes" else free for name in batch}
-            args, named, shapes = ((batch,), None, (sizes,)) if library == "timm" else ((), batch, sizes)
-            torch.export.export(model.eval(), args, named, dynamic_shapes=shapes)
+            torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
             return {}
 
         def step(run: Any, batch: Any) -> None:
-            (run(batch) if library == "timm" else run(**batch).pooler_output).square().sum().backward()
+            out = run(**batch)
+            getattr(out, "pooler_output", out).square().sum().backward()
 
         batches = [draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)]
         found = whole.count_graphs(model, batches, step, backend="aot_eager", **options)

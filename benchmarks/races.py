@@ -6,7 +6,7 @@ Each function here yields the rows of race after race, for benchmarks/measure.py
 import copy
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -23,21 +23,23 @@ from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 from timm_naflex_fast.measure.models import load_model
 
-ROPE_TYPES: dict[str, dict[str, Any]] = {
-    "axial": {},
-    "dinov3": dict(rope_temperature=100.0, rope_rotate_half=True),
-    "mrope": dict(rope_mrope_section=(8, 12, 12)),
-    "mixed": dict(rope_temperature=10.0, rope_grid_indexing="xy"),
-}
-FLAG = "timm-flag-bicubic"
 HEADS, HEAD_DIM, DEPTH = 6, 64, 2
-PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (48, 48)))
-PATCHES += (((16, 16), (12, 12)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
+PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
 
 
 def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     """The rows of a race."""
     return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
+
+
+def step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor) -> None:
+    """The forward; in training also the backward, by the gradient ``upstream`` of the result."""
+    with torch.set_grad_enabled(train):
+        out = compute()
+    if train:
+        for leaf in leaves:
+            leaf.grad = None
+        out.backward(upstream)
 
 
 def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -46,7 +48,7 @@ def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train", of mixed ones alone,
     keeps all blocks' and computes the gradient of the frequencies.
     """
-    phases = [*((kind, "infer") for kind in ROPE_TYPES), ("mixed", "train")]
+    phases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
     for (kind, phase), batch in product(phases, (1,) if tiny else (1, 64)):
         with ExitStack() as on:
             yield time(_rope_race(kind, phase, batch, on), 0.5, tiny)
@@ -73,7 +75,7 @@ def _rope_race(kind: str, phase: str, batch: int, on: ExitStack) -> Race:
     contenders = []
     for name in (BASELINE, "batched"):
         own = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1, patch_size=1)
-        own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind, **ROPE_TYPES[kind])
+        own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind)
         model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)
         if name == "batched":
             on.enter_context(enable("stock", rope=name, model=model))
@@ -112,15 +114,9 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: E
             return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
         return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
 
-    def step(resample: Callable[[], Tensor]) -> None:
-        with torch.set_grad_enabled(phase == "train"):
-            out = resample()
-        if phase == "train":
-            weight.grad = None
-            out.backward(upstream)
-
     modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
-    contenders = tuple(Timed(name, step, partial(prepare, name, module)) for name, module in modules.items())
+    work = partial(step, train=phase == "train", leaves=[weight], upstream=upstream)
+    contenders = tuple(Timed(name, work, partial(prepare, name, module)) for name, module in modules.items())
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
 
@@ -139,6 +135,10 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     own.patch_embedding = torch.nn.Linear(1, width)
     models = {name: copy.deepcopy(own) for name in (BASELINE, "interpolate_cached", "matmul")}
     grids = WORKLOADS["siglip"].grids(64)
+
+    def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
+        return partial(model, pixels, torch.tensor(draw.sample(grids, len(pixels))))
+
     with ExitStack() as on:
         for name, model in models.items():
             if name != BASELINE:
@@ -146,21 +146,12 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
         for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
-            pixels, draw = torch.randn(batch, 256, 1), random.Random(batch)
-
-            def step(sizes: Tensor, model: Any, pixels: Tensor = pixels, train: bool = phase == "train") -> None:
-                with torch.set_grad_enabled(train):
-                    out = model(pixels, sizes)
-                if train:
-                    model.zero_grad()
-                    out.backward(torch.ones_like(out))
-
-            def prepare(draw: random.Random = draw, batch: int = batch) -> Tensor:
-                return torch.tensor(draw.sample(grids, batch))
-
-            contenders = tuple(Timed(name, partial(step, model=model), prepare) for name, model in models.items())
-            about = {"transformers": transformers.__version__}
-            yield time(Race("transformers", "siglip", phase, batch, "float32", contenders, about), 2.0, tiny)
+            pixels, draw, upstream = torch.randn(batch, 256, 1), random.Random(batch), torch.ones(batch, 256, width)
+            contenders = []
+            for name, model in models.items():
+                work = partial(step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
+                contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
+            yield time(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
 
 
 class Embeddings(export.Naflex):
@@ -188,7 +179,8 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             file = Path(folder, "model.onnx")
             with enable("matmul", model=model):
                 program = export.write(module, example, free, file)
-            runs = {BASELINE: lambda batch, run=module: run(**batch), FLAG: lambda batch, run=sampled: run(**batch)}
+            eager = {BASELINE: module, "timm-flag-bicubic": sampled}
+            runs = {name: lambda batch, run=run: run(**batch) for name, run in eager.items()}
             runs |= {name: load(file, program) for name, load in export.LOADERS.items()}
             contenders = tuple(Timed(name, run, lambda: inputs) for name, run in runs.items())
             yield time(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)

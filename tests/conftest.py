@@ -30,7 +30,7 @@ gc.set_threshold(50_000)  # compilers make many objects at once, and to look thr
 def stock_timm():
     """Every test ends with timm as it came and empty caches, or fails."""
     from tests.support import oracles
-    from timm_naflex_fast.pytest_plugin import no_leaks
+    from tests.support.leaks import no_leaks
     from timm_naflex_fast.resampling import cache
 
     oracles.seed()

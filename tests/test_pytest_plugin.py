@@ -2,11 +2,13 @@
 
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 
 import timm_naflex_fast
-from tests.support.oracles import is_pristine
+from tests.support.leaks import no_leaks
+from tests.support.oracles import embed, is_pristine, small_vit
 
 SUITE = """
 import timm_naflex_fast
@@ -20,54 +22,8 @@ def test_with_another():
 def test_off(): timm_naflex_fast.{off}
 def test_after_it(): embed(small_vit())
 """
-# Before each test, also behind one that leaks, timm is as the suite began.
-LEAKS = """
-import pytest
-from tests.support.oracles import small_vit
-from timm_naflex_fast import disable, enable, status
 
-kept = []
-
-@pytest.fixture(scope="module", autouse=True)
-def shared():
-    with enable("interpolate_cached"):
-        yield
-
-@pytest.fixture(autouse=True)
-def as_it_began():
-    assert status().flags.pos_embed == "interpolate_cached" and status().replaced and not status().models
-
-@pytest.fixture
-def tidy():
-    with enable("grid_sample"):
-        yield
-
-def test_tidy(tidy): assert status().flags.pos_embed == "grid_sample"
-def test_leaves_a_mode(): enable("matmul")
-def test_leaves_stock(): disable()
-def test_a_models_choice_ends_with_it(): enable("grid_sample", model=small_vit())
-def test_leaves_a_model():
-    kept.append(small_vit())
-    enable("grid_sample", model=kept[0])
-def test_last(): pass
-"""
-CACHES = """
-from tests.support.oracles import embed, small_vit
-from timm_naflex_fast import disable, enable
-
-def test_leaves_tables():
-    model = small_vit()
-    with enable("matmul"):
-        embed(model), embed(model), embed(model)
-def test_drops_them():
-    test_leaves_tables()
-    disable()
-"""
-ALONE = """
-from timm_naflex_fast import disable
-def test_leaves_stock(naflex_leaks): disable()
-def test_does_not_ask(): disable()
-"""
+KEPT = [small_vit()]
 
 
 def run(path, *options, workers=0):
@@ -107,21 +63,23 @@ def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
     assert "'vllm' is not valid for" in err and f"valid: {valid}" in err and is_pristine()
 
 
+def leave_tables():
+    model = small_vit()
+    with timm_naflex_fast.enable("matmul"):
+        embed(model), embed(model), embed(model)
+
+
 @pytest.mark.parametrize(
-    ("name", "suite", "options", "leaky"),
+    ("leave", "what"),
     [
-        ("leaks_matmul", LEAKS, "--naflex-leaks --naflex-mode matmul", ["a_mode", "a_model", "stock"]),
-        ("leaks_stock", LEAKS, "--naflex-leaks --naflex-mode stock", ["a_mode", "a_model", "stock"]),
-        ("leaks_tables", CACHES, "--naflex-leaks --naflex-mode stock", ["tables"]),
-        ("fixture_alone", ALONE, "--naflex-mode matmul", ["stock"]),
+        (lambda: timm_naflex_fast.enable("matmul"), "left the settings for every model"),
+        (lambda: timm_naflex_fast.enable("grid_sample", model=KEPT[0]), "left the settings of models"),
+        (leave_tables, "left resized tables in the cache"),
+        (timm_naflex_fast.disable, None),
+        (lambda: timm_naflex_fast.enable("grid_sample", model=small_vit()), None),  # it ends with the model
     ],
 )
-def test_the_test_that_leaks_is_the_one_that_fails(name, suite, options, leaky, tmp_path, capsys):
-    """And the next ones find timm as the suite began."""
-    (tmp_path / f"test_{name}.py").write_text(suite)
-    assert run(tmp_path, *options.split()) == pytest.ExitCode.TESTS_FAILED
-    out = capsys.readouterr().out
-    assert "FAILED" not in out and "replaced methods" not in out, out  # those follow from the settings
-    assert ("left the settings for every model" in out) == (suite is not CACHES)
+def test_what_a_test_of_ours_leaves_is_told_and_put_back(leave, what):
+    with nullcontext() if what is None else pytest.raises(pytest.fail.Exception, match=what), no_leaks():
+        leave()
     assert is_pristine() and timm_naflex_fast.status().replaced == {}
-    assert sorted(re.findall(r"^ERROR .*::test_(\w+)", out, re.M)) == [f"leaves_{what}" for what in leaky]

@@ -1,32 +1,23 @@
-"""Run any test suite with timm patched: ``pytest -p timm_naflex_fast.pytest_plugin --naflex-mode matmul``.
+"""Run any test suite with timm patched: ``pytest -p timm_naflex_fast.pytest_plugin --naflex-mode matmul``."""
 
-``--naflex-leaks`` fails each test after which timm is patched otherwise than before it; so does the fixture
-``naflex_leaks`` for the tests that ask for it. ``--naflex-mode stock --naflex-leaks`` looks for leaks alone.
-"""
-
-import gc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
-from .patching.install import disable, enable, snapshot, status
+from .patching.install import enable, status
 from .patching.settings import MODES, default_mode
-from .resampling import cache
 
-WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
 CHOSEN: pytest.StashKey[Any] = pytest.StashKey()  # its counts, what it replaced, and what was counted already
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--naflex-mode``, ``--naflex-library`` and ``--naflex-leaks``."""
+    """Add ``--naflex-mode`` and ``--naflex-library``."""
     add, modes = parser.getgroup("timm_naflex_fast").addoption, ", ".join(MODES)
     add("--naflex-mode", metavar="MODE", help=f"of {modes} (default: TIMM_NAFLEX_FAST_MODE, else matmul)")
     several = "timm (default), transformers, torchtitan; repeatable"
     add("--naflex-library", metavar="NAME", action="append", help=several)
-    add("--naflex-leaks", action="store_true", help="fail each test that leaves the library patched otherwise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,42 +58,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if changed := [report.nodeid for report in reports if not report.naflex[1]]:
         so = f"{len(changed)} of {len(reports)} tests ended so"
         terminalreporter.line(f"switched off or changed by {changed[0]}; {so}")
-
-
-@pytest.fixture
-def naflex_leaks() -> None:
-    """Fail the test if it leaves timm patched otherwise than before, or unpatched with tables in the cache."""
-
-
-@pytest.fixture(autouse=True)
-def _look_for_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    # pytest sets up this fixture before every other one of a single test, so it is torn down after them.
-    wanted = request.config.getoption("naflex_leaks") or "naflex_leaks" in request.fixturenames
-    with no_leaks() if wanted else nullcontext():
-        yield
-
-
-@contextmanager
-def no_leaks() -> Iterator[None]:
-    """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
-    put_back, before, kept = snapshot(), _patches(), _tables()
-    yield
-    if _patches() != before:
-        gc.collect()  # a model's settings end with the model
-    changes = [f"{what}: {now}, before: {before[what]}" for what, now in _patches().items() if now != before[what]]
-    if not status().replaced and _tables() > kept:
-        changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
-    if changes:
-        disable()  # kept tables too
-        put_back()
-        pytest.fail(f"the test left {changes[0]}", pytrace=False)  # the others follow from it
-
-
-def _patches() -> dict[str, Any]:
-    now = status()
-    models = sorted(map(str, now.models))
-    return dict(zip(WATCHED, (now.flags, models, now.replaced), strict=True))
-
-
-def _tables() -> int:
-    return cache.stats()[0].get("resized tables and kernels", 0)

@@ -24,6 +24,8 @@ from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import CONTENDERS
 from timm_naflex_fast.measure.drift.plots import curves
+from timm_naflex_fast.measure.drift.report import HEADINGS, row_text
+from timm_naflex_fast.measure.drift.survey import Drift
 from timm_naflex_fast.measure.output import number
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +117,7 @@ COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("ope
 COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
 COUNTS |= {"peak beyond x, GB": figure("peak", 1e9)}
 ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
-GRAPHS = ("graphs", "breaks", "graphs after the first batch", "first steps, s", "eager operators", "eager waits")
+GRAPHS = ("graphs", "breaks", "graphs after the first batch", "first steps, s")
 COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure("median_ms")}
 EXPORTED = {"timm's loop, ms": ms(STOCK), "timm's grid_sample": ms("timm-flag-bicubic")}
 EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
@@ -138,11 +140,6 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
 }
 
 
-DRIFT = {"embedding, largest difference": "{embed_max_abs:.2g}", "embedding, relative RMS": "{embed_rel_rms:.2%}"}
-DRIFT |= {"output, cosine distance": "{pooled_cosine_distance:.2g}", "same nearest image": "{neighbours:.2%}"}
-DRIFT |= {"same class": "{agreement:.2%}", "accuracy": "{accuracy:.2%}"}
-
-
 def race_table(name: str) -> str:
     """One of RACES."""
     pattern, by, shown, needed = RACES[name]
@@ -152,10 +149,6 @@ def race_table(name: str) -> str:
     columns = shown.values()
     lines = [[", ".join(map(str, key)), *(cell(column(race)) for column in columns)] for key, race in found.items()]
     headings = [", ".join(by), *shown]
-    origins = ["{commit}, {machine}".format(**next(iter(race.values()))) for race in found.values()]
-    if len({*origins}) > 1:  # never mixed without a word
-        headings.append("measured at")
-        lines = [[*line, origin] for line, origin in zip(lines, origins)]
     return table(headings, lines, read(pattern))
 
 
@@ -210,8 +203,9 @@ def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
     found = report["survey"]["drift"].items()
-    lines = [[f"`{name}`", CONTENDERS[name], *(text.format(**one) for text in DRIFT.values())] for name, one in found]
-    return table(["mode", "what it is", *DRIFT], lines, [report["made"]], report["made"]["command"])
+    lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**one), HEADINGS)] for name, one in found]
+    headings = ["mode", "what it is", *HEADINGS.values()]
+    return table(headings, lines, [report["made"]], report["made"]["command"])
 
 
 def words(run: dict[str, Any]) -> str:

@@ -55,8 +55,8 @@ def port(dtype=torch.float32, sizes=SIZES, **settings):
         ({"dtype": torch.bfloat16}, "", 0, EQUAL),
         ({"dtype": torch.float16}, "", 0, EQUAL),
         ({"antialias": False}, "", 1, "bilinear without antialiasing; the reference is bilinear with antialiasing: "),
-        (CORNERS, "--mode bicubic --align-corners", 0, "bicubic with antialiasing, aligned corners: this is the ref"),
-        (BLOCKS, "--merge 2", 1, "column by column, tokens in 2 x 2 blocks; the reference is bilinear with"),
+        (CORNERS, "", 1, "bicubic with antialiasing, aligned corners; the reference is bilinear with antialiasing: "),
+        (BLOCKS, "--family qwen3-vl", 1, "column by column, tokens in 2 x 2 blocks; the reference is bilinear without"),
         ({"bfloat16": "table"}, "", 1, "table rounded to bfloat16; the reference"),
         ({"sizes": [(1, 17, 19)]}, "", 0, "; on these sizes 1 other conventions give the same"),  # the table grew
     ],
@@ -73,7 +73,7 @@ def test_the_command_on_noise_and_on_wrong_files(identify):
     wrong = "naflex-fast identify: result must have 89 tokens of 3 channels; got shape (7, 3)\n"
     assert identify({**port(), "result": torch.zeros(7, 3)}) == (2, wrong)
     for contents, options, words in (
-        (port(), ["--merge", "5"], "--merge 5"),
+        (port(), ["--family", "ovis2.5"], "sizes must be multiples of 2"),
         ({"table": TABLE}, [], "lacks sizes, result"),
         ("no safetensors", [], "is not a safetensors file"),
         (None, ["--family", "clip"], "family='clip' is not known; valid: siglip2, lfm2-vl"),
@@ -83,7 +83,7 @@ def test_the_command_on_noise_and_on_wrong_files(identify):
 
 
 def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(identify, tmp_path, capsys):
-    assert command.FAMILIES.split(", ") == list(FAMILIES)
+    assert command.KNOWN.split(", ") == list(FAMILIES)
     family = ["--family", "qwen3-vl"]
     code, line = identify(None, *family)
     assert code == 2 and "No such file" in line

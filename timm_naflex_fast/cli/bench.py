@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress, provenance, seconds, write_json
+from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seq-len", **numbers, metavar="N", help=length)
     images = "images in a batch; several: one after the other; default: 64, with --model 8"
     add("--batch-size", dest="batches", **numbers, metavar="B", help=images)
-    dtype = "of the tokens; default: float32, with --model on a GPU bfloat16"
+    dtype = "of the tokens; default: float32"
     add("--dtype", dest="dtypes", **some, choices=DTYPES, help=dtype)
     add("--phase", dest="phases", **some, choices=phases, help=f"of {' '.join(phases)}; default: all")
     whole = f"of {' '.join(contenders)}; default: all, with --model stock and matmul"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     most = "timed rounds, at most; default: 30, with --compile 10: first steps, and as many later ones, of each length"
     add("--rounds", type=positive, metavar="R", help=most)
     enough = "seconds for each contender in a race, but at least 3 rounds; default: 2, with --model 30"
-    add("--budget", type=seconds, metavar="S", help=enough)
+    add("--budget", type=float, metavar="S", help=enough)
     add_model_arguments(parser)
     add("--compile", action="store_true", help="count the graphs that torch.compile makes of --model, and time them")
     add("--json", metavar="FILE", help="also write the figures there, after each race")
@@ -65,8 +65,6 @@ def bench(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for race, found in _races(options):
         print_race(race.title, found)
-        for name, why in race.about.get("left_out", {}).items():
-            print(f"not run: {name}, {why}")
         rows += found
         if options.json:  # whatever stops the next race, these are kept
             write_json(options.json, {**provenance(options.command), "rows": rows})
@@ -100,16 +98,13 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         valid = (*defaults["phases"], BASELINE, *STRATEGY_NAMES)
         if wrong := {*chosen["phases"], *chosen["contenders"]} - {*valid}:
             raise ValueError(f"{' '.join(wrong)} cannot be timed in a whole model; valid: {' '.join(valid)}")
-        if options.device == "cuda" and not options.dtypes:
-            chosen["dtypes"] = ["bfloat16"]
         untrained: dict[str, Any] = {} if options.checkpoint else dict(num_classes=1000, random_weights=True)
         made, _ = load_model(options.model, options.checkpoint, **untrained | dict(options.model_kwargs))
         make, patch_size = partial(model.race, made.to(options.device)), made.embeds.patch_size[0]
     workloads = _workloads(options, patch_size)
-    for workload in [] if options.model else list(workloads):
-        if why := workload.missing():
-            print(f"not run: workload {workload.name}, {why}")
-            workloads.remove(workload)
+    if not options.model and (impossible := [work for work in workloads if not work.possible()]):
+        print(f"not run: workload {', '.join(work.name for work in impossible)}, whose table this timm cannot have")
+        workloads = [work for work in workloads if work not in impossible]
     budget = (30.0 if options.model else 2.0) if options.budget is None else options.budget
     each = [workloads] if options.compile else [[workload] for workload in workloads]
     ways = list(product(each, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
@@ -117,8 +112,9 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         for some, dtype, phase, batch in ways:
             with ExitStack() as on:
                 if options.compile:
-                    compile = partial(model.compiled, made, some, batch, dtype, phase, chosen["contenders"])
-                    race, rows = compile(options.rounds or 10, bar.update)
+                    steps = options.rounds or 10
+                    race, rows = model.compiled(made, some, batch, dtype, phase, chosen["contenders"], steps)
+                    bar.update(1)
                 else:
                     race = make(*some, batch, dtype, phase, chosen["contenders"], on)
                     rows = run(race, options.rounds or 30, budget=budget, advance=bar.update)

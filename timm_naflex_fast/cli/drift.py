@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED, missing
+from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
@@ -32,12 +32,10 @@ def drift(options: argparse.Namespace) -> int:
     """Measure a named model on images, print the table and the verdict, write what was asked for.
 
     Raises:
-        ValueError: no model, before anything is loaded.
+        ValueError: no model or no images.
         OSError: results that cannot be written, before a model is loaded.
         RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
-    if not options.model:
-        raise ValueError("drift needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
     settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights, dtype=options.dtype)
@@ -70,10 +68,8 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     from ..measure.drift.survey import survey
 
     names = options.contenders or (CONTENDERS if options.out else (*STRATEGY_NAMES, ROUNDED))
-    runs = [name for name in dict.fromkeys([BASELINE, *names]) if missing(name, model.embeds) is None]
-    print(f"{len(runs)} contenders on {len(batches)} batches: {', '.join(runs)}", file=sys.stderr, flush=True)
-    with progress("measuring", len(runs) * len(batches)) as bar:
-        found = survey(model, batches, names, pictures=bool(options.out), after_pass=bar.update)
+    with progress("measuring", len(batches)) as bar:
+        found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]
     own = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
     facts = {

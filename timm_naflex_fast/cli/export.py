@@ -24,8 +24,6 @@ def export(options: argparse.Namespace) -> int:
         RuntimeError: a package that the file's format needs is not installed; before the work.
         OSError: ``--out`` cannot be written; before the work.
     """
-    if not options.model:
-        raise ValueError("export needs --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     out = Path(options.out)
     check_writable(out)
     from ..measure import export as work

@@ -8,26 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..identify import Convention
-
-FAMILIES = "siglip2, lfm2-vl, moonvit, qwen3-vl, ovis2.5, radio"
+KNOWN = "siglip2, lfm2-vl, moonvit, qwen3-vl, ovis2.5, radio"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file, the family of models, and the options that describe another reference."""
+    """Add the file and the family of models, whose convention is the reference."""
     parser.description = "Name the convention that a port's position embeddings follow. Exit status 0: the reference's."
     holds = "tensors: result (sum of t*h*w, C) or padded (B, N, C); table (H0, W0, C) and sizes (B, 2) or with frames "
     holds += "(B, 3), without which they are the family's"
     parser.add_argument("file", metavar="FILE.safetensors", help=holds)
-    parser.add_argument("--family", default="siglip2", metavar="NAME", help=f"the reference: {FAMILIES} (siglip2)")
+    parser.add_argument("--family", default="siglip2", metavar="NAME", help=f"the reference: {KNOWN} (siglip2)")
     writes = "write the family's table and sizes into FILE, for the port to resample"
     parser.add_argument("--write", action="store_true", help=writes)
-    own = "the reference's, where it is not the family's"
-    parser.add_argument("--mode", choices=("bilinear", "bicubic"), help=own)
-    parser.add_argument("--no-antialias", action="store_true", help="the reference has no antialiasing")
-    parser.add_argument("--align-corners", action="store_true", help="the reference aligns corners")
-    parser.add_argument("--ar-preserving", action="store_true", help="the reference resizes to a square and cuts it")
-    parser.add_argument("--merge", type=int, metavar="M", help="the reference's blocks of M x M tokens")
 
 
 def identify(options: argparse.Namespace) -> int:
@@ -41,7 +33,7 @@ def identify(options: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import save
 
-    from ..identify import TIE, Convention, identify_resampling, question, tolerance, words
+    from ..identify import FAMILIES, TIE, Convention, identify_resampling, question, tolerance, words
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     asked = question(options.family)
@@ -56,11 +48,11 @@ def identify(options: argparse.Namespace) -> int:
         )
         return 0
     tensors = _read(options.file, asked)
-    result, reference = tensors["result"], _reference(options)
+    result, reference = tensors["result"], FAMILIES[options.family].convention
     found = identify_resampling(tensors["table"], tensors["sizes"], result)
     known = {Convention(**settings): error for error, settings in found}
     if reference not in known:
-        raise ValueError(f"--merge {reference.merge} does not divide every size, or is not 1, 2, 3 or 4")
+        raise ValueError(f"sizes must be multiples of {reference.merge}, the reference's blocks of tokens")
     best, error = next(iter(known.items()))  # they are sorted by their errors
     off, rounding = known[reference], tolerance(result)
     if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
@@ -96,17 +88,3 @@ def _read(file: str, asked: dict[str, Tensor]) -> dict[str, Tensor]:
     if missing := [name for name in ("table", "sizes", "result") if name not in tensors]:
         raise ValueError(f"{file} lacks {', '.join(missing)}; it must hold result, and table and sizes or neither")
     return tensors
-
-
-def _reference(options: argparse.Namespace) -> Convention:
-    """The family's convention, with what the other options say instead."""
-    from dataclasses import replace
-
-    from ..identify import FAMILIES
-
-    own = FAMILIES[options.family].convention
-    mode, antialias = options.mode or own.mode, own.antialias and not options.no_antialias
-    corners, squares = own.align_corners or options.align_corners, own.ar_preserving or options.ar_preserving
-    coefficient = None if mode == "bilinear" else -0.5 if antialias else -0.75
-    own = replace(own, mode=mode, antialias=antialias, cubic_coefficient=coefficient, ar_preserving=squares)
-    return replace(own, align_corners=corners, half_pixel=not corners, merge=options.merge or own.merge)

@@ -27,20 +27,6 @@ CONTENDERS = {
 NAMES = tuple(name for name in CONTENDERS if name != ROUNDED)
 
 
-def missing(name: str, embeds: Any) -> str | None:
-    """Why a contender cannot run on this NaFlexEmbeds, or would only repeat its own setting; None if it can."""
-    if name == BASELINE or name in STRATEGY_NAMES:
-        return None
-    if name == ROUNDED:
-        dtype = str(next(embeds.parameters()).dtype).removeprefix("torch.")
-        return "the table is in bfloat16 already" if dtype == "bfloat16" else None
-    if embeds.pos_embed_type != "learned":
-        return f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
-    if embeds.pos_embed_use_grid_sample and name == f"timm-flag-{embeds.pos_embed_interp_mode}":
-        return "it is the model's own setting, the same as stock"
-    return None
-
-
 @contextmanager
 def use(name: str, model: Any) -> Iterator[None]:
     """Inside, ``model`` resamples its position table as the contender does; afterwards as before.
@@ -49,7 +35,7 @@ def use(name: str, model: Any) -> Iterator[None]:
     contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``, which adds in place.
 
     Args:
-        name: one of ``CONTENDERS`` that is not :func:`missing`.
+        name: one of ``CONTENDERS``; those with timm's own setting need a learned 2-D table.
         model: a NaFlexVit, or a NaFlexEmbeds alone.
     """
     from ..patching.install import enable, original

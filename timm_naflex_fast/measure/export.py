@@ -18,14 +18,8 @@ from .bench.model import images
 Inputs = dict[str, Tensor]
 EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
 """The grids of the batch that is exported, and its length; the files are compared on ``UNSEEN`` alone."""
-UNSEEN = {
-    "padded": ([(3, 20), (18, 2), (9, 9), (1, 17)], 90),
-    "full": ([(6, 10), (20, 3)], 60),
-    "one image": ([(13, 14)], 182),
-}
+UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(6, 10), (20, 3)], 60), ([(13, 14)], 182)
 TOLERANCE = 1e-4  # of the largest output: runtimes add up in another order; what is wrong is off by 1e-2 and more
-NEEDS = {".onnx": ("onnx", "onnxscript"), ".pt2": ()}
-RUNTIMES = {".onnx": {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}, ".pt2": {}}
 RUN_ONNX = """import onnxruntime
 session = onnxruntime.InferenceSession({file!r})
 inputs = dict({inputs})  # NumPy arrays
@@ -38,11 +32,14 @@ output = program(**inputs)"""
 
 def check(out: Path) -> list[str]:
     """The runtimes that can run such a file here. Raises ValueError for another suffix, RuntimeError for what lacks."""
-    if out.suffix not in NEEDS:
-        raise ValueError(f"--out must end with {' or '.join(NEEDS)}; got {out.name}")
-    if missing := [name for name in NEEDS[out.suffix] if find_spec(name) is None]:
-        raise RuntimeError(f"{out.suffix} files need {' and '.join(missing)}: pip install {' '.join(missing)}")
-    return ["torch.export", *(name for name, module in RUNTIMES[out.suffix].items() if find_spec(module))]
+    if out.suffix == ".pt2":
+        return ["torch.export"]
+    if out.suffix != ".onnx":
+        raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise RuntimeError(f".onnx files need {' and '.join(missing)}: pip install {' '.join(missing)}")
+    modules = {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
+    return [name for name, module in modules.items() if find_spec(module)]
 
 
 class Naflex(torch.nn.Module):
@@ -65,16 +62,15 @@ class Plain(Naflex):
         return self.model(image)
 
 
-def batches(model: Any, size: tuple[int, int] | None) -> tuple[torch.nn.Module, Inputs, dict[str, Inputs], Any]:
+def batches(model: Any, size: tuple[int, int] | None) -> tuple[torch.nn.Module, Inputs, list[Inputs], Any]:
     """The module to export, the inputs it is exported with, those it is compared on, and the free dimensions."""
     torch.manual_seed(0)
     free = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=65536)
     if size is None:
-        unseen = {name: images(model, *batch) for name, batch in UNSEEN.items()}
-        example = images(model, *EXAMPLE)
+        example, *unseen = (images(model, *batch) for batch in (EXAMPLE, *UNSEEN))
         return Naflex(model).eval(), example, unseen, {name: dict(enumerate(free)) for name in example}
-    two, three, one = (dict(image=torch.randn(images, model.embeds.in_chans, *size)) for images in (2, 3, 1))
-    return Plain(model).eval(), two, {"3 images": three, "one image": one}, {"image": {0: free[0]}}
+    example, *unseen = (dict(image=torch.randn(number, model.embeds.in_chans, *size)) for number in (2, 3, 1))
+    return Plain(model).eval(), example, unseen, {"image": {0: free[0]}}
 
 
 def export(
@@ -88,7 +84,7 @@ def export(
     """
     module, example, unseen, free = batches(model, size)
     with torch.no_grad(), enable("stock", model=model):
-        wanted = {name: module(**inputs) for name, inputs in unseen.items()}
+        wanted = [module(**inputs) for inputs in unseen]
     advance()
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as part:
@@ -99,7 +95,7 @@ def export(
         differences = {}
         for runtime in check(out):
             run = LOADERS[runtime](file, program)
-            parts = [_difference(run(inputs), wanted[name]) for name, inputs in unseen.items()]
+            parts = [_difference(run(inputs), want) for inputs, want in zip(unseen, wanted)]
             differences[runtime] = max(parts, key=lambda part: (part != part, part))  # NaN is the largest
             advance()
         right = all(difference <= TOLERANCE for difference in differences.values())

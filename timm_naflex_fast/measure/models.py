@@ -19,10 +19,6 @@ HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_d
 HUB_SECONDS = 5.0  # a hub that needs longer counts as absent: its client would try again for a minute
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
-# Keywords of create_model and load_model that say what the command's own options say.
-NO_MODEL_OPTIONS = {"name", "model_name", "checkpoint", "checkpoint_path", "cache_dir", "random_weights"}
-NO_MODEL_OPTIONS |= {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "dtype", "device"}
-
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a model and describe its weights."""
@@ -38,8 +34,6 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    if key in NO_MODEL_OPTIONS:
-        raise argparse.ArgumentTypeError(f"{key} is no option of a model; valid here are the command's own options")
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -47,8 +41,9 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def load_model(
-    name: str,
+    name: str | None,
     checkpoint: str | Path | None = None,
+    /,
     *,
     random_weights: bool = False,
     dtype: str = "float32",
@@ -65,10 +60,11 @@ def load_model(
         more: further options of ``timm.create_model``.
 
     Raises:
-        ValueError: timm does not know the name, or makes no NaFlexVit of it (with these options).
+        ValueError: no name, or one that timm does not know.
         FileNotFoundError: no such checkpoint.
-        RuntimeError: the weights cannot be loaded, or a parameter (but those of a head that ``num_classes`` replaces)
-            is not in them, or the model does not use one of their tensors; says how to give them.
+        RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot be loaded, or a
+            parameter (but those of a head that ``num_classes`` replaces) is not in them, or the model does not use one
+            of their tensors; says how to give them.
     """
     import timm
     import torch
@@ -76,6 +72,8 @@ def load_model(
     from timm.layers import build_sincos2d_pos_embed
     from timm.models.naflexvit import NaFlexVit
 
+    if not name:
+        raise ValueError("a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli")
     if checkpoint is not None and not Path(checkpoint).is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
     family = name.split(".")[0]
@@ -107,21 +105,14 @@ def load_model(
         heads.append(_check_whole(model, state))
         return load(model, state, strict=False)
 
-    try:
-        with (
-            torch.random.fork_rng(devices=[]),
-            load_errors(what, advice),
-            patch.object(NaFlexVit, "load_state_dict", load_whole),
-            patch.object(constants, "HF_HUB_OFFLINE", offline),
-        ):
-            torch.manual_seed(0)
-            model = timm.create_model(name, pretrained=not random_weights, **more)
-    except RuntimeError as error:
-        if isinstance(error.__cause__, TypeError):  # an argument that the model's __init__ does not take
-            raise ValueError(f"timm {timm.__version__} makes no NaFlexVit of {name!r}: {error.__cause__}") from error
-        raise
-    if not isinstance(model, NaFlexVit):
-        raise ValueError(f"timm {timm.__version__} makes no NaFlexVit of {name!r}")
+    with (
+        torch.random.fork_rng(devices=[]),
+        load_errors(what, advice),
+        patch.object(NaFlexVit, "load_state_dict", load_whole),
+        patch.object(constants, "HF_HUB_OFFLINE", offline),
+    ):
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained=not random_weights, **more)
     model.pretrained_cfg.pop("state_dict", None)
     if random_weights and (table := model.embeds.pos_embed) is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
@@ -171,7 +162,6 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    before = list(torch.serialization.get_safe_globals())  # torch 2.4 gives the list itself
     # Beside the weights timm's train.py keeps its options, and others their figures as NumPy's numbers.
     numbers = [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
     torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, np.float64().__reduce__()[0], *numbers])
@@ -179,9 +169,6 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError("it holds more than tensors, and such a file could run code") from error
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
     key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
     state = found[key] if key else found
     pairs = state.items() if isinstance(state, dict) else ()

@@ -1,6 +1,5 @@
 """What commands read, print and write: options, progress, files, and where figures come from."""
 
-import argparse
 import datetime
 import json
 import os
@@ -13,22 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MOST = 65_536  # of patches an image is enlarged to: a slip of the finger would fill the memory
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
 
 def positive(text: str) -> int:
-    """An option's whole number; one below 1 or above ``MOST`` is an error, which argparse reports."""
+    """An option's whole number; one below 1 is a ValueError, which argparse reports."""
     if (value := int(text)) < 1:
-        raise ValueError
-    if value > MOST:
-        raise argparse.ArgumentTypeError(f"{value} is more than {MOST}")
-    return value
-
-
-def seconds(text: str) -> float:
-    """An option's number of seconds; a negative one (or NaN) is a ValueError, which argparse reports."""
-    if not (value := float(text)) >= 0:
         raise ValueError
     return value
 
@@ -60,11 +49,8 @@ def check_writable(file: str | Path | None) -> None:
         OSError: ``file`` cannot be written; names it.
     """
     if file is not None:
-        try:
-            new = not Path(file).exists()
-            Path(file).open("ab").close()
-        except OSError as error:
-            raise OSError(f"{file} cannot be written ({error.strerror})") from error
+        new = not Path(file).exists()
+        Path(file).open("ab").close()
         if new:
             Path(file).unlink()
 

@@ -91,8 +91,5 @@ def test_stock_breaks_and_matmul_is_one_graph_on_the_users_grids(tiny, photos, t
     counted = ours["about"]["counted"]
     assert counted["matmul"]["breaks"] == 0 and counted["matmul"]["graphs"] <= 2 < counted["stock"]["breaks"]
     assert counted["matmul"]["first steps"] == 6 and ours["rounds"] == 3
-    # timm's loop reads height and width of both images, and copies a list for each of their two grids.
-    assert (counted["stock"]["eager waits"], counted["matmul"]["eager waits"]) == (6, 1)
-    assert 0 < counted["matmul"]["eager operators"] < counted["stock"]["eager operators"]
     text = capsys.readouterr().out
-    assert "compiled photos train, B=2" in text and "graphs after the first batch" in text and "eager waits" in text
+    assert "compiled photos train, B=2" in text and "graphs after the first batch" in text

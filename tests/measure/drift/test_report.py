@@ -13,7 +13,6 @@ from PIL import Image
 from tests.support.measured import batches, table_model
 from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import CONTENDERS
-from timm_naflex_fast.measure.drift.plots import LOOKS, curves, scale
 from timm_naflex_fast.measure.drift.report import FILES, headline, markdown, record, verdict, write
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
 
@@ -47,6 +46,8 @@ def test_headline_and_verdict_are_a_sentence_each_from_the_figures():
 @ran("interpolate_cached", "grid_sample", "matmul")
 def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     pytest.importorskip("matplotlib")
+    from timm_naflex_fast.measure.drift.plots import LOOKS, curves, scale
+
     found = survey(table_model(), list(batches(labels=True)), CONTENDERS, pictures=True)
     made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
     about = dict(model="tiny <vit>", weights="random & drawn", facts={"Images": "8 (noise)"}, notes=["a *note*"])

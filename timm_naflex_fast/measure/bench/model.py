@@ -23,7 +23,6 @@ from torch import nn
 from ...patching.install import enable
 from ...patching.settings import Mode
 from ..contenders import BASELINE
-from ..counts import counting
 from .race import WARMUPS, Race, Timed, now
 from .workloads import Grid, Workload, coordinates
 
@@ -82,22 +81,14 @@ def count_graphs(model: Any, batches: Sequence[Any], step: Callable[..., Any], *
 
 
 def compiled(
-    model: Any,
-    workloads: Sequence[Workload],
-    batch: int,
-    dtype: str,
-    phase: str,
-    contenders: Sequence[str],
-    steps: int,
-    advance: Callable[[float], Any] = lambda share: None,
+    model: Any, workloads: Sequence[Workload], batch: int, dtype: str, phase: str, contenders: Sequence[str], steps: int
 ) -> tuple[Race, list[dict[str, Any]]]:
     """What ``torch.compile`` makes of a model whose batches have other grids, and other lengths, each time.
 
     It is compiled for each contender, which takes the first ``steps``, compiling included, then as many later ones.
 
     Each step takes one batch of each workload, with other images every time. The rows' times are of the later steps:
-    milliseconds for one batch, the mean of a step's; see ``Race.rows``. Counted beside: the operators of one eager step
-    (forward, and backward in training), and how often it would wait for a GPU.
+    milliseconds for one batch, the mean of a step's; see ``Race.rows``.
     """
     from torch._inductor.utils import fresh_inductor_cache
 
@@ -109,17 +100,11 @@ def compiled(
     for name in contenders:
         with ExitStack() as on, fresh_inductor_cache():
             switch(model, name, phase, on)
-            with ExitStack() as until_backward:
-                step(model, batches[0])  # what it caches is not counted
-                eager = until_backward.enter_context(counting())
-                step(model, batches[0], until_backward.close)
             found = count_graphs(model, batches, step, backend=BACKEND)
-            found |= {"eager operators": eager["operators"], "eager waits": eager["host_waits"]}
         seconds = found.pop("seconds")
         first, later = seconds[: steps * turn], seconds[steps * turn :]
         times[name] = [sum(later[i : i + turn]) / turn for i in range(0, len(later), turn)]
         counted[name] = found | {"first steps": len(first), "first steps, s": sum(first)}
-        advance(1 / len(contenders))
     about = dict(device=device, model=model.pretrained_cfg["architecture"], counted=counted)
     name = " ".join(dict.fromkeys(workload.name for workload in workloads))
     race = Race("compiled", name, phase, batch, dtype, (), about)

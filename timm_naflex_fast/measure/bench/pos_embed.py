@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...resampling import cache
-from ..contenders import LEARNED, NAMES, PLAIN_ADD, missing, use
+from ..contenders import LEARNED, NAMES, PLAIN_ADD, use
 from .race import Race, Timed
 from .workloads import Workload
 
@@ -54,20 +54,18 @@ def race(
         return random(*next(batches).shape[:2], channels).to(getattr(torch, dtype))
 
     x, g = tokens(), tokens() if phase == "train" else None
-    made, left_out = [], dict[str, str]()
+    made = []
     for name in names:
         if name == PLAIN_ADD:
             made.append(plain_add(x, tokens(), g))
             continue
-        embeds = work.embeds(channels).to(device)
+        with torch.device(device):
+            embeds = work.embeds(channels)
         embeds.pos_embed.data.copy_(values[0])
-        if why := missing(name, embeds):
-            left_out[name] = why
-        else:
-            on.enter_context(use(name, embeds))
-            made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
+        on.enter_context(use(name, embeds))
+        made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
     about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
-    about |= dict(table=work.options, device=device, x_bytes=x.numel() * x.element_size(), left_out=left_out)
+    about |= dict(table=f"{work.table[0]}x{work.table[1]} {work.mode}", device=device)
     return Race("pos_embed", work.name, phase, batch, dtype, tuple(made), about)
 
 

@@ -47,8 +47,8 @@ class Race:
         batch: samples, or 0 where the work has none.
         dtype: of the tokens or the kernel, as in ``str(dtype)`` without "torch.".
         contenders: in the order of the table's rows.
-        about: further facts, e.g. ``{"tokens": 16384}``. ``"device"``: "cpu" if it is missing; ``"left_out"``:
-            {contender: why it does not run}; ``"counted"``: {contender: {heading: number}}.
+        about: further facts, e.g. ``{"tokens": 16384}``. ``"device"``: "cpu" if it is missing;
+            ``"counted"``: {contender: {heading: number}}.
     """
 
     suite: str

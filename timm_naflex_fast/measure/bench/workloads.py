@@ -66,20 +66,11 @@ class Workload:
         own |= dict(pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode)
         return NaFlexEmbeds(1, 1, channels, class_token=False, proj_type="linear", **own)
 
-    def missing(self) -> str | None:
-        """Why the installed timm cannot have such a table, or None."""
-        import timm
+    def possible(self) -> bool:
+        """Whether the installed timm can have such a table."""
         from timm.models.naflexvit import NaFlexEmbeds
 
-        known = inspect.signature(NaFlexEmbeds).parameters
-        lacking = [key for key in self.more if f"pos_embed_{key}" not in known]
-        return f"timm {timm.__version__} has no pos_embed_{' and no pos_embed_'.join(lacking)}" if lacking else None
-
-    @property
-    def options(self) -> str:
-        """The table in words, e.g. "16x16 bicubic"."""
-        words = [f"{self.table[0]}x{self.table[1]}", self.mode]
-        return " ".join(words + [f"{key}={value}" for key, value in self.more.items()])
+        return {f"pos_embed_{key}" for key in self.more} <= {*inspect.signature(NaFlexEmbeds).parameters}
 
 
 def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:

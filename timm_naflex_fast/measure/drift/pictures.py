@@ -45,11 +45,11 @@ def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
 def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], embeds: Any) -> Picture:
     """Put the patches of a batch's one image together again, and its numbers in the maps (1, N) onto the grid."""
     valid = batch["patch_valid"][0]
-    y, x = batch["patch_coord"][0][valid].long().cpu().unbind(-1)
+    y, x = batch["patch_coord"][0][valid].long().unbind(-1)
 
     def arranged(values: Tensor) -> Tensor:
         cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
-        cells[y, x] = values[0][valid].float().cpu()
+        cells[y, x] = values[0][valid].float()
         return cells
 
     patches, size, channels = arranged(batch["patches"]), embeds.patch_size, embeds.in_chans

@@ -12,8 +12,8 @@ from ..output import write_json, write_text
 from . import FILES
 from .survey import Drift, Survey
 
-HEADINGS = {"embed_max_abs": "embedding, max abs", "embed_rel_rms": "embedding, relative RMS"}
-HEADINGS |= {"pooled_cosine_distance": "pooled output, cosine distance", "neighbours": "same nearest image"}
+HEADINGS = {"embed_max_abs": "embedding, largest difference", "embed_rel_rms": "embedding, relative RMS"}
+HEADINGS |= {"pooled_cosine_distance": "output, cosine distance", "neighbours": "same nearest image"}
 HEADINGS |= {"agreement": "same class", "accuracy": "accuracy"}
 
 
@@ -89,13 +89,12 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
 
 def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:
     """Write report.json into ``folder``, and report.md and report.html from the templates beside this file."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+    from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     from . import plots
 
     loader, escaped = FileSystemLoader(Path(__file__).parent), select_autoescape(["html.j2"])
-    form: Any = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment = Environment(loader=loader, autoescape=escaped, **form)
+    environment = Environment(loader=loader, autoescape=escaped, trim_blocks=True, lstrip_blocks=True)
     environment.filters["markdown"] = markdown
     headings = columns(survey.drift[BASELINE])
     known = dict(survey=survey, headings=headings, row_text=row_text, names=CONTENDERS, plots=plots)

@@ -5,23 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...resampling.matrices import INTERPOLATIONS, ResizeSpec, axis_matrix
+from ...resampling.matrices import ResizeSpec, axis_matrix
 
 FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""
 
 
-def position_tables(embeds: Any) -> dict[str, Tensor]:
-    """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones, by name.
-
-    Raises:
-        ValueError: one holds infinity or NaN.
-    """
-    tables = {name: table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")}
-    for name, table in tables.items():
-        if not table.isfinite().all():
-            raise ValueError(f"the position table {name} holds infinity or NaN, so nothing can be compared")
-    return tables
+def position_tables(embeds: Any) -> list[Tensor]:
+    """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones."""
+    return [table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")]
 
 
 def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
@@ -39,7 +31,7 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         (B, N, C) float64, above 0.
     """
-    tables = [table.abs().double() for table in position_tables(embeds).values()]
+    tables = [table.abs().double() for table in position_tables(embeds)]
     limits = torch.finfo(next(embeds.parameters()).dtype)
     scale = torch.zeros_like(tokens)
     grids = patch_coord.amax(1).long() + 1
@@ -53,16 +45,14 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
     learned, sampled = len(tables) == 1, getattr(embeds, "pos_embed_use_grid_sample", False)
-    known = embeds.pos_embed_interp_mode in INTERPOLATIONS
     spec = ResizeSpec(
-        "linear" if not learned else embeds.pos_embed_interp_mode if known else "bicubic",
+        embeds.pos_embed_interp_mode if learned else "linear",
         antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
         align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
         ar_preserving=embeds.pos_embed_ar_preserving,
     )
     old = tables[0].shape[1:3] if learned else (tables[0].shape[1], tables[1].shape[1])
-    matrices = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
-    rows, columns = (matrix.to(tables[0].device) for matrix in matrices)
+    rows, columns = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
     if not learned:
         return (rows @ tables[0][0])[:, None] + columns @ tables[1][0]
     return columns @ torch.tensordot(rows, tables[0][0], 1)

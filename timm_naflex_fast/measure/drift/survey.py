@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import STRATEGY_NAMES
-from ..contenders import BASELINE, missing, use
+from ..contenders import BASELINE, use
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
 
@@ -68,9 +68,9 @@ def survey(
     batches: Batches,
     contenders: Iterable[str] = STRATEGY_NAMES,
     pictures: bool = False,
-    after_pass: Callable[[], Any] = lambda: None,
+    advance: Callable[[float], Any] = lambda share: None,
 ) -> Survey:
-    """Drift of each contender from timm's own result, on the model's device and in its dtype (no autocast).
+    """Drift of each contender from timm's own result, on the CPU and in the model's dtype (no autocast).
 
     Args:
         model: a timm NaFlexVit in eval mode.
@@ -78,21 +78,21 @@ def survey(
             strings. For pictures they are read a second time.
         contenders: names out of ``CONTENDERS``; those that this model cannot run are left out.
         pictures: keep a few images with maps of drift over their patches.
-        after_pass: called after each contender's pass over each batch.
+        advance: called after each contender's pass over a batch, with that pass's share of the batch's work.
 
     Raises:
-        ValueError: no images; no position table; or infinity or NaN in one or in what the model computes.
+        ValueError: no images; no position table; or infinity or NaN in what the model computes.
     """
-    embeds, tables = model.embeds, list(position_tables(model.embeds).values())
+    embeds, tables = model.embeds, position_tables(model.embeds)
     if not tables:
         raise ValueError("the model has no position table, learned or factorized: nothing is resampled")
-    reasons = {name: missing(name, embeds) for name in dict.fromkeys([BASELINE, *contenders])}
-    left_out = {name: why for name, why in reasons.items() if why is not None}
-    passes: dict[str, list[dict[str, Tensor]]] = {name: [] for name in reasons if name not in left_out}
+    reason = f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
+    flags = [name for name in contenders if name.startswith("timm-flag-")]
+    left_out = dict.fromkeys(flags if embeds.pos_embed_type != "learned" else (), reason)
+    passes = {name: list[dict[str, Tensor]]() for name in [BASELINE, *contenders] if name not in left_out}
     labels: list[Tensor] = []
     grids: list[tuple[int, int]] = []
-    for inputs, targets in batches:
-        batch = _on_device(inputs, model)
+    for batch, targets in batches:
         for name, found in passes.items():
             tokens, results = _forward(model, batch, name)
             if name == BASELINE:
@@ -101,9 +101,9 @@ def survey(
             results["moved"], results["largest_move"] = moves.square().sum((1, 2)), moves.amax((1, 2))
             results["roundings"] = (moves / allowed).amax((1, 2))
             found.append(results)
-            after_pass()
+            advance(1 / len(passes))
         grids += [(h, w) for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist()]
-        labels += [] if targets is None else [targets.to(tokens.device)]
+        labels += [] if targets is None else [targets]
     if not grids:
         raise ValueError("there is no image to measure on")
     seen = {name: {key: torch.cat([one[key] for one in found]) for key in found[0]} for name, found in passes.items()}
@@ -124,19 +124,13 @@ def survey(
     return Survey(len(grids), drift, by_grid, left_out, kept)
 
 
-def _on_device(inputs: dict[str, Any], model: Any) -> dict[str, Tensor]:
-    parameter = next(model.parameters())
-    batch = {key: inputs[key].to(parameter.device) for key in ("patches", "patch_coord", "patch_valid")}
-    return {**batch, "patches": batch["patches"].to(parameter.dtype)}
-
-
-def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Tensor, dict[str, Tensor]]:
+def _forward(model: Any, inputs: dict[str, Any], contender: str) -> tuple[Tensor, dict[str, Tensor]]:
     """The embedded patch tokens (B, N, C) in float64, 0 for padding; and each image's results, B of each kind."""
     embedded: list[Any] = []
-    valid = inputs["patch_valid"]
+    valid, dtype = inputs["patch_valid"], next(model.parameters()).dtype
     hook = model.embeds.register_forward_hook(lambda module, args, out: embedded.append(out))
     with hook, use(contender, model), torch.inference_mode():
-        features = model.forward_features(inputs["patches"], inputs["patch_coord"], valid)
+        features = model.forward_features(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
         tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
         tokens = tokens[:, -valid.shape[1] :].double().masked_fill(~valid[..., None], 0)  # no class, register tokens
         results = {"squares": tokens.square().sum((1, 2))}
@@ -149,7 +143,6 @@ def _forward(model: Any, inputs: dict[str, Tensor], contender: str) -> tuple[Ten
             results["classes"] = computed["logits"].argmax(-1)
     for what, values in computed.items():
         if not values.isfinite().all():
-            dtype = str(inputs["patches"].dtype).removeprefix("torch.")
             raise ValueError(f"with {contender}, the model's {what} hold infinity or NaN in {dtype}")
     return tokens, results
 
@@ -160,7 +153,7 @@ def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int,
     places = ((inputs, i) for inputs, _ in batches for i in range(len(inputs["patches"])))
     for place, (inputs, i) in enumerate(islice(places, max(why) + 1)):
         if place in why:
-            one = {key: value[i : i + 1] for key, value in _on_device(inputs, model).items()}
+            one = {key: inputs[key][i : i + 1] for key in ("patches", "patch_coord", "patch_valid")}
             timms = _forward(model, one, BASELINE)[0]
             length = timms[one["patch_valid"]].square().sum(-1).mean()
             maps = {name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt() for name in shown}
@@ -202,7 +195,7 @@ def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
 
 def nearest(rows: Tensor) -> Tensor:
     """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of equals."""
-    directions = F.normalize(rows.double(), dim=-1).cpu()
+    directions = F.normalize(rows.double(), dim=-1)
     found = []
     for start in range(0, len(rows), 1024):  # the whole similarity matrix of a large folder may not fit
         similar = directions[start : start + 1024] @ directions.t()

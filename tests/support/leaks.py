@@ -1,0 +1,37 @@
+"""Fails a test after which timm is patched otherwise than before it."""
+
+import gc
+from contextlib import contextmanager
+
+import pytest
+
+from timm_naflex_fast.patching.install import disable, snapshot, status
+from timm_naflex_fast.resampling import cache
+
+WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
+
+
+@contextmanager
+def no_leaks():
+    """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
+    put_back, before, kept = snapshot(), _patches(), _tables()
+    yield
+    if _patches() != before:
+        gc.collect()  # a model's settings end with the model
+    changes = [f"{what}: {now}, before: {before[what]}" for what, now in _patches().items() if now != before[what]]
+    if not status().replaced and _tables() > kept:
+        changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
+    if changes:
+        disable()  # kept tables too
+        put_back()
+        pytest.fail(f"the test left {changes[0]}", pytrace=False)  # the others follow from it
+
+
+def _patches():
+    now = status()
+    models = sorted(map(str, now.models))
+    return dict(zip(WATCHED, (now.flags, models, now.replaced), strict=True))
+
+
+def _tables():
+    return cache.stats()[0].get("resized tables and kernels", 0)
