@@ -5,7 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from timm_naflex_fast.patching.install import disable, snapshot, status
+from timm_naflex_fast.patching import install
+from timm_naflex_fast.patching.install import disable, status
+from timm_naflex_fast.patching.settings import ATTRIBUTE
 from timm_naflex_fast.resampling import cache
 
 WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
@@ -14,7 +16,7 @@ WATCHED = ("the settings for every model", "the settings of models", "replaced m
 @contextmanager
 def no_leaks():
     """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
-    put_back, before, kept = snapshot(), _patches(), _tables()
+    put_back, before, kept = _snapshot(), _patches(), _tables()
     yield
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
@@ -35,3 +37,16 @@ def _patches():
 
 def _tables():
     return cache.stats()[0].get("resized tables and kernels", 0)
+
+
+def _snapshot():
+    """Remember what is in force; what this returns brings back exactly that, with its handles."""
+    overrides, owns = list(install._overrides), [(module, own) for own in install._owns for module in own.modules]
+
+    def put_back():
+        for module, own in owns:
+            vars(module)[ATTRIBUTE] = own
+        install._overrides[:] = overrides
+        install._refresh()
+
+    return put_back

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -300,18 +300,3 @@ def status(model: nn.Module | None = None) -> Status:
         newest = [] if modules else [_newest(own.overrides) for own in _owns]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")
-
-
-def snapshot() -> Callable[[], None]:
-    """Remember what is in force; what this returns brings back exactly that, with its handles."""
-    with _lock:
-        overrides, owns = list(_overrides), [(module, own) for own in _owns for module in own.modules]
-
-    def put_back() -> None:
-        with _lock:
-            for module, own in owns:
-                vars(module)[ATTRIBUTE] = own
-            _overrides[:] = overrides
-            _refresh()
-
-    return put_back
