@@ -127,9 +127,14 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     coord = whole_numbers(patch_coord).cpu().contiguous().numpy()
     batch, length, _ = coord.shape
     fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
-    # The last token of a whole image names its last cell: images of one size are told most cheaply.
+    # One image, or images of one size without padding, are told most cheaply: the last token names the last cell.
+    tokens = length
     y, x = coord[0, -1].tolist()
-    if y >= 0 and (y + 1) * (x + 1) == length and not fractional and _in_rows(coord, y + 1, x + 1):
+    if batch == 1 and y == x == 0:  # zeros come after it; their lowest bytes tell where they begin
+        tokens = max((len(coord.astype(np.uint8).tobytes().rstrip(b"\0")) + 1) // 2, 1)
+        y, x = coord[0, tokens - 1].tolist()
+    is_whole = y >= 0 and (y + 1) * (x + 1) == tokens and not fractional
+    if is_whole and _in_rows(coord, y + 1, x + 1) and bytes(16 * (length - tokens)).startswith(coord[:, tokens:]):
         return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
     # (B, N) each, and side by side: NumPy is slow on every other number. Unsigned, a negative one is larger than all.
     y, x = axes = coord.view(np.uint64).transpose(2, 0, 1).copy()
@@ -142,8 +147,6 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     if fractional or (embeds_padding and coord.min() < 0):
         raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     shortest = min(map(mul, heights, widths))
-    if shortest < length and batch == 1 and not embeds_padding and _in_rows(coord, heights[0], widths[0]):
-        return heights, widths, None, [False]
     cell = (y * size[1][:, None] + x).view(np.int64)  # (B, N)
     if shortest > length:
         return heights, widths, cell, [True] * batch
