@@ -124,7 +124,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         ValueError: a negative, non-finite or huge coordinate among a grid's own tokens; with ``embeds_padding`` also
             among its padding, and one that is no whole number.
     """
-    coord = whole_numbers(patch_coord).cpu().contiguous().numpy()
+    coord: Any = whole_numbers(patch_coord).cpu().contiguous().numpy()
     batch, length, _ = coord.shape
     fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
     # One image, or images of one size without padding, are told most cheaply: the last token names the last cell.
