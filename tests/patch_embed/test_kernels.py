@@ -74,6 +74,14 @@ def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_setting
         assert relative(*(torch.autograd.grad(out.square().sum(), trained)[0] for out in (got, want))) <= 1e-5
 
 
+def test_a_weight_of_other_channels_raises_as_timms_does_and_one_without_outputs_gives_none():
+    module, patches = interpolator((4, 4)), torch.randn(2, 7, 6, 5, 4)
+    with running(component="patch_embed"), pytest.raises(RuntimeError, match="is invalid for input of size"):
+        module(patches, torch.randn(6, 64), patch_size=(6, 5))
+    with running(component="patch_embed"):
+        assert module(patches[..., :3], torch.randn(0, 48), patch_size=(6, 5)).shape == (2, 7, 0)
+
+
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_float32_inside_and_float64_where_pytorch_may_round_it(dtype, precision):

@@ -133,9 +133,11 @@ def resample_linear_kernel(
     Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the same bits as then: do
     not write to it. On an accelerator the host would wait for the comparison, and resampling again costs no more.
     """
-    key = (old, (int(size[0]), int(size[1])), mode, antialias, in_chans if channels_last else 1)
+    new, total = (int(size[0]), int(size[1])), len(weight)
+    weight.reshape(total, old[0], old[1], in_chans)  # raises PyTorch's error for a weight of other channels
+    key = (old, new, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or tracer(weight) is not None:
-        return _resample(weight, *key).reshape(len(weight), -1)
+        return _resample(weight, *key).reshape(total, new[0] * new[1] * in_chans)
     (kernel,) = cached_resized((weight,), [("patch kernel", *key)], lambda copies, _: _resample(copies[0], *key))
-    return kernel.view(len(weight), -1)
+    return kernel.view(total, new[0] * new[1] * in_chans)
