@@ -7,8 +7,9 @@ uv run nox -s transformers_tests -- CHECKOUT             # transformers' own, of
 uv run nox -s forced_stock -- -m "slow and not fuzz"     # our own tests, where ours never runs: they must notice
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A session's row in the
-result file is replaced, the other rows stay; the session fails if a test fails that passes with the library's own code.
-With RESULTS=FOLDER the files go there.
+result file is replaced, the other rows stay. ``pairing`` fails if any test fails, a library's tests if one fails that
+passes under stock or if ours never ran, ``forced_stock`` if a test passes that asks for ours. With RESULTS=FOLDER the
+files go there.
 """
 
 from __future__ import annotations

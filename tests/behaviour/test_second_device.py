@@ -50,6 +50,11 @@ def learned(to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=F
     return [out, *grads, *more]
 
 
+def frozen(to):
+    table, coord = to(random(6, 5, 8)), to(COORD)
+    return [fast.add_pos_embed_(to(torch.zeros(*COORD.shape[:2], 8)), table, coord) for _ in range(3)]
+
+
 factorized = partial(learned, add=(fast.add_factorized_pos_embed_, (6, 8), (5, 8)))
 
 
@@ -100,6 +105,7 @@ CASES |= {
     "learned, float coordinates": partial(learned, coord=COORD.float()),
     "learned, grid_sample, bilinear": partial(learned, strategy="grid_sample", mode="bilinear"),
     "learned, grid_sample, second derivatives": partial(learned, strategy="grid_sample", twice=True),
+    "frozen": frozen,  # a grid comes again: nothing is compared with what was kept, which would wait once more
     "host coordinates": partial(learned, stays=True),
     "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
     "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
@@ -126,6 +132,7 @@ CASES |= {
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = dict.fromkeys(("learned", "factorized", "packed, sizes on the device", "rope, mixed"), READS_GRIDS)
+WAITS |= {"frozen": {"resampling/grids.py": 3}}
 WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 

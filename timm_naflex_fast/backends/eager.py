@@ -57,7 +57,9 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
         backward = partial(_gradients, [table.shape[-ndim:] for table in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
     with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-        embeddings = strategy.resample(tables, plan) if inputs or in_sight else _frozen(tables, plan, strategy)
+        # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost no more.
+        anew = inputs or in_sight or not tables[0].is_cpu
+        embeddings = strategy.resample(tables, plan) if anew else _frozen(tables, plan, strategy)
         if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))

@@ -123,7 +123,7 @@ def lengths(h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | 
 
 
 def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
-    """Whether gathered taps cost less than products: a gathered one costs about eight multiply-adds (measured)."""
+    """Whether gathered taps cost less than one product: on a CPU from 128 rows on, bilinear from 32 (measured)."""
     taps = 16 if spec.interpolation == "bicubic" else 4
     return not spec.antialias and 8 * taps <= table.shape[0]
 
