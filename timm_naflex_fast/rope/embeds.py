@@ -44,7 +44,7 @@ def per_token(rope: Rope, coord: Tensor, dtype: torch.dtype, padded: bool = True
     ``padded``: whether some may be padding.
     """
     size = own_size = grid_sizes(coord)  # (B, 2)
-    if rope.scales_to_batch_max and rope.ref_feat_shape is not None:
+    if rope.scales_to_batch_max and rope.ref_feat_shape is not None and len(coord):
         size = size.amax(0, keepdim=True)
     positions = rope.positions(coord, size[:, None]).unsqueeze(1)  # (B, 1, N, 2)
     padding = is_padding(coord, own_size)[:, None, :, None]  # (B, 1, N, 1)
