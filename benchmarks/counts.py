@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+from costs import counting
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timm_naflex_fast import enable
@@ -18,7 +19,6 @@ from timm_naflex_fast.measure.bench import model as whole
 from timm_naflex_fast.measure.bench.pos_embed import race
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, siglip_grids
-from timm_naflex_fast.measure.counts import counting
 
 TRACEABLE = "matmul, traceable"
 CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
@@ -66,7 +66,7 @@ def count_race(
 
 
 def steps(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """What one step of the position embedding would cost on a GPU: see ``timm_naflex_fast/measure/counts.py``.
+    """What one step of the position embedding would cost on a GPU: see ``benchmarks/costs.py``.
 
     timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which graphs hold and CUDA
     graphs capture, reads none: it runs on PyTorch's fake tensors, which have no numbers.

@@ -15,6 +15,7 @@ rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 3
 of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this module the right one.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from ..resampling.matrices import resize_matrix
 from ..tracing import constant_while_traced, recorded, refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
-
+SMALL = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: one product costs no more up to here
 FIRST_CALL = (
     "the first call with such a patch size copies matrices to the GPU, which no CUDA graph can record; run the model "
     "once before you capture it"
@@ -64,38 +65,44 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
 
 def make_factors(
     by: Any, old: Size, new: Size, mode: str, antialias: bool, channels: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one device for another.
 
-    The second one handles the channels that lie at every pixel without a transposed copy of the kernel.
+    The second one handles the channels that lie at every pixel without a transposed copy of the kernel. Of small
+    kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0, h*w).
     """
     left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
-    right = torch.kron(right, torch.eye(channels, dtype=right.dtype, device=by))
-    return left.t().to(device, dtype).contiguous(), right.to(device, dtype).contiguous()
+    if channels == 1 and math.prod((*old, *new)) <= SMALL:
+        factors = [torch.kron(left, right)]
+    else:
+        factors = [left.t(), torch.kron(right, torch.eye(channels, dtype=right.dtype, device=by))]
+    return tuple(factor.to(device, dtype).contiguous() for factor in factors)
 
 
 @cached("kernel factors")
-def cached_factors(*key: Any) -> tuple[Tensor, Tensor]:
+def cached_factors(*key: Any) -> tuple[Tensor, ...]:
     """:func:`make_factors` by the CPU; ``key`` ends with the device."""
     refuse_in_cuda_graph(key[-1], FIRST_CALL)
     return make_factors("cpu", *key)
 
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
-    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
+    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels), or (N, h*w)."""
     wide = product_dtype(x)
     key = (old, new, mode, antialias, channels, wide, x.device)
     if torch.compiler.is_dynamo_compiling():
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        left, right = make_factors(x.device, *key)
+        factors = make_factors(x.device, *key)
     elif recorded():  # constants of the graph: few runtimes can solve linear equations
         with plainly(), _disable_current_modes():
-            left, right = make_factors("cpu", *key)
+            factors = make_factors("cpu", *key)
     else:
-        left, right = pinned(cached_factors(*key), x.device)
-    kernels = x.reshape(-1, old[0], old[1] * channels).to(wide)
-    return (left @ kernels @ right).to(x.dtype)
+        factors = pinned(cached_factors(*key), x.device)
+    if len(factors) == 1:
+        return (x.reshape(-1, old[0] * old[1]).to(wide) @ factors[0]).to(x.dtype)
+    left, right = factors
+    return (left @ x.reshape(-1, old[0], old[1] * channels).to(wide) @ right).to(x.dtype)
 
 
 def resample_patch_kernel(

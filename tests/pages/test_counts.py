@@ -4,11 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from costs import counting
 from counts import NARROW, TRACEABLE, count_race
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.running import ran
-from timm_naflex_fast.measure.counts import counting
 
 pytestmark = pytest.mark.usefixtures("clean")
 X = torch.arange(4.0)

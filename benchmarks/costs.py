@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from ..resampling import cache
+from timm_naflex_fast.resampling import cache
 
 GATHERS = {"index", "index_select", "gather", "embedding"}
 BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
