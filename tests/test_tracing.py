@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from timm_naflex_fast.tracing import recorded, why_unsupported
+from timm_naflex_fast.tracing import is_tracing, why_unsupported
 
 
 def test_why_unsupported_names_the_tensor():
@@ -16,5 +16,5 @@ def test_why_unsupported_names_the_tensor():
         assert why_unsupported(torch.ones(2)) is None  # the level is the process's, the tangent the tensor's
         assert why_unsupported(forward_ad.make_dual(torch.ones(2), torch.ones(2))) == "forward-mode differentiation"
     with FakeTensorMode() as fake:
-        assert recorded() and why_unsupported(fake.from_tensor(torch.ones(2))) is None
-    assert not recorded()
+        assert is_tracing() and why_unsupported(fake.from_tensor(torch.ones(2))) is None
+    assert not is_tracing()

@@ -244,16 +244,16 @@ def resize_matrix(
     if mode != "linear":
         check_interpolation(mode)
     n, n0 = check_size((n, n0), "n and n0 must be lengths")
-    return matrices.resize_matrix(n, n0, mode, antialias, align_corners, dtype, device)
+    return matrices.resize_matrix(n, n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device)
 
 
-def _choose(strategy: str, mode: str, *flags: bool) -> tuple[Strategy, matrices.ResizeSpec]:
-    """The strategy of that name, and how it resizes."""
+def _choose(strategy: str, mode: str, *how: bool) -> tuple[Strategy, matrices.ResizeSpec]:
+    """The strategy of that name, and how it resizes: antialias, align_corners, ar_preserving."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
     if mode != "linear":
         check_interpolation(mode)
-    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *flags)
+    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *how)
 
 
 def _table(table: Tensor, name: str, *axes: str) -> Tensor:

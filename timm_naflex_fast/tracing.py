@@ -27,12 +27,12 @@ def tracer(*tensors: Tensor) -> Tracer | None:
     """
     if torch.compiler.is_dynamo_compiling():  # true in the code that TorchDynamo reads, and nowhere else
         return "export" if _exporting() else "transform" if _transforming_while_traced() else "compile"
-    if recorded():
+    if is_tracing():
         return "export"
     return "transform" if why_not_plain(*tensors) else None
 
 
-def recorded() -> bool:
+def is_tracing() -> bool:
     """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number can be read."""
     if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
         return True
@@ -69,7 +69,7 @@ def _exporting() -> bool:
 
 def in_cuda_graph(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured. It keeps addresses, and can hold no copy from or to the host."""
-    return device.type == "cuda" and not recorded() and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and not is_tracing() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_in_cuda_graph(device: torch.device, why: str) -> None:
@@ -86,7 +86,7 @@ def why_unsupported(*tensors: Tensor) -> str | None:
 
     Where they cannot, PyTorch's own operations have to run: a library's own code, or ``backends/traceable.py``.
     """
-    if recorded():  # what is recorded can be differentiated and batched, and tracers have classes of their own
+    if is_tracing():  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     return why_not_plain(*tensors)
 

@@ -19,16 +19,16 @@ EXACT = ["matmul", "interpolate_cached"]
 def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, moment, monkeypatch):
     """Another thread exchanges the weights before the cache copies them, or after that and before it resizes them."""
     first, second = torch.randn(2, 6, 5, 4)
-    table, plainly, left = first.clone(), cache.plainly, ["copied", "resized"]
+    table, without_autograd, left = first.clone(), cache.without_autograd, ["copied", "resized"]
     embed = lambda t=table: resample_pos_embeds(t, [(3, 4)], mode="bicubic", strategy=strategy)
     want, _ = embed(first), embed()
 
     def exchange():  # entered before anything is copied or built
         if left and left.pop(0) == moment:
             table.data.copy_(second)
-        return plainly()
+        return without_autograd()
 
-    monkeypatch.setattr(cache, "plainly", exchange)
+    monkeypatch.setattr(cache, "without_autograd", exchange)
     embed()
     monkeypatch.undo()
     assert not left and torch.equal(table, second)

@@ -14,9 +14,8 @@ from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 from tests.support.checks import Watch, during, written
 from tests.support.oracles import OLD_TORCH, PRISTINE, relative
 from tests.support.running import running
-from timm_naflex_fast.functional import resample_patch_kernel
+from timm_naflex_fast.functional import resample_patch_kernel, resize_matrix
 from timm_naflex_fast.patch_embed.kernels import product_dtype
-from timm_naflex_fast.resampling.matrices import resize_matrix
 
 ORIGINAL = PRISTINE[PatchEmbedInterpolator]
 LAYOUTS = (True, False) if "channels_last" in inspect.signature(PatchEmbedInterpolator).parameters else (True,)

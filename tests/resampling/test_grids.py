@@ -50,7 +50,7 @@ def test_where_all_samples_lost_tokens_each_names_its_cell():
     assert (heights, widths, cell.tolist()) == ([3, 4], [4, 5], [[11, 0, 7, 3], [19, 0, 1, 2]])
     assert reordered == [True, True]
     plan = plan_batch(coord.float(), coord, ResizeSpec())
-    assert [group.cells[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
+    assert [group.cell_index[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
 
 
 def test_sizes_of_other_libraries_and_what_is_none():

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..resampling import grids
-from ..resampling.checks import check_tokens, check_whole
+from ..resampling.checks import check_length, check_tokens
 from ..resampling.matrices import ResizeSpec
 from ..strategies import Strategy
 from ..tracing import Tracer, constant_while_traced, in_cuda_graph, refuse_in_cuda_graph
@@ -59,7 +59,7 @@ def add(
         spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, reference=reference)
     in_graph = traced_by is not None or (x.is_cuda and in_cuda_graph(x.device))
     if isinstance(placement, OneGrid):
-        check_whole(x, placement)
+        check_length(x, placement)
         if in_graph:
             return traceable.add_to_images(x, tables, placement, spec)
     elif in_graph:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.checks import NamesNoCell
+from ..resampling.checks import InvalidCoordinateError
 from ..resampling.grids import plan_batch
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
@@ -43,7 +43,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
     try:
         eager.add(out, (table.detach(),), plan_batch(out, patch_coord, spec), STRATEGIES["matmul"])
-    except NamesNoCell:
+    except InvalidCoordinateError:
         if not spec.embeds_padding:
             raise
         traceable.add(out, (table.detach(),), patch_coord, spec)  # timm's flag samples at the coordinate itself
@@ -60,7 +60,7 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings
     shape, spec = (rows, cols, g.shape[-1]), ResizeSpec(*settings)
     try:
         return eager.gradient(g, shape, patch_coord, spec)
-    except NamesNoCell:
+    except InvalidCoordinateError:
         if not spec.embeds_padding:
             raise
     with torch.enable_grad():

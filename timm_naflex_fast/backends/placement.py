@@ -21,7 +21,7 @@ class OneGrid(NamedTuple):
     w: int
 
     def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
-        """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_whole``."""
+        """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_length``."""
         batch, length = x.shape[:2]
         group = GridGroup(int(self.h), int(self.w), list(range(batch)))
         return ResamplePlan([group], [(length, 0)] * batch, spec, x.dtype)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..resampling.cache import cached, cached_resized, pinned, plainly
+from ..resampling.cache import cached, cached_resized, pinned, without_autograd
 from ..resampling.checks import check_interpolation, check_size
-from ..resampling.matrices import resize_matrix
-from ..tracing import constant_while_traced, recorded, refuse_in_cuda_graph, tracer
+from ..resampling.matrices import ResizeSpec, resize_matrix
+from ..tracing import constant_while_traced, is_tracing, refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
 SMALL = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: one product costs no more up to here
@@ -55,7 +55,7 @@ def _tf32_allowed() -> bool:
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
-    a = resize_matrix(n, n0, mode, antialias, False, torch.float64, device)
+    a = resize_matrix(n, n0, ResizeSpec(mode, antialias), torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
     # matrix was singular.
     if n < n0:
@@ -94,8 +94,8 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, chann
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
         factors = make_factors(x.device, *key)
-    elif recorded():  # constants of the graph: few runtimes can solve linear equations
-        with plainly(), _disable_current_modes():
+    elif is_tracing():  # constants of the graph: few runtimes can solve linear equations
+        with without_autograd(), _disable_current_modes():
             factors = make_factors("cpu", *key)
     else:
         factors = pinned(cached_factors(*key), x.device)

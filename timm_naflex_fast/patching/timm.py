@@ -18,7 +18,7 @@ from torch import Tensor
 from ..backends import dispatch
 from ..backends.placement import OneGrid
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
-from ..resampling.checks import NamesNoCell, check_tokens
+from ..resampling.checks import InvalidCoordinateError, check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
@@ -82,7 +82,7 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
             return dispatch.add(*arguments)
         try:
             return dispatch.add(*arguments)
-        except NamesNoCell:
+        except InvalidCoordinateError:
             fall_back(LIBRARY, "pos_embed", decision.settings, "coordinates that name no cell")
     has_flag = name.endswith("_naflex_pos_embed") and reason is None
     if has_flag and decision.settings.pos_embed not in ("stock", *SAME_RESULT):

@@ -14,7 +14,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -96,7 +96,7 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
             key = (kind, *args)
             found = _get(_entries, key)
             if found is None:
-                with plainly():
+                with without_autograd():
                     found = (function(*args),)  # a tuple, so that None can be kept
                 _keep(key, found)
             return found[0]
@@ -150,14 +150,14 @@ def cached_resized(
     parameters = (FROZEN, *map(id, sources))
     entry = _get(_entries, parameters)
     if entry is None or not entry.copies or not all(map(_same_bits, entry.copies, sources)):
-        with plainly():
+        with without_autograd():
             copies = tuple(_copy(source) for source in sources)
         entry = _Frozen(() if entry is None else entry.versions, copies)  # what was asked for is asked for anew
         _keep(parameters, entry)
     for key in keys:
         table = _get(entry.made, key)
         if table is None:
-            with plainly():
+            with without_autograd():
                 tensors = tuple(copy.tensor for copy in entry.copies)
                 table = build(tensors, key).contiguous()
                 if any(table.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors):
@@ -199,19 +199,15 @@ def report() -> str:
     return f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB cached" + (f": {kinds}" if kinds else "")
 
 
-def plainly() -> ExitStack:
+@contextmanager
+def without_autograd() -> Iterator[None]:
     """Build what is cached in this context: without inference mode, gradient or autocast.
 
     A cached inference tensor could not be used in training later.
     """
-    stack = ExitStack()
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
+    off = partial(torch.autocast, enabled=False)
+    with torch.inference_mode(False), torch.no_grad(), off("cpu"), off("cuda"):
+        yield
 
 
 def _get(entries: OrderedDict[Any, Any], key: Any) -> Any:

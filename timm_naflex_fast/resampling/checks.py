@@ -12,7 +12,7 @@ from .matrices import INTERPOLATIONS
 LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
-class NamesNoCell(ValueError):
+class InvalidCoordinateError(ValueError):
     """A coordinate that names no cell of a grid. timm's ``pos_embed_use_grid_sample`` samples the table there."""
 
 
@@ -63,13 +63,13 @@ def check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> No
     """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
     for sample, (h, w) in enumerate(zip(heights, widths)):
         if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
-            raise NamesNoCell(
+            raise InvalidCoordinateError(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
                 "coordinates count from 0, and padding tokens carry (0, 0)"
             )
 
 
-def check_whole(x: Tensor, grid_size: Sequence[int]) -> None:
+def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
     """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
     h, w = grid_size
     if x.shape[1] != h * w:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, NamesNoCell, check_cells, whole
+from .checks import LARGEST, InvalidCoordinateError, check_cells, whole
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -24,14 +24,14 @@ QUICK = 4096  # tokens of a sample: up to here whole images are told by a saved 
 class GridGroup:
     """Samples of one batch that share a grid of ``h`` x ``w`` cells.
 
-    Token n of a sample takes cell n of the grid, in row-major order; or, for a sample in ``cells``, the cell that is
-    named there. With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0).
+    Token n of a sample takes cell n of the grid, in row-major order; or, for a sample in ``cell_index``, the cell
+    that is named there. With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0).
     """
 
     h: int
     w: int
     samples: list[int]
-    cells: dict[int, Tensor] = field(default_factory=dict)  # (tokens,) of samples in another order
+    cell_index: dict[int, Tensor] = field(default_factory=dict)  # (tokens,) of samples in another order
     embeds_padding: bool = False
 
 
@@ -95,7 +95,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
         tokens = min(length, h * w)
         if is_reordered:
             tokens = length if spec.embeds_padding else tokens
-            group.cells[sample] = rows[sample] if tokens == length else rows[sample][:tokens]
+            group.cell_index[sample] = rows[sample] if tokens == length else rows[sample][:tokens]
         counts.append((tokens, length - tokens))
     if spec.reference == "affine_grid":
         spec = replace(spec, batch_max=spec.lengths(max(heights), max(widths)))
@@ -134,8 +134,9 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         tokens = max((len(coord.astype(np.uint8).tobytes().rstrip(b"\0")) + 1) // 2, 1)
         y, x = coord[0, tokens - 1].tolist()
     is_whole = y >= 0 and (y + 1) * (x + 1) == tokens and not fractional
-    if is_whole and _in_rows(coord, y + 1, x + 1) and bytes(16 * (length - tokens)).startswith(coord[:, tokens:]):
-        return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
+    if is_whole and tokens <= QUICK and all(map(_row_major(x + 1).startswith, coord[:, :tokens])):
+        if bytes(16 * (length - tokens)).startswith(coord[:, tokens:]):
+            return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
     # (B, N) each, and side by side: NumPy is slow on every other number. Unsigned, a negative one is larger than all.
     y, x = axes = coord.view(np.uint64).transpose(2, 0, 1).copy()
     size = np.maximum.reduce(axes, 2) + 1  # (2, B)
@@ -145,7 +146,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         heights, widths = size.tolist()
         check_cells(coord, heights, widths)
     if fractional or (embeds_padding and coord.min() < 0):
-        raise NamesNoCell("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
+        raise InvalidCoordinateError("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     shortest = min(map(mul, heights, widths))
     cell = (y * size[1][:, None] + x).view(np.int64)  # (B, N)
     if shortest > length:
@@ -157,11 +158,6 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         elsewhere = cell != order * in_grid if embeds_padding else elsewhere & in_grid
     reordered = elsewhere.any(1).tolist()
     return heights, widths, cell if any(reordered) else None, reordered
-
-
-def _in_rows(coord: Any, h: int, w: int) -> bool:
-    """Whether the coordinates (B, N, 2) begin with a grid's in row-major order; it may say no of a large grid."""
-    return h * w <= QUICK and all(map(_row_major(w).startswith, coord[:, : h * w]))
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,8 @@ class ResizeSpec:
     Args:
         interpolation: ``"bilinear"`` or ``"bicubic"`` for a learned table (H0, W0, C), ``"linear"`` for the two of a
             factorized one.
-        antialias: widen the filter when the table is made smaller; always False with ``F.grid_sample``, which has none.
+        antialias: widen the filter when the table is made smaller; always False for "linear" and with
+            ``F.grid_sample``, which have none.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without
@@ -54,7 +55,7 @@ class ResizeSpec:
 
     def __post_init__(self) -> None:
         is_interpolate = self.reference == "interpolate"
-        object.__setattr__(self, "antialias", self.antialias and is_interpolate)
+        object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
         object.__setattr__(self, "copies_own_size", is_interpolate)
         object.__setattr__(self, "embeds_padding", not is_interpolate)
 
@@ -132,43 +133,28 @@ def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
 
 def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_max: int) -> Tensor:
     """Signals (n0, K), resized to ``length`` cells, of which the first n are kept: (n, K)."""
-    if spec.reference == "interpolate":
-        resized = _interpolate(signals, length, spec.interpolation, spec.antialias, spec.align_corners)
-    elif spec.reference == "affine_grid":
+    if spec.reference == "affine_grid":
         resized = sample(signals, affine_positions(length, batch_max), spec)
-    else:
+    elif spec.reference == "grid_sample":
         resized = sample(signals, cell_positions(length, spec.align_corners), spec)
+    elif spec.interpolation == "linear":
+        resized = interpolate(signals, (length,), spec, signals.dtype)[0]
+    else:
+        # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1 column and
+        # antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
+        resized = interpolate(signals[:, None].expand(-1, 2, -1), (length, 2), spec, signals.dtype)[0, :, 0]
     return resized[:n]
 
 
 def resize_matrix(
-    n: int,
-    n0: int,
-    mode: str,
-    antialias: bool,
-    align_corners: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Tensor:
     """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
 
-    ``mode="linear"`` is the 1-D mode of ``F.interpolate``, which has no antialiasing. Half precision is rounded at the
-    end: PyTorch cannot resize in it everywhere.
+    Half precision is rounded at the end: PyTorch cannot resize in it everywhere.
     """
-    wide = torch.float32 if dtype.itemsize < 4 else dtype
-    identity = torch.eye(n0, dtype=wide, device=device)
-    return _interpolate(identity, n, mode, antialias, align_corners).to(dtype).contiguous()
-
-
-def _interpolate(signals: Tensor, n: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Signals (n0, K), resized to n by ``F.interpolate``: (n, K)."""
-    if mode == "linear":
-        return F.interpolate(signals.t()[None], size=n, mode=mode, align_corners=align_corners)[0].t()
-    # The signals become the channels of one image of 2 equal columns, channels last, for which PyTorch is fastest, and
-    # one column is kept. With 1 column and antialiasing PyTorch returns wrong numbers there (torch 2.4 to 2.15).
-    image = signals[None, :, None].expand(-1, -1, 2, -1).contiguous().permute(0, 3, 1, 2)  # (1, K, n0, 2)
-    resized = F.interpolate(image, size=(n, 2), mode=mode, antialias=antialias, align_corners=align_corners)
-    return resized[0, :, :, 0].t()
+    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
+    return _resize_axis(identity, n, n, spec, n).to(dtype).contiguous()
 
 
 def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:

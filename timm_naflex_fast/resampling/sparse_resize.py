@@ -11,7 +11,7 @@ Forward, for each distinct height h and each grid (h, w) of that height::
     embeddings = after_y . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
 
 Where it costs less, as for most bilinear tables, one sparse sum takes both axes (``both_axes_together``). Bilinear
-tables without antialiasing need none of this forward: PyTorch's own kernel is such a sum (``pytorchs_is_sparse``).
+tables without antialiasing need none of this forward: PyTorch's own kernel is such a sum.
 
 Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
 
@@ -34,7 +34,7 @@ from . import dense_resize
 from .cache import cached
 from .grids import GridGroup, ResamplePlan
 from .matrices import ResizeSpec, Taps, axis_taps, interpolate
-from .tokens import MAX_SEQUENTIAL, PairwiseSum, Tokens
+from .tokens import PairwiseSum, Tokens
 
 
 class SparseSum(NamedTuple):
@@ -100,25 +100,24 @@ def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: in
     return reads_y * reads_x <= reads_y * w0 + h * reads_x + 4 * h * w0 + 400
 
 
-def pytorchs_is_sparse(spec: ResizeSpec) -> bool:
-    """Whether ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at once."""
-    return spec.interpolation == "bilinear" and spec.copies_own_size and not (spec.antialias or spec.ar_preserving)
+def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
+    """Each group with its embeddings (h*w, C): of one table in ``plan.dtype``, of two in the tokens' dtype.
 
-
-def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterable[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings (h*w, C): of one table in ``plan.dtype``, of two in the tokens' dtype."""
-    return _learned(tables[0], plan) if len(tables) == 1 else dense_resize.resample(tables, plan)
-
-
-def _learned(table: Tensor, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
-    """If the sizes match, the embeddings are the table itself, not converted."""
-    size, channels, spec, dtype = (table.shape[-3], table.shape[-2]), table.shape[-1], plan.spec, plan.dtype
+    If the sizes match, the embeddings are the table itself, not converted.
+    """
+    if len(tables) == 2:
+        yield from dense_resize.resample(tables, plan)
+        return
+    (table,), spec, dtype = tables, plan.spec, plan.dtype
+    size, channels = (table.shape[-3], table.shape[-2]), table.shape[-1]
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
+    # Here ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at once.
+    by_pytorch = spec.interpolation == "bilinear" and not (spec.antialias or spec.ar_preserving)
     to_resize = []
     for group in plan.groups:
         if spec.copies_own_size and (group.h, group.w) == size:
             yield group, flat
-        elif pytorchs_is_sparse(spec):
+        elif by_pytorch and spec.copies_own_size:
             yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
         else:
             to_resize.append(group)
@@ -141,8 +140,6 @@ def gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePla
     h0, w0, channels = shapes[0]
     spec, dtype, device = plan.spec, torch.promote_types(plan.dtype, tokens.dtype), tokens.device
     total = PairwiseSum()
-    # The grids that take one step (or none) are added into a table of their own, 16 grids into each.
-    accumulator, added = None, 0
     for same_height in _group_by_height(plan.groups, spec):
         after_y, along_y = PairwiseSum(), None
         for group in same_height:
@@ -151,21 +148,12 @@ def gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePla
             if len(steps) == 2:
                 after_y.add(steps[0](summed))
                 along_y = steps[1]
-                continue
-            if accumulator is None:
-                accumulator = torch.zeros(h0 * w0, channels, dtype=dtype, device=device)
-            if steps and steps[0].rows is not None:
-                accumulator.index_add_(0, steps[0].rows, steps[0](summed))
+            elif steps and steps[0].rows is not None:
+                total.accumulator(h0 * w0, summed).index_add_(0, steps[0].rows, steps[0](summed))
             else:
-                accumulator += steps[0](summed) if steps else summed
-            added += 1
-            if added == MAX_SEQUENTIAL:
-                total.add(accumulator)
-                accumulator, added = None, 0
+                total.accumulator(h0 * w0, summed).add_(steps[0](summed) if steps else summed)
         if along_y is not None:
             total.add(along_y(after_y.total().view(-1, w0 * channels)).view(-1, channels))
-    if accumulator is not None:
-        total.add(accumulator)
     return [total.total().view(h0, w0, channels)]
 
 

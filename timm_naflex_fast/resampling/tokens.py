@@ -40,7 +40,7 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cells and 0 < len(group.samples) == self.batch.shape[0]:
+        if self.batch is not None and not group.cell_index and 0 < len(group.samples) == self.batch.shape[0]:
             tokens, padding = self.counts[0]
             if not (padding and group.embeds_padding):
                 own = self.batch.narrow(1, 0, tokens) if padding else self.batch
@@ -52,7 +52,7 @@ class Tokens:
                 after[sample].add_(embeddings[:1])
         taken: dict[int, Tensor] = {}  # frames of a video share their order
         for sample in group.samples:
-            own, cell = in_grid[sample], group.cells.get(sample)
+            own, cell = in_grid[sample], group.cell_index.get(sample)
             if cell is None:
                 own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
                 continue
@@ -68,25 +68,18 @@ class Tokens:
         """
         orders: dict[int, list[int]] = {}  # samples by the order of their tokens, which most share
         for sample in group.samples:
-            orders.setdefault(id(group.cells.get(sample)), []).append(sample)
-        total, accumulator, added = PairwiseSum(), None, 0
+            orders.setdefault(id(group.cell_index.get(sample)), []).append(sample)
+        total = PairwiseSum()
         for samples in orders.values():
-            summed, cell = self._sum(samples, dtype), group.cells.get(samples[0])
+            summed, cell = self._sum(samples, dtype), group.cell_index.get(samples[0])
             missing = group.h * group.w - len(summed)
             if cell is None:
                 if len(orders) == 1 and not missing and not group.embeds_padding:
                     return summed.contiguous()
                 total.add(F.pad(summed, (0, 0, 0, missing)))  # a copy, which may be written to
-                continue
-            if accumulator is None:
-                accumulator = summed.new_zeros(group.h * group.w, summed.shape[-1])
-            accumulator.index_add_(0, cell.to(self.device, non_blocking=True), summed)
-            added += 1
-            if added % MAX_SEQUENTIAL == 0:
-                total.add(accumulator)
-                accumulator = None
-        if accumulator is not None:
-            total.add(accumulator)
+            else:
+                accumulator = total.accumulator(group.h * group.w, summed)
+                accumulator.index_add_(0, cell.to(self.device, non_blocking=True), summed)
         out = total.total()
         if group.embeds_padding and self.views[1]:
             out[0] += torch.stack([self.views[1][sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
@@ -119,7 +112,7 @@ def assemble(
     for group, cells in embeddings:
         padding = cells[:1] if group.embeds_padding else torch.full_like(cells[:1], -0.0)
         for sample in group.samples:
-            (in_grid, after), cell = counts[sample], group.cells.get(sample)
+            (in_grid, after), cell = counts[sample], group.cell_index.get(sample)
             own = cells[:in_grid] if cell is None else take(cells, cell.to(cells.device, non_blocking=True))
             parts[sample] = torch.cat((own, padding.expand(after, -1)))
     return torch.cat([parts[sample] for sample in range(len(counts))])
@@ -129,8 +122,9 @@ class PairwiseSum:
     """The sum of tensors of one shape, as they come. Each must own its memory, which is written to; few are alive."""
 
     def __init__(self) -> None:
-        self._sums: list[Tensor] = []  # of 2^k tensors, of fewer and fewer
-        self._count = 0
+        self._sums: list[Tensor] = []  # of 2^k tensors each, k smaller and smaller
+        self._count = self._added = 0
+        self._open: Tensor | None = None
 
     def add(self, part: Tensor) -> None:
         """Add one more; it is written to."""
@@ -140,8 +134,21 @@ class PairwiseSum:
             part, pairs = self._sums.pop().add_(part), pairs // 2
         self._sums.append(part)
 
+    def accumulator(self, rows: int, like: Tensor) -> Tensor:
+        """Zeros (rows, C) into which one more part is to be added; the same ones for ``MAX_SEQUENTIAL`` parts."""
+        if self._open is None or self._added % MAX_SEQUENTIAL == 0:
+            self._close()
+            self._open = like.new_zeros(rows, like.shape[-1])
+        self._added += 1
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self.add(self._open)
+
     def total(self) -> Tensor:
         """The sum of all that came, of one at least."""
+        self._close()
         total = self._sums.pop()
         while self._sums:
             total = self._sums.pop().add_(total)
