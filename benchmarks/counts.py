@@ -40,9 +40,9 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 
 def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> dict[str, int]:
     """The cost of one step of a contender at ``channels``. It has run before, so its caches are full."""
-    with FakeTensorMode() if name == TRACEABLE else nullcontext(), ExitStack() as on:
+    with FakeTensorMode() if name == TRACEABLE else nullcontext(), ExitStack() as stack:
         work, names = WORKLOADS[workload], [name.split(",")[0]]
-        (contender,) = race(work, batch, "float32", phase, names, on, "cpu", channels).contenders
+        (contender,) = race(work, batch, "float32", phase, names, stack, "cpu", channels).contenders
         if name != "stock":  # which caches nothing, and takes long
             contender.run(contender.prepare())
         argument = contender.prepare()

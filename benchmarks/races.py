@@ -18,7 +18,7 @@ from torch import Tensor
 
 from timm_naflex_fast import disable, enable
 from timm_naflex_fast.measure import export
-from timm_naflex_fast.measure.bench.model import images
+from timm_naflex_fast.measure.bench.model import random_batch
 from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
 from timm_naflex_fast.measure.models import load_model
@@ -27,7 +27,7 @@ HEADS, HEAD_DIM, DEPTH = 6, 64, 2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
 
 
-def time(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
+def time_race(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     """The rows of a race."""
     return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
 
@@ -50,11 +50,11 @@ def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """
     phases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
     for (kind, phase), batch in product(phases, (1,) if tiny else (1, 64)):
-        with ExitStack() as on:
-            yield time(_rope_race(kind, phase, batch, on), 0.5, tiny)
+        with ExitStack() as stack:
+            yield time_race(_rope_race(kind, phase, batch, stack), 0.5, tiny)
 
 
-def _rope_race(kind: str, phase: str, batch: int, on: ExitStack) -> Race:
+def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
     coord = coordinates(WORKLOADS["diverse"].grids(batch))
@@ -78,7 +78,7 @@ def _rope_race(kind: str, phase: str, batch: int, on: ExitStack) -> Race:
         own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind)
         model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)
         if name == "batched":
-            on.enter_context(enable("stock", rope=name, model=model))
+            stack.enter_context(enable("stock", rope=name, model=model))
         contenders.append(Timed(name, train if phase == "train" else infer, lambda model=model: model))
     return Race("rope", kind, phase, batch, "float32", tuple(contenders))
 
@@ -90,11 +90,11 @@ def patch_kernels(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     projected without gradients, with a size and a weight met before.
     """
     for (old, new), layout, phase in product(PATCHES, ("linear", "conv"), ("train", "first", "frozen")):
-        with ExitStack() as on:
-            yield time(_patch_race(old, new, layout, phase, 2 if tiny else 768, on), 0.5, tiny)
+        with ExitStack() as stack:
+            yield time_race(_patch_race(old, new, layout, phase, 2 if tiny else 768, stack), 0.5, tiny)
 
 
-def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: ExitStack) -> Race:
+def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, stack: ExitStack) -> Race:
     from timm.layers.patch_embed import PatchEmbedInterpolator
 
     linear = layout == "linear"
@@ -104,11 +104,11 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, on: E
     patch = torch.zeros((1, 1, *new, 3) if linear else (1, 3, *new))
 
     def prepare(name: str, known: Any) -> Callable[[], Tensor]:
-        on.close()
+        stack.close()
         if phase == "first":
             disable()  # empties our caches; a new module empties timm's
         if name != BASELINE:
-            on.enter_context(enable("stock", patch_embed=name))
+            stack.enter_context(enable("stock", patch_embed=name))
         module = PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) if phase == "first" else known
         if phase == "frozen":
             return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
@@ -139,10 +139,10 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
         return partial(model, pixels, torch.tensor(draw.sample(grids, len(pixels))))
 
-    with ExitStack() as on:
+    with ExitStack() as stack:
         for name, model in models.items():
             if name != BASELINE:
-                on.enter_context(enable(name, model=model))
+                stack.enter_context(enable(name, model=model))
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
         for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
@@ -151,7 +151,7 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             for name, model in models.items():
                 work = partial(step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
                 contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
-            yield time(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
+            yield time_race(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
 
 
 class Embeddings(export.Naflex):
@@ -172,7 +172,7 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     flagged = copy.deepcopy(model)
     flagged.embeds.pos_embed_use_grid_sample = True
     _, example, _, free = export.batches(model, None)
-    inputs = images(model, WORKLOADS["siglip"].grids(8), 256)
+    inputs = random_batch(model, WORKLOADS["siglip"].grids(8), 256)
     for part, wrap in {"embeddings": Embeddings, "whole model": export.Naflex}.items():
         module, sampled = wrap(model).eval(), wrap(flagged).eval()
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -183,4 +183,4 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             runs = {name: lambda batch, run=run: run(**batch) for name, run in eager.items()}
             runs |= {name: load(file, program) for name, load in export.LOADERS.items()}
             contenders = tuple(Timed(name, run, lambda: inputs) for name, run in runs.items())
-            yield time(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)
+            yield time_race(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)

@@ -44,7 +44,7 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
     check_writable(x)
     if not plan.groups or not x.shape[-1]:
         return
-    if in_sight := not cache.usable():
+    if watched := not cache.usable():
         # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
@@ -58,9 +58,9 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
     with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost no more.
-        anew = inputs or in_sight or not tables[0].is_cpu
-        embeddings = strategy.resample(tables, plan) if anew else _frozen(tables, plan, strategy)
-        if in_sight:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
+        uncached = inputs or watched or not tables[0].is_cpu
+        embeddings = strategy.resample(tables, plan) if uncached else _frozen(tables, plan, strategy)
+        if watched:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
             return

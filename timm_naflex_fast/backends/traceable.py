@@ -61,7 +61,7 @@ def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
     wide = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
     table_size = wide[0].shape[:2] if learned else (len(wide[0]), len(wide[1]))
-    to = lengths(h, w, spec, table_size if learned else None)
+    to = resized_lengths(h, w, spec, table_size if learned else None)
     a_h, a_w = (  # (h, H0) and (w, W0), float64
         axis_weights(torch.arange(n, device=x.device), length, n0, spec)
         for n, length, n0 in zip(grid_size, to, table_size)
@@ -102,7 +102,7 @@ def _learned(tables: tuple[Tensor, ...], positions: TokenPositions, spec: Resize
 
 
 def _factorized(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-    to = lengths(positions.h, positions.w, spec)
+    to = resized_lengths(positions.h, positions.w, spec)
     y, x = (
         axis_weights(position, length, table.shape[-2], spec) @ table.reshape(table.shape[-2:]).double()
         for table, position, length in zip(tables, (positions.y, positions.x), to)
@@ -110,7 +110,9 @@ def _factorized(tables: tuple[Tensor, ...], positions: TokenPositions, spec: Res
     return y.to(dtype) + x.to(dtype)  # timm casts both before it adds them
 
 
-def lengths(h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+def resized_lengths(
+    h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """The length to which each axis is resized, before the crop, for grids (h, w); timm does not resize a learned table
     (``table_size``) of the grid's own size."""
     if not spec.ar_preserving:
@@ -130,7 +132,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C) float64: one product with a row of H0*W0 weights for each token."""
-    to = lengths(positions.h, positions.w, spec, table.shape[:2])
+    to = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
     y, x = (  # (B, N, H0) and (B, N, W0), float64
         axis_weights(position, length, n0, spec)
         for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
@@ -141,7 +143,7 @@ def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> T
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
-    to_h, to_w = lengths(positions.h, positions.w, spec, table.shape[:2])
+    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
     rows, row_weights = tap_weights(positions.y, to_h, table.shape[0], spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, to_w, table.shape[1], spec)
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)

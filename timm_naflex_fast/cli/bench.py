@@ -110,13 +110,13 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
     ways = list(product(each, chosen["dtypes"], chosen["phases"], sorted(set(chosen["batches"]))))
     with progress("timing", len(ways)) as bar:
         for some, dtype, phase, batch in ways:
-            with ExitStack() as on:
+            with ExitStack() as stack:
                 if options.compile:
                     steps = options.rounds or 10
                     race, rows = model.compiled(made, some, batch, dtype, phase, chosen["contenders"], steps)
                     bar.update(1)
                 else:
-                    race = make(*some, batch, dtype, phase, chosen["contenders"], on)
+                    race = make(*some, batch, dtype, phase, chosen["contenders"], stack)
                     rows = run(race, options.rounds or 30, budget=budget, advance=bar.update)
             bar.clear()
             yield race, rows

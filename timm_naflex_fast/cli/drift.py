@@ -11,7 +11,7 @@ from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
-from ..tables import table
+from ..text_table import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..measure.models import add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress
-from ..tables import table
+from ..text_table import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

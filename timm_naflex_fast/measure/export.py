@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import enable
-from .bench.model import images
+from .bench.model import random_batch
 
 Inputs = dict[str, Tensor]
 EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
@@ -67,7 +67,7 @@ def batches(model: Any, size: tuple[int, int] | None) -> tuple[torch.nn.Module, 
     torch.manual_seed(0)
     free = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=65536)
     if size is None:
-        example, *unseen = (images(model, *batch) for batch in (EXAMPLE, *UNSEEN))
+        example, *unseen = (random_batch(model, *batch) for batch in (EXAMPLE, *UNSEEN))
         return Naflex(model).eval(), example, unseen, {name: dict(enumerate(free)) for name in example}
     example, *unseen = (dict(image=torch.randn(number, model.embeds.in_chans, *size)) for number in (2, 3, 1))
     return Plain(model).eval(), example, unseen, {"image": {0: free[0]}}

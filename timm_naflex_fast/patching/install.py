@@ -21,7 +21,7 @@ from torch import nn
 from ..resampling import cache
 from .compat import check, not_ours, unsupported
 from .library import Library, counts, imported_targets, original, originals, targets, warn_once, whose
-from .settings import ATTRIBUTE, STOCK, Counts, Mode, Override, OwnSettings, check_name, parse_settings
+from .settings import ATTRIBUTE, STOCK, Counts, Mode, ModelSettings, Override, check_name, parse_settings
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -32,7 +32,7 @@ _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
 _overrides: list[Override] = []  # all that have not ended, oldest first
-_owns: WeakSet[OwnSettings] = WeakSet()  # those of all models; each lives as long as the model, or a copy of it
+_model_settings: WeakSet[ModelSettings] = WeakSet()  # of all models; each lives as long as its model or a copy
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
@@ -95,7 +95,7 @@ def _uninstall(library: Library) -> None:
         originals.pop(key, None)
 
 
-def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
+def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Module], list[Library]]:
     """The modules in ``model`` whose methods are replaced, and their libraries: those of ``names``, else any.
 
     Raises:
@@ -122,15 +122,15 @@ def _targets(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Modul
 
 def _put(override: Override, modules: list[nn.Module]) -> None:
     """Put an override in force: for these modules, or, without any, for every model."""
-    new: dict[OwnSettings | None, OwnSettings] = {}
+    new: dict[ModelSettings | None, ModelSettings] = {}
     for module in modules:
         old = vars(module).get(ATTRIBUTE)
         if old not in new:  # with the settings of before, until all modules have it
             before = () if old is None else tuple(o for o in old.overrides if o in _overrides)
-            new[old] = OwnSettings((*before, override), None if old is None else old.settings)
+            new[old] = ModelSettings((*before, override), None if old is None else old.settings)
         new[old].modules.add(module)
         vars(module)[ATTRIBUTE] = new[old]
-    _owns.update(new.values())
+    _model_settings.update(new.values())
     _overrides.append(override)
     _refresh()
 
@@ -141,7 +141,7 @@ def _newest(overrides: Iterable[Override]) -> Override | None:
 
 def _refresh(*, install: bool = True) -> None:
     """Work out what holds, from the list of overrides, and put our functions on the libraries that need them."""
-    owns = {own: _newest(own.overrides) for own in list(_owns)}
+    owns = {own: _newest(own.overrides) for own in list(_model_settings)}
     _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
     of_all = [override for override in _overrides if not override.model]
     everywhere = {known: _newest(o for o in of_all if known in o.libraries) for known in _libraries.values()}
@@ -239,7 +239,7 @@ def enable(
     if model is None:
         libraries = [_whole_library(name) for name in names or ["timm"]]
     else:
-        modules, libraries = _targets(model, names)
+        modules, libraries = _modules_of(model, names)
     for known in libraries:
         modes = [mode for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies]
         argument = f"mode with {known.name}" if pos_embed is None else "pos_embed"
@@ -272,7 +272,7 @@ def disable(model: nn.Module | None = None) -> None:
     >>> status().replaced
     {}
     """
-    modules, libraries = ([], []) if model is None else _targets(model)
+    modules, libraries = ([], []) if model is None else _modules_of(model)
     with _lock:
         if model is None:
             _overrides.clear()
@@ -294,9 +294,9 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    modules, libraries = ([], list(_libraries.values())) if model is None else _targets(model)
+    modules, libraries = ([], list(_libraries.values())) if model is None else _modules_of(model)
     with _lock:
         _refresh(install=False)
-        newest = [] if modules else [_newest(own.overrides) for own in _owns]
+        newest = [] if modules else [_newest(own.overrides) for own in _model_settings]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")

@@ -108,7 +108,7 @@ class Override:
 
 
 @dataclass(eq=False)
-class OwnSettings:
+class ModelSettings:
     """The settings of one model and its copies, an attribute of their modules.
 
     ``deepcopy`` (and so EMA) copies share this object, so a change reaches all of them by one assignment. In a pickle
@@ -119,7 +119,7 @@ class OwnSettings:
     settings: Settings | None  # of the newest that has not; None: those for every model hold
     modules: WeakSet[nn.Module] = field(default_factory=WeakSet)  # without the copies'
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OwnSettings:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelSettings:
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

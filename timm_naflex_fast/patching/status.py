@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..tables import table
+from ..text_table import table
 from .compat import found_at, holders, not_ours, version_of
 from .library import Library, counts, targets, whose
 from .settings import ATTRIBUTE, STOCK, Override, Settings

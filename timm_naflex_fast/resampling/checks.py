@@ -19,7 +19,7 @@ class InvalidCoordinateError(ValueError):
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
-        h, w = (whole(n) for n in size)
+        h, w = (as_int(n) for n in size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:
@@ -27,7 +27,7 @@ def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple
     return h, w
 
 
-def whole(number: Any) -> int:
+def as_int(number: Any) -> int:
     """An integer of any library as Python's; TypeError for anything else, booleans too."""
     if isinstance(number, bool):
         raise TypeError(f"{number} is no integer")

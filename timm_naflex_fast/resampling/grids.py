@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, InvalidCoordinateError, check_cells, whole
+from .checks import LARGEST, InvalidCoordinateError, as_int, check_cells
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -201,7 +201,7 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3), batch: int
     """
     listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
     try:
-        sizes = [tuple(map(whole, size)) for size in listed]
+        sizes = [tuple(map(as_int, size)) for size in listed]
         fits = all(len(size) in columns and min(size) > 0 for size in sizes)
     except TypeError:
         fits = False

@@ -29,8 +29,8 @@ def tiny(monkeypatch):
 
 
 def measure(model, *names, batch=1, dtype="float32", phase="infer", rounds=1):
-    with ExitStack() as on:
-        return run(bench_model.race(model, WORKLOADS["siglip"], batch, dtype, phase, names, on), rounds)
+    with ExitStack() as stack:
+        return run(bench_model.race(model, WORKLOADS["siglip"], batch, dtype, phase, names, stack), rounds)
 
 
 @ran("matmul")

@@ -21,8 +21,8 @@ CONTENDERS = pos_embed.DEFAULTS["contenders"]
 @pytest.fixture
 def small():
     """Makes races on a small batch; what they switched on stays on until the test ends."""
-    with ExitStack() as on:
-        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, on, "cpu", 4)
+    with ExitStack() as stack:
+        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, stack, "cpu", 4)
 
 
 @pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])

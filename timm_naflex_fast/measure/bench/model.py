@@ -31,16 +31,16 @@ DEFAULTS = dict[str, Any](batches=[8], dtypes=["float32"], phases=["train", "inf
 
 
 def race(
-    model: Any, workload: Workload, batch: int, dtype: str, phase: str, contenders: Sequence[str], on: ExitStack
+    model: Any, workload: Workload, batch: int, dtype: str, phase: str, contenders: Sequence[str], stack: ExitStack
 ) -> Race:
-    """The race of these contenders on whole steps of one model, which is switched before each; ``on`` ends it."""
+    """The race of these contenders on whole steps of one model, which is switched before each; ``stack`` ends it."""
     grids, device = workload.grids(batch), next(model.parameters()).device.type
-    inputs, step = images(model, grids, workload.length), make_step(model, dtype, phase)
+    inputs, step = random_batch(model, grids, workload.length), make_step(model, dtype, phase)
     shares, embeds_share = defaultdict[str, list[float]](list), dict[str, float]()
 
     def prepare(contender: str) -> str:
-        on.close()
-        switch(model, contender, phase, on)
+        stack.close()
+        switch(model, contender, phase, stack)
         return contender
 
     def timed(contender: str) -> None:
@@ -95,11 +95,11 @@ def compiled(
     turn, step, batches = len(workloads), make_step(model, dtype, phase), []
     for number in range(2 * steps * turn):
         grids = workloads[number % turn].grids((number // turn + 1) * batch)[-batch:]
-        batches.append(images(model, grids, workloads[number % turn].length))
+        batches.append(random_batch(model, grids, workloads[number % turn].length))
     device, times, counted = next(model.parameters()).device.type, {}, {}
     for name in contenders:
-        with ExitStack() as on, fresh_inductor_cache():
-            switch(model, name, phase, on)
+        with ExitStack() as stack, fresh_inductor_cache():
+            switch(model, name, phase, stack)
             found = count_graphs(model, batches, step, backend=BACKEND)
         seconds = found.pop("seconds")
         first, later = seconds[: steps * turn], seconds[steps * turn :]
@@ -111,14 +111,14 @@ def compiled(
     return race, race.rows(times)
 
 
-def switch(model: Any, contender: str, phase: str, on: ExitStack) -> None:
-    """Let the model compute as the contender does until ``on`` closes; in training or eval mode."""
+def switch(model: Any, contender: str, phase: str, stack: ExitStack) -> None:
+    """Let the model compute as the contender does until ``stack`` closes; in training or eval mode."""
     if contender != BASELINE:
-        on.enter_context(enable(cast(Mode, contender), model=model))
+        stack.enter_context(enable(cast(Mode, contender), model=model))
     model.train(phase == "train")
 
 
-def images(model: Any, grids: list[Grid], length: int = 0) -> dict[str, torch.Tensor]:
+def random_batch(model: Any, grids: list[Grid], length: int = 0) -> dict[str, torch.Tensor]:
     """Random images of these grids, as the model takes them; padded to ``length`` tokens (0: to the longest)."""
     device, coord = next(model.parameters()).device, coordinates(grids, length)
     lengths = torch.tensor([h * w for h, w in grids])

@@ -7,7 +7,7 @@
 | train | of the table and of ``x`` | changes before every call, as an optimizer changes it |
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
@@ -42,9 +42,9 @@ class _Activation(torch.autograd.Function):
 
 
 def race(
-    work: Workload, batch: int, dtype: str, phase: str, names: Sequence[str], on: ExitStack, device: str, channels: int
+    work: Workload, batch: int, dtype: str, phase: str, names: list[str], stack: ExitStack, device: str, channels: int
 ) -> Race:
-    """The race of these contenders on a batch; it can run until ``on`` is closed."""
+    """The race of these contenders on a batch; it can run until ``stack`` is closed."""
     cache.clear_all()
     grids, batches = work.grids(batch), (coord.to(device) for coord in work.coordinates(batch))
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
@@ -62,7 +62,7 @@ def race(
         with torch.device(device):
             embeds = work.embeds(channels)
         embeds.pos_embed.data.copy_(values[0])
-        on.enter_context(use(name, embeds))
+        stack.enter_context(use(name, embeds))
         made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
     about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
     about |= dict(table=f"{work.table[0]}x{work.table[1]} {work.mode}", device=device)

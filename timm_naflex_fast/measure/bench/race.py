@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...tables import table
+from ...text_table import table
 from ..contenders import BASELINE, PLAIN_ADD
 from ..output import number
 

@@ -1,6 +1,6 @@
 """Tables of text."""
 
-from timm_naflex_fast.tables import table
+from timm_naflex_fast.text_table import table
 
 
 def test_figures_stand_to_the_right_and_words_to_the_left():
