@@ -30,7 +30,6 @@ FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matm
 SMALL = "--model vit_small_patch16_224 --workload siglip"
 FOUR_BLOCKS = "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
 SEEN = "single imagenet siglip diverse extreme radio"
-UNSEEN = "--channels 192 --phase infer train --contenders stock interpolate_cached matmul"
 FACTS = ("commit", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
@@ -42,10 +41,6 @@ BENCH = {
     "speed/radio": f"--workload radio {FEW} --budget 1",
     "speed/small": f"--workload {SEEN} --batch-size 1 16 --phase infer train {FEW} --rounds 200 --budget 0.3",
     "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train {FEW} --budget 1",
-    # Of 2,989 grids none comes twice: rounds x contenders x images.
-    "speed/unseen_1": f"--workload unseen dropped {UNSEEN} --batch-size 1 --rounds 200",
-    "speed/unseen_16": f"--workload unseen dropped {UNSEEN} --batch-size 16 --rounds 60",
-    "speed/unseen_64": f"--workload unseen dropped {UNSEEN} --batch-size 64 --rounds 14",
     "model/small": f"{SMALL} diverse --batch-size 8 --rounds 10 --budget 60",
     "model/small_64": f"{SMALL} --batch-size 64 --rounds 10 --budget 600",  # a training step holds about 8 GB
     "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch-size 8 --rounds 8 --budget 100",
@@ -53,6 +48,7 @@ BENCH = {
 }
 # Functions that yield the rows of race after race; given True, tiny ones.
 MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
+    "speed/unseen": races.unseen,
     "rope": races.rope,
     "patch_kernels": races.patch_kernels,
     "other_libraries": races.other_libraries,

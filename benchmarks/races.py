@@ -4,27 +4,68 @@ Each function here yields the rows of race after race, for benchmarks/measure.py
 """
 
 import copy
+import math
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from timm_naflex_fast import disable, enable
 from timm_naflex_fast.measure import export
+from timm_naflex_fast.measure.bench import pos_embed
 from timm_naflex_fast.measure.bench.model import random_batch
 from timm_naflex_fast.measure.bench.race import BASELINE, Race, Timed, run
-from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+from timm_naflex_fast.measure.bench.workloads import WORKLOADS, Workload, coordinates, siglip_grids
 from timm_naflex_fast.measure.models import load_model
 
 HEADS, HEAD_DIM, DEPTH = 6, 64, 2
+GRIDS = [(h, w) for h in range(4, 129) for w in range(4, 129) if h * w <= 1024]
+random.Random(0).shuffle(GRIDS)
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
+
+
+class Unseen(Workload):
+    """Every batch has other grids: of 2,989 none comes twice."""
+
+    def coordinates(self, batch: int) -> Iterator[Tensor]:
+        """Coordinates (B, 1024, 2) of batch after batch."""
+        for first in range(0, len(GRIDS) - batch, batch):
+            yield coordinates(GRIDS[first : first + batch], self.length)
+
+
+class Dropped(Workload):
+    """Of each image a quarter of its tokens is left, in random order; the last one, which tells the grid, first."""
+
+    def coordinates(self, batch: int) -> Iterator[Tensor]:
+        """The same coordinates (B, N, 2) each time."""
+        grids, source = self.grids(batch), random.Random(0)
+        left = [[h * w - 1, *source.sample(range(h * w - 1), math.ceil(h * w / 4) - 1)] for h, w in grids]
+        cells = [own[order] for own, order in zip(coordinates(grids), left)]
+        return repeat(pad_sequence(cells, batch_first=True))
+
+
+def unseen(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+    """The position embedding of grids that never came before, padded to 1,024 tokens; and of images with lost tokens.
+
+    As many rounds as there are grids for: rounds x contenders x images.
+    """
+    works = (
+        Unseen("unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024),
+        Dropped("dropped", (16, 16), "bilinear", siglip_grids(256)),
+    )
+    names, phases, batches = [BASELINE, "interpolate_cached", "matmul"], ("infer", "train"), {1: 200, 16: 60, 64: 14}
+    for (batch, rounds), work, phase in product(batches.items(), works, phases):
+        with ExitStack() as stack:
+            race = pos_embed.race(work, 1 if tiny else batch, "float32", phase, names, stack, "cpu", 4 if tiny else 192)
+            yield run(race, 1 if tiny else rounds, budget=0.01 if tiny else 2.0)
 
 
 def time_race(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:

@@ -70,7 +70,9 @@ class Convention:
         centre = scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - shift  # (keep, 1)
         stretch = max(scale, 1.0) if self.antialias else 1.0
         taps = centre.floor() + torch.arange(-math.ceil(2 * stretch), math.ceil(2 * stretch) + 2)  # (keep, taps)
-        weights = self._filter((taps - centre) / stretch)
+        distance = (taps - centre).abs() / stretch
+        cubic = self.cubic_coefficient
+        weights = (1 - distance).clamp(min=0) if cubic is None else keys(distance, cubic)
         if self.antialias or self.drops_border or self.zeros_outside:  # else a tap outside takes the border's value
             weights = weights * ((taps >= 0) & (taps < n0))
         if self.antialias or self.drops_border:  # the weights that are left are scaled to a sum of 1
@@ -80,10 +82,6 @@ class Convention:
         if self.bfloat16 == "weights":
             matrix.values().copy_(matrix.values().bfloat16())
         return matrix
-
-    def _filter(self, x: Tensor) -> Tensor:
-        """The weight of a tap at distance x: a triangle, or the cubic kernel."""
-        return (1 - x.abs()).clamp(min=0) if self.cubic_coefficient is None else keys(x.abs(), self.cubic_coefficient)
 
     def grid(self, table: Tensor, h: int, w: int) -> Tensor:
         """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not changed."""

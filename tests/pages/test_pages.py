@@ -5,8 +5,11 @@ import json
 import measure
 import pages
 import pytest
+import races
+import torch
 
 from tests.support.measured import row
+from timm_naflex_fast.measure.bench.workloads import siglip_grids
 
 
 @pytest.fixture
@@ -68,9 +71,9 @@ def test_result_files_whose_code_has_changed_are_listed_and_stop_a_release(resul
 
 def test_a_race_that_is_lost_is_listed_and_stops_a_release(results, monkeypatch, capsys):
     lost, kept = row(times_faster=0.85), [row(times_faster=0.9), row("timm-flag-bilinear", times_faster=0.1)]
-    results("speed/unseen_1", lost, *kept, row("plain-add", times_faster=0.5), commit="HEAD")
+    results("speed/unseen", lost, *kept, row("plain-add", times_faster=0.5), commit="HEAD")
     results("exported", row(suite="exported", times_faster=0.2), commit="HEAD")  # timm's loop cannot be exported
-    line = "results/speed/unseen_1.json: siglip train B=64 matmul has 0.85 of the library's speed"
+    line = "results/speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed"
     assert check(monkeypatch, capsys, "--check") == (0, line) and check(monkeypatch, capsys, "--release") == (1, line)
 
 
@@ -100,3 +103,17 @@ def test_each_result_file_of_a_section_has_a_command():
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
         assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests", "gpu"), name
+
+
+def test_unseen_batches_have_other_grids_every_time_and_a_quarter_of_the_dropped_tokens_is_left():
+    batches = races.Unseen("unseen", (16, 16), "bilinear", None, length=1024).coordinates(50)
+    grids = [tuple(size) for _ in range(20) for size in (next(batches).amax(1) + 1).tolist()]
+    assert len({*grids}) == 1000 and max(h * w for h, w in grids) <= 1024
+    dropped = races.Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
+    sizes, batches = dropped.grids(9), dropped.coordinates(9)
+    coord = next(batches)
+    assert next(batches) is coord
+    for (h, w), own in zip(sizes, coord):
+        kept = own[: -(-h * w // 4)]
+        assert (own.amax(0) + 1).tolist() == [h, w] and len(kept.unique(dim=0)) == len(kept)
+        assert not torch.equal(kept, kept.unique(dim=0))  # they are in no order

@@ -83,8 +83,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     """
     backend = _backend(table.device, 1, strategy, traced_by)
     if backend is eager:
-        run = eager.resample if traced_by is None else _resample_outside_graphs
-        return run(table, sizes, spec, strategy)
+        return (eager.resample if traced_by is None else _resample_outside_graphs)(table, sizes, spec, strategy)
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
     length = sizes.length
     tokens: list[int] = []

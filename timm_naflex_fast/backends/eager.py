@@ -84,28 +84,20 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
     """
     made = cache.made_from(tables)
     own_size = tables[0].shape[-3:-1] if len(tables) == 1 and plan.spec.copies_own_size else None
-    settings = (strategy, *plan[2:])
-    again: list[GridGroup] = []
-    others: list[GridGroup] = []
-    keys: list[Any] = []
-    cells = 0
-    for group in plan.groups:
-        key = (group.h, group.w, settings)
-        if key in made and (group.h, group.w) != own_size:
-            again.append(group)
-            keys.append(key)
-            cells += group.h * group.w
-        else:
-            others.append(group)
-            made.setdefault(key)  # asked for
-    if not again or (len(tables) == 1 and tables[0].numel() > 4 * cells * tables[0].shape[-1]):
+    groups = {(group.h, group.w, strategy, *plan[2:]): group for group in plan.groups}
+    again = {key: group for key, group in groups.items() if key in made and key[:2] != own_size}
+    for key in groups:
+        made.setdefault(key)  # asked for
+    cells = 4 * sum([h * w for h, w, *_ in again])
+    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
         return strategy.resample(tables, plan)
 
-    def build(copies: Tables, key: tuple[int, int, Any]) -> Tensor:
-        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(*key[:2], [])]))
+    def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:
+        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(key[0], key[1], [])]))
         return embedding.to(plan.token_dtype)
 
-    kept = zip(again, cache.cached_resized(tables, keys, build))
+    kept = zip(again.values(), cache.cached_resized(tables, list(again), build))
+    others = [group for key, group in groups.items() if key not in again]
     return [*kept, *strategy.resample(tables, plan._replace(groups=others))] if others else kept
 
 

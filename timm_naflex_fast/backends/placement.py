@@ -72,8 +72,7 @@ class Sizes(NamedTuple):
     def coordinates(self, x: Tensor) -> Tensor:
         """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them carry (0, 0)."""
         sizes = self.on_device(x, x.shape[1])
-        if len(sizes) != len(x):
-            raise ValueError(f"grid_sizes must hold one size for each of the {len(x)} samples; got {len(sizes)}")
+        grids.check_count(len(sizes), len(x))
         return row_major(sizes, x.shape[1], self.merge)
 
 

@@ -3,24 +3,19 @@
 Nothing heavy is imported until the command runs, so ``--help`` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
 from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
-
-if TYPE_CHECKING:
-    from ..measure.bench.race import Race
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +58,8 @@ def bench(options: argparse.Namespace) -> int:
 
     check_writable(options.json)
     rows: list[dict[str, Any]] = []
-    for race, found in _races(options):
-        print_race(race.title, found)
+    for title, found in _races(options):
+        print_race(title, found)
         rows += found
         if options.json:  # whatever stops the next race, these are kept
             write_json(options.json, {**provenance(options.command), "rows": rows})
@@ -77,8 +72,8 @@ def bench(options: argparse.Namespace) -> int:
     return 0 if rows else 2
 
 
-def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, Any]]]]:
-    """Make and run one race after the other; yield each with its rows."""
+def _races(options: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Make and run one race after the other; yield the title of each, and its rows."""
     import torch
 
     from ..measure.bench import model, pos_embed
@@ -92,7 +87,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
         raise ValueError("--checkpoint, --model-kwargs and --compile go with --model NAME")
     defaults = model.DEFAULTS if options.model else pos_embed.DEFAULTS
     chosen = {name: getattr(options, name) or default for name, default in defaults.items()}
-    make: Callable[..., Race] = partial(pos_embed.race, device=options.device, channels=options.channels)
+    make: Callable[..., Any] = partial(pos_embed.race, device=options.device, channels=options.channels)
     patch_size, made = 16, None
     if options.model:
         valid = (*defaults["phases"], BASELINE, *STRATEGY_NAMES)
@@ -119,7 +114,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[Race, list[dict[str, A
                     race = make(*some, batch, dtype, phase, chosen["contenders"], stack)
                     rows = run(race, options.rounds or 30, budget=budget, advance=bar.update)
             bar.clear()
-            yield race, rows
+            yield race.title, rows
 
 
 def _workloads(options: argparse.Namespace, patch_size: int) -> list[Workload]:

@@ -1,12 +1,7 @@
 """``naflex-fast identify``: by which convention did a port resample its position embeddings?"""
 
-from __future__ import annotations
-
 import argparse
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 KNOWN = "siglip2, lfm2-vl, moonvit, qwen3-vl, ovis2.5, radio"
 
@@ -74,7 +69,7 @@ def identify(options: argparse.Namespace) -> int:
     return 1
 
 
-def _read(file: str, asked: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read(file: str, asked: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a file; table and sizes are those ``asked`` for, where it holds neither."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file

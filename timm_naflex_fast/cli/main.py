@@ -39,8 +39,7 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the command line) and run the command that it names; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    about = "Fast and exact resampling for timm's NaFlexVit."
-    parser = argparse.ArgumentParser("naflex-fast", description=about, allow_abbrev=False)
+    parser = argparse.ArgumentParser("naflex-fast", description="Fast and exact resampling.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
     add = partial(parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False)
     own = {name: add(name, help=what, description=f"{what}.".capitalize()) for name, what in COMMANDS.items()}

@@ -7,8 +7,7 @@ prepared in the same way; forked processes inherit what their parent has. A proc
 ``-E`` or ``-S`` reads neither, and is not patched.
 """
 
-from __future__ import annotations
-
+import argparse
 import atexit
 import json
 import os
@@ -21,11 +20,7 @@ import zipfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
-
+from typing import Any
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model: the last of timm's modules in which something is replaced.
@@ -66,8 +61,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
     for other in (name for name in libraries if name != "timm"):
         check_name(f"mode with {other}", flags.pos_embed, [mode for mode in MODES if mode != "grid_sample"])
-    if os.pathsep in STARTUP:
-        raise ValueError(f"PYTHONPATH cannot hold {STARTUP}, where this package lies: {os.pathsep!r} parts its folders")
     script, *words = options.script
     order = json.dumps({"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))

@@ -101,7 +101,10 @@ def export(
         right = all(difference <= TOLERANCE for difference in differences.values())
         for made in sorted(Path(part).iterdir(), reverse=True) if right else ():  # weights above 1.5 GB are beside it
             os.replace(made, out.resolve().with_name(made.name))
-    shapes = {name: _shape(tensor, free[name]) for name, tensor in example.items()}
+    shapes = {}
+    for name, tensor in example.items():
+        sizes = [free[name][dim].__name__ if dim in free[name] else str(n) for dim, n in enumerate(tensor.shape)]
+        shapes[name] = f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
     return differences, shapes, right
 
 
@@ -127,11 +130,6 @@ def how_to_run(out: Path, names: list[str]) -> str:
 
 def _difference(got: Any, want: Tensor) -> float:
     return ((torch.as_tensor(got) - want).abs().max() / want.abs().max().clamp(min=1e-12)).item()
-
-
-def _shape(tensor: Tensor, free: dict[int, Any]) -> str:
-    sizes = (free[dim].__name__ if dim in free else str(n) for dim, n in enumerate(tensor.shape))
-    return f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _torch(file: Path, program: Any) -> Callable[[Inputs], Any]:

@@ -7,13 +7,12 @@ another thread sees the old settings or the new, never a mixture.
 Everything is imported before the lock is taken: a thread that imports a library may be about to call ``enable()``.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from weakref import WeakSet
 
 from torch import nn
@@ -145,7 +144,7 @@ def _refresh(*, install: bool = True) -> None:
     _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
     of_all = [override for override in _overrides if not override.model]
     everywhere = {known: _newest(o for o in of_all if known in o.libraries) for known in _libraries.values()}
-    holding = [o for o in (*owns.values(), *everywhere.values()) if o is not None and not o.settings.is_stock]
+    holding = [o for o in (*owns.values(), *everywhere.values()) if o is not None and o.settings != STOCK]
     used = [library for library in everywhere if any(library in override.libraries for override in holding)]
     if install:
         _install(used)
@@ -170,19 +169,18 @@ class Handle:
     """
 
     def __init__(self, override: Override) -> None:
-        self.flags, self._override, self._left = override.settings, override, False
+        self.flags, self._override = override.settings, override
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with _lock:
-            self._left = True
             if self._override in _overrides:
                 _overrides.remove(self._override)
                 _refresh()
 
-    def __enter__(self) -> Handle:
-        if self._left:
-            raise RuntimeError("this handle has been left, and what it stands for has ended; call enable() again")
+    def __enter__(self) -> "Handle":
+        if self._override not in _overrides:
+            raise RuntimeError("what this handle stands for has ended; call enable() again")
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -246,9 +244,8 @@ def enable(
         check_name(argument, settings.pos_embed, ["stock", *dict.fromkeys(modes)])
     override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
-        if not settings.is_stock:
-            found = [not_ours(known, modules, subclasses=not strict) for known in libraries]
-            for sentence in [sentence for sentences in found for sentence in sentences]:
+        if settings != STOCK:
+            for sentence in chain.from_iterable(not_ours(o, modules, subclasses=not strict) for o in libraries):
                 message = f"{sentence} and stays in force; to put it over ours, call enable() before"
                 if strict:
                     raise RuntimeError(f"{message}. Nothing was changed")
@@ -277,7 +274,7 @@ def disable(model: nn.Module | None = None) -> None:
         if model is None:
             _overrides.clear()
             cache.clear_all()
-        elif not all(library.settings.is_stock for library in libraries):
+        elif not all(library.settings == STOCK for library in libraries):
             # What was counted goes on.
             return _put(Override(STOCK, tuple(libraries), type(model).__name__, replace(counts)), modules)
         for module in modules:

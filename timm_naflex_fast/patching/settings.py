@@ -7,19 +7,14 @@
 - override: the settings of one ``enable()``.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 from weakref import WeakSet
 
 from ..names import STRATEGY_NAMES, StrategyName
-
-if TYPE_CHECKING:  # ``naflex-fast run --help`` imports no torch
-    from torch import nn
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
@@ -117,9 +112,9 @@ class ModelSettings:
 
     overrides: tuple[Override, ...]  # of this model, oldest first; some may have ended
     settings: Settings | None  # of the newest that has not; None: those for every model hold
-    modules: WeakSet[nn.Module] = field(default_factory=WeakSet)  # without the copies'
+    modules: WeakSet[Any] = field(default_factory=WeakSet)  # without the copies'
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelSettings:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelSettings":
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -67,15 +67,8 @@ def describe(
                 replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
         notes += not_ours(library, modules)
         notes += [note for before, note in library.notes.items() if version_of(library) < before]
-    return Status(
-        own or next((library.settings for library in libraries if not library.settings.is_stock), STOCK),
-        tuple(override.settings for override in models),
-        replaced,
-        getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
-        torch.__version__,
-        dict(counts.calls),
-        dict(counts.fallbacks),
-        tuple(override.model for override in models),
-        tuple(notes),
-        scope,
-    )
+    settings = own or next((library.settings for library in libraries if library.settings != STOCK), STOCK)
+    timm = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
+    ran = dict(counts.calls), dict(counts.fallbacks)
+    settings_of_models, names = tuple(o.settings for o in models), tuple(o.model for o in models)
+    return Status(settings, settings_of_models, replaced, timm, torch.__version__, *ran, names, tuple(notes), scope)

@@ -36,24 +36,18 @@ TIMM_REFERENCE = "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sam
 _calling = threading.local()
 
 
-def _by_coordinates(name: str) -> Callable[..., None]:
-    """The replacement of timm's method ``name`` for NaFlex batches."""
+def _method(name: str) -> Callable[..., None]:
+    """The replacement of timm's method ``name``, for NaFlex batches or for plain images."""
 
-    def method(self: Any, x: Tensor, patch_coord: Tensor) -> None:
+    def add_by_coordinates(self: Any, x: Tensor, patch_coord: Tensor) -> None:
         """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
         _apply(self, name, x, patch_coord)
 
-    return method
-
-
-def _by_grid_size(name: str) -> Callable[..., None]:
-    """The replacement of timm's method ``name`` for plain images."""
-
-    def method(self: Any, x: Tensor, grid_size: Any) -> None:
+    def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
         """Modifications: the chosen strategy; in a graph two products. timm's own code under "grid_sample"."""
         _apply(self, name, x, grid_size)
 
-    return method
+    return add_by_coordinates if "_naflex_" in name else add_by_grid_size
 
 
 def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
@@ -175,13 +169,13 @@ _ROPE = tuple(("rope", name) for name in _ROTARY)
 
 REPLACEMENTS = {
     (EMBEDS, f"_apply_{kind}{suffix}"): Replacement(
-        "pos_embed", method(f"_apply_{kind}{suffix}"), strategies, attributes, skips=skips
+        "pos_embed", _method(f"_apply_{kind}{suffix}"), strategies, attributes, skips=skips
     )
     for kind, attributes, more in (("learned", _LEARNED, " pos_embed_antialias"), ("factorized", _FACTORIZED, ""))
-    for suffix, method, strategies, attributes, skips in (
-        ("_naflex_pos_embed", _by_coordinates, NAFLEX_BATCH, attributes + more, ()),
-        ("_naflex_pos_embed_grid_sample", _by_coordinates, USE_GRID_SAMPLE, attributes, _GRID_SAMPLE),
-        ("_pos_embed", _by_grid_size, SAME_RESULT, attributes + more, ()),
+    for suffix, strategies, attributes, skips in (
+        ("_naflex_pos_embed", NAFLEX_BATCH, attributes + more, ()),
+        ("_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, attributes, _GRID_SAMPLE),
+        ("_pos_embed", SAME_RESULT, attributes + more, ()),
     )
 } | {
     (home, name): Replacement("patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR, skips)

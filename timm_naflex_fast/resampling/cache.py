@@ -120,9 +120,7 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     a position table: a grid that never comes again would only cost memory, and to compare the bits of the sources costs
     time.
     """
-    versions: tuple[int, ...] = ()
-    for source in sources:
-        versions += (0 if source.is_inference() else source._version,)
+    versions = tuple([0 if source.is_inference() else source._version for source in sources])
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
@@ -158,10 +156,8 @@ def cached_resized(
         table = _get(entry.made, key)
         if table is None:
             with without_autograd():
-                tensors = tuple(copy.tensor for copy in entry.copies)
-                table = build(tensors, key).contiguous()
-                if any(table.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors):
-                    table = table.clone()
+                table = build(tuple(copy.tensor for copy in entry.copies), key)
+                table = table.clone(memory_format=torch.contiguous_format)  # it may be a view of a copy
             _add(parameters, entry, key, table)
         yield table
 

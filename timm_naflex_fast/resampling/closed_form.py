@@ -29,10 +29,7 @@ def axis_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) ->
         weights = (1 - distance).clamp(min=0) if spec.interpolation == "bilinear" else keys(distance, -0.5)
         return weights / weights.sum(-1, keepdim=True)
     taps, values = tap_weights(position, length, n0, spec)
-    weights = torch.zeros_like(centre)[..., None] * cells
-    for tap, value in zip(taps.unbind(-1), values.unbind(-1)):
-        weights = weights + value[..., None] * (cells == tap[..., None])
-    return weights
+    return (values[..., None] * (cells == taps[..., None])).sum(-2)
 
 
 def tap_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:

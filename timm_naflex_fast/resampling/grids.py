@@ -126,7 +126,8 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     """
     coord: Any = whole_numbers(patch_coord).cpu().contiguous().numpy()
     batch, length, _ = coord.shape
-    fractional = embeds_padding and patch_coord.is_floating_point() and _fractional(patch_coord)
+    fractional = embeds_padding and patch_coord.is_floating_point()
+    fractional = fractional and bool((whole_numbers(patch_coord) != patch_coord).any())
     # One image, or images of one size without padding, are told most cheaply: the last token names the last cell.
     tokens = length
     y, x = coord[0, -1].tolist()
@@ -169,10 +170,6 @@ def _row_major(w: int) -> bytes:
     return np.indices((QUICK // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()
 
 
-def _fractional(patch_coord: Tensor) -> bool:
-    return bool((whole_numbers(patch_coord) != patch_coord).any())
-
-
 def _too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> ValueError:
     """One token with a huge coordinate must not take memory out of proportion. ``side``: of the square, 0 if none."""
     resized = f", resized as {side} x {side} (ar_preserving)" if side else ""
@@ -208,9 +205,14 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3), batch: int
     if not fits:
         few = not isinstance(listed, Sequence) or len(listed) < 5
         raise bad_sizes(listed if few else f"{listed[:4]} and more", columns)
-    if batch is not None and len(sizes) != batch:
-        raise ValueError(f"grid_sizes must hold one size for each of the {batch} samples; got {len(sizes)}")
+    check_count(len(sizes), batch)
     return [(1, *size) if len(size) == 2 else size for size in sizes]  # type: ignore[misc]
+
+
+def check_count(sizes: int, batch: int | None) -> None:
+    """There must be one size for each sample of a batch; None: there are no samples yet."""
+    if batch not in (None, sizes):
+        raise ValueError(f"grid_sizes must hold one size for each of the {batch} samples; got {sizes}")
 
 
 def group_sizes(

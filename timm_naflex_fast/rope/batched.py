@@ -1,7 +1,5 @@
 """The rotary embeddings of a batch, by whichever computation costs least."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -21,7 +19,7 @@ class MixedEmbeddings(Iterator[Tensor]):
         self.depth, self.embed = depth, embed
         self.blocks = iter(range(depth))
 
-    def __iter__(self) -> MixedEmbeddings:
+    def __iter__(self) -> "MixedEmbeddings":
         self.blocks = iter(range(self.depth))
         return self
 

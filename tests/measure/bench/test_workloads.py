@@ -19,19 +19,6 @@ def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name, workload):
     assert (len({*workload.grids(40)}) > 1) == (name != "single")
 
 
-def test_unseen_batches_have_other_grids_every_time_and_a_quarter_of_the_dropped_tokens_is_left():
-    batches = WORKLOADS["unseen"].coordinates(50)
-    grids = [tuple(size) for _ in range(20) for size in (next(batches).amax(1) + 1).tolist()]
-    assert len({*grids}) == 1000 and max(h * w for h, w in grids) <= 1024
-    sizes, batches = WORKLOADS["dropped"].grids(9), WORKLOADS["dropped"].coordinates(9)
-    coord = next(batches)
-    assert next(batches) is coord
-    for (h, w), own in zip(sizes, coord):
-        kept = own[: -(-h * w // 4)]
-        assert (own.amax(0) + 1).tolist() == [h, w] and len(kept.unique(dim=0)) == len(kept)
-        assert not torch.equal(kept, kept.unique(dim=0))  # they are in no order
-
-
 def test_siglip_grids_are_as_large_as_fits():
     grids = np.array(WORKLOADS["siglip"].grids(1000))
     # One more row and column never fits, and aspects fill [1/3, 3] evenly in the logarithm.

@@ -3,26 +3,21 @@
 Importing this file needs neither torch nor timm, so a command's options can name the workloads.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..images import image_sources, read
 from ..output import printable
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Grid = tuple[int, int]
 Draw = Callable[[random.Random, int], Grid]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
-UNSEEN = [(h, w) for h in range(4, 129) for w in range(4, 129) if h * w <= 1024]  # 2,989 grids
 
 
 @dataclass(frozen=True)
@@ -32,8 +27,6 @@ class Workload:
     Attributes:
         more: further options of timm's NaFlexEmbeds, without their "pos_embed_".
         length: tokens to which a batch is padded; 0: as many as its longest image has.
-        unseen: every batch has other grids.
-        kept: the share of an image's tokens that are left, in random order.
     """
 
     name: str
@@ -42,21 +35,15 @@ class Workload:
     draw: Draw
     more: dict[str, Any] = field(default_factory=dict)
     length: int = 0
-    unseen: bool = False
-    kept: float = 1.0
 
     def grids(self, batch: int) -> list[Grid]:
         """The grids of a batch, always the same ones; a smaller batch is the beginning of a larger one."""
         source = random.Random(f"{self.name} 0")
         return [self.draw(source, number) for number in range(batch)]
 
-    def coordinates(self, batch: int) -> Iterator[Tensor]:
-        """Coordinates (B, N, 2) of batch after batch: all the same or, if ``unseen``, all others."""
-        pool = random.Random(0).sample(UNSEEN, len(UNSEEN)) if self.unseen else self.grids(batch)
-        same = None if self.unseen else coordinates(pool, self.length, self.kept)
-        while True:
-            yield coordinates(pool[:batch], self.length) if same is None else same
-            pool = pool[batch:] + pool[:batch]
+    def coordinates(self, batch: int) -> Iterator[Any]:
+        """Coordinates (B, N, 2) of batch after batch, all the same."""
+        return repeat(coordinates(self.grids(batch), self.length))
 
     def embeds(self, channels: int) -> Any:
         """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
@@ -90,23 +77,18 @@ def fit_aspect(aspect: float, tokens: int) -> Grid:
     return fit(math.sqrt(DRAWN_IMAGE / aspect), math.sqrt(DRAWN_IMAGE * aspect), tokens)
 
 
-def coordinates(grids: list[Grid], length: int = 0, kept: float = 1.0) -> Tensor:
+def coordinates(grids: list[Grid], length: int = 0) -> Any:
     """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0).
 
     Args:
         grids: of the samples.
         length: N; the most tokens of a sample if it is 0.
-        kept: the share of a sample's tokens that are there, in random order; the last one, which tells the grid, first.
     """
     import torch
 
-    tokens, source = [math.ceil(kept * h * w) for h, w in grids], random.Random(0)
-    coord = torch.zeros(len(grids), length or max(tokens), 2, dtype=torch.int64)
-    for sample, (h, w) in enumerate(grids):
-        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
-        if kept < 1:
-            cells = cells[[h * w - 1, *source.sample(range(h * w - 1), tokens[sample] - 1)]]
-        coord[sample, : len(cells)] = cells
+    coord = torch.zeros(len(grids), length or max(h * w for h, w in grids), 2, dtype=torch.int64)
+    for own, (h, w) in zip(coord, grids):
+        own[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
     return coord
 
 
@@ -142,12 +124,8 @@ def folder_workload(folder: str | Path, grids: list[Grid], like: Workload, lengt
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
-PHOTO_ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
-ZIPF = [1 / rank for rank in range(1, len(PHOTO_ASPECTS) + 1)]
-
-
-def _imagenet(source: random.Random, _: int) -> Grid:
-    return fit_aspect(source.choices(PHOTO_ASPECTS, ZIPF)[0], 576)
+ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
+ZIPF = [1 / rank for rank in range(1, len(ASPECTS) + 1)]
 
 
 def siglip_grids(tokens: int) -> Draw:
@@ -170,12 +148,10 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("single", (16, 16), "bilinear", _uniform(24, 24)),
-        Workload("imagenet", (16, 16), "bicubic", _imagenet),
+        Workload("imagenet", (16, 16), "bicubic", lambda source, _: fit_aspect(source.choices(ASPECTS, ZIPF)[0], 576)),
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _extreme),
         Workload("radio", (128, 128), "bilinear", _uniform(16, 48), RADIO),
-        Workload("unseen", (16, 16), "bilinear", lambda source, _: source.choice(UNSEEN), length=1024, unseen=True),
-        Workload("dropped", (16, 16), "bilinear", siglip_grids(256), kept=0.25),
     )
 }
