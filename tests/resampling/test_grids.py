@@ -19,7 +19,8 @@ def only(y, x, tokens):
 
 
 def test_how_many_cells_a_grid_may_have():
-    assert len(plan_batch(*only(64, 63, 1), ResizeSpec()).groups) == 1  # 65 x 64 = 64 * 1 + 4096
+    for most in (only(64, 63, 1), only(63, 67, 4)):  # 65 x 64 = 64 * 1 + 4096, 64 x 68 = 64 * 4 + 4096
+        assert len(plan_batch(*most, ResizeSpec()).groups) == 1
     with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
         plan_batch(*only(18, 218, 1), ResizeSpec())
     assert len(plan_batch(*only(0, 499, 4), ResizeSpec()).groups) == 1
@@ -34,6 +35,7 @@ def test_how_many_cells_a_grid_may_have():
 def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(monkeypatch, images, padding, turned):
     coord = row_major([(3, 4)] * images, 12 + padding)
     coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
+    assert grids._row_major(4).startswith(row_major([(3, 4)]).numpy().tobytes())
     asked = grids._row_major.cache_info().hits + grids._row_major.cache_info().misses
     found = grids.read_grids(coord)
     assert grids._row_major.cache_info().hits + grids._row_major.cache_info().misses == asked + 1  # it was told so
@@ -61,3 +63,6 @@ def test_sizes_of_other_libraries_and_what_is_none():
     for wrong in (*frames, np.array([(3.0, 4.0)]), np.array([(True, True)]), np.array(4), "34", 34, [3, 4], None):
         with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
             sizes_on_host(wrong)
+    for few, got in ((4, r"\]$"), (5, r"\] and more$")):
+        with pytest.raises(ValueError, match=got):
+            sizes_on_host([(0, 3)] * few)
