@@ -92,6 +92,7 @@ def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_default
 
     def results(table, line, kernel):
         sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
+        sums += resample_pos_embeds(table, [(2, 30)], mode="bicubic", strategy=strategy, merge=2).sum()
         lines = add_factorized_pos_embed_(zeros.clone(), line, line, coord, strategy=strategy)
         return sums, lines, resample_patch_kernel(kernel, (5, 9))
 
