@@ -137,10 +137,11 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_computed_in_float32_at_least_and_cast_once(dtype, mode):
+@pytest.mark.parametrize("antialias", [True, False])
+def test_computed_in_float32_at_least_and_cast_once(dtype, mode, antialias):
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
-    want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode))
-    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode)
+    want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias))
+    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias)
     assert got.dtype == dtype
     assert relative(got, want) <= max(torch.finfo(dtype).eps / 2, 1e-12) + 1e-6 * (dtype != torch.float64)
 
