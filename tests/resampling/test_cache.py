@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.checks import during
-from tests.support.oracles import kept_tensors
+from tests.support.oracles import kept_tensors, row_major
 from timm_naflex_fast.functional import add_factorized_pos_embed_, resample_patch_kernel, resample_pos_embeds
 from timm_naflex_fast.patching import install
 from timm_naflex_fast.resampling import cache
@@ -88,7 +88,7 @@ def test_no_autocast_reaches_what_is_kept():
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
 def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_defaults_are(strategy):
     tensors = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
-    coord, zeros = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None], torch.zeros(1, 12, 4)
+    coord, zeros = row_major([(3, 4), (7, 1)]), torch.zeros(2, 12, 4)  # 7 / 3 is no number of bfloat16
 
     def results(table, line, kernel):
         sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
