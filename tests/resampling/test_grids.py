@@ -55,6 +55,12 @@ def test_where_all_samples_lost_tokens_each_names_its_cell():
     assert [group.cells[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
 
 
+def test_padding_that_names_a_cell_counts_where_padding_is_embedded():
+    coord = row_major([(1, 2), (2, 1)], 3)
+    coord[0, 2] = coord[0, 1]
+    assert grids.read_grids(coord, True)[3] == [True, False] and grids.read_grids(coord)[3] == [False, False]
+
+
 def test_sizes_of_other_libraries_and_what_is_none():
     for sizes in (np.array([(3, 4), (4, 5)]), [(np.int64(3), np.int32(4)), (4, 5)], np.array([(1, 3, 4), (1, 4, 5)])):
         found = sizes_on_host(sizes, batch=2)
