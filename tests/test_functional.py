@@ -43,7 +43,7 @@ def test_what_else_describes_the_same(strategy):
 
 
 NO_NUMBERS = [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)]
-NO_SIZES = [(dict(size=size), r"size must be \(h, w\)") for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))]
+NO_SIZES = [(dict(size=size), r"^size must be \(h, w\)") for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))]
 NAMES, MODES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'", "valid: 'bilinear', 'bicubic'"
 WRONG = {
     fast.add_pos_embed_: [
@@ -54,12 +54,13 @@ WRONG = {
         *[(dict(table=table), "table must be a tensor of real numbers") for table in NO_NUMBERS],
         (dict(x=torch.zeros(2, 6, 3)), "as wide as the table"),
         (dict(x=torch.zeros(2, 6, 4, dtype=torch.long)), "floating point"),
-        (dict(patch_coord=COORD[:, :5]), "patch_coord must hold"),
-        (dict(patch_coord=COORD - 1), "negative"),
+        (dict(patch_coord=COORD[:, :5]), r"patch_coord must hold .*; got \(2, 5, 2\)"),
+        *[(dict(patch_coord=COORD * 0 + torch.tensor(cell)), "negative") for cell in ((-1, 0), (0, -1))],
         *[(dict(patch_coord=COORD.to(dtype)), "integers|real numbers") for dtype in (torch.bool, torch.complex64)],
         (dict(patch_coord=[[0, 0]]), "got list"),
         (dict(patch_coord=None), "either patch_coord or grid_sizes"),
         (dict(grid_sizes=[(2, 3), (3, 2)]), "either patch_coord or grid_sizes"),
+        (dict(patch_coord=None, grid_sizes=[(1, 2, 3)]), r"hold \(h, w\) for each image, .* shape \(B, 2\); got"),
         (dict(patch_coord=None, grid_sizes=[(2, 3)]), "one size for each of the 2"),
         (dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)]), "image 1 has 8 tokens"),
     ],
@@ -136,10 +137,11 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_computed_in_float32_at_least_and_cast_once(dtype, mode):
+@pytest.mark.parametrize("antialias", [True, False])
+def test_computed_in_float32_at_least_and_cast_once(dtype, mode, antialias):
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
-    want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode))
-    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode)
+    want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias))
+    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias)
     assert got.dtype == dtype
     assert relative(got, want) <= max(torch.finfo(dtype).eps / 2, 1e-12) + 1e-6 * (dtype != torch.float64)
 

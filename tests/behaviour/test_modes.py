@@ -20,6 +20,7 @@ MODELS = {
     "frozen": {},
     "rope": dict(rope_type="mixed"),
     "patch kernels": dict(enable_patch_interpolator=True),
+    "frozen patch kernels": dict(enable_patch_interpolator=True),
 }
 
 
@@ -28,9 +29,9 @@ SAVED = "sum mul add cat view split_with_sizes slice unbind _embedding_bag _upsa
 
 def model_and_batch(name):
     model, batch = small_vit(**MODELS[name]), dict(BATCH)
-    if name == "frozen":
+    if "frozen" in name:
         model.embeds.requires_grad_(False)
-    if name == "patch kernels":
+    if "patch kernels" in name:
         batch["patches"] = torch.randn(*batch["patches"].shape[:2], 6, 5, 1)
     return model, batch
 

@@ -234,8 +234,9 @@ def test_nothing_of_the_size_of_the_tokens_is_kept_for_the_backward_pass():
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])
 def test_operator_passes_opcheck(sampler):
     spec = ("bicubic", sampler == "interpolate", False, False, sampler)
-    x = torch.randn(2, 12, 4, requires_grad=True)
+    x = torch.randn(2, 4, 12).transpose(1, 2).requires_grad_()  # results are contiguous
     table = torch.randn(6, 5, 4, requires_grad=True)
     coord = row_major([(3, 4), (2, 2)])
     torch.library.opcheck(operator.add_learned, (x, table, coord, *spec))
-    torch.library.opcheck(operator.learned_grad, (x.detach().requires_grad_(), coord, 6, 5, *spec))
+    for g in (x.detach(), x.detach().bfloat16()):
+        torch.library.opcheck(operator.learned_grad, (g.requires_grad_(), coord, 6, 5, *spec))

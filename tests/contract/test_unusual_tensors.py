@@ -78,8 +78,10 @@ def test_what_may_be_written_to():
     leaf = torch.zeros(2, 3, 4, requires_grad=True)
     with torch.no_grad():
         check_writable(leaf), check_writable(leaf[:1])
-    for x in (leaf * 1, (leaf * 1)[:1], torch.zeros(12).as_strided((1, 3, 4), (0, 4, 1))):
+    for x in (leaf * 1, (leaf * 1)[:1], torch.zeros(24).as_strided((1, 3, 4), (0, 8, 2))):
         check_writable(x)
+    with pytest.raises(RuntimeError, match="one and the same memory location"):
+        check_writable(torch.zeros(2, 3, 1).expand(-1, -1, 2))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.resampling.closed_form import axis_weights
@@ -14,12 +14,13 @@ HOW = [*itertools.product(["bilinear", "bicubic"], [True, False], [True, False])
 
 
 @given(sizes, sizes, st.sampled_from(HOW))
+@example(41, 288, HOW[-1])  # where it counts that PyTorch rounds twice
 def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     mode, antialias, _ = spec
     if mode == "bilinear" and not antialias:  # longer, PyTorch resizes the one-channel basis by yet another kernel
         n = min(n, 124)
     want = resize_matrix(n, n0, ResizeSpec(*spec))
-    got = axis_weights(torch.arange(n), torch.tensor([n]), n0, ResizeSpec(*spec))
+    got = axis_weights(torch.arange(n).double(), torch.tensor([n]).double(), n0, ResizeSpec(*spec))
     exact = resize_matrix(n, n0, ResizeSpec(*spec), torch.float64)
     # Torch 2.11's build rounds the position in 1-D once instead of twice; those of 2.4 and 2.15 do not.
     allowed = n0 * 2**-24 if mode == "linear" and torch.__version__.startswith("2.11.") else 0

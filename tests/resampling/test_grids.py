@@ -19,7 +19,8 @@ def only(y, x, tokens):
 
 
 def test_how_many_cells_a_grid_may_have():
-    assert len(plan_batch(*only(64, 63, 1), ResizeSpec()).groups) == 1  # 65 x 64 = 64 * 1 + 4096
+    for most in (only(64, 63, 1), only(63, 67, 4)):  # 65 x 64 = 64 * 1 + 4096, 64 x 68 = 64 * 4 + 4096
+        assert len(plan_batch(*most, ResizeSpec()).groups) == 1
     with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
         plan_batch(*only(18, 218, 1), ResizeSpec())
     assert len(plan_batch(*only(0, 499, 4), ResizeSpec()).groups) == 1
@@ -34,6 +35,7 @@ def test_how_many_cells_a_grid_may_have():
 def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(monkeypatch, images, padding, turned):
     coord = row_major([(3, 4)] * images, 12 + padding)
     coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
+    assert grids._row_major(4).startswith(row_major([(3, 4)]).numpy().tobytes())
     asked = grids._row_major.cache_info().hits + grids._row_major.cache_info().misses
     found = grids.read_grids(coord)
     assert grids._row_major.cache_info().hits + grids._row_major.cache_info().misses == asked + 1  # it was told so
@@ -53,6 +55,12 @@ def test_where_all_samples_lost_tokens_each_names_its_cell():
     assert [group.cell_index[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
 
 
+def test_padding_that_names_a_cell_counts_where_padding_is_embedded():
+    coord = row_major([(1, 2), (2, 1)], 3)
+    coord[0, 2] = coord[0, 1]
+    assert grids.read_grids(coord, True)[3] == [True, False] and grids.read_grids(coord)[3] == [False, False]
+
+
 def test_sizes_of_other_libraries_and_what_is_none():
     for sizes in (np.array([(3, 4), (4, 5)]), [(np.int64(3), np.int32(4)), (4, 5)], np.array([(1, 3, 4), (1, 4, 5)])):
         found = sizes_on_host(sizes, batch=2)
@@ -61,3 +69,6 @@ def test_sizes_of_other_libraries_and_what_is_none():
     for wrong in (*frames, np.array([(3.0, 4.0)]), np.array([(True, True)]), np.array(4), "34", 34, [3, 4], None):
         with pytest.raises(ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"):
             sizes_on_host(wrong)
+    for few, got in ((4, r"\]$"), (5, r"\] and more$")):
+        with pytest.raises(ValueError, match=got):
+            sizes_on_host([(0, 3)] * few)
