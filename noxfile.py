@@ -59,35 +59,6 @@ ABOUT = (
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
-# A plugin of pytest: the library's own code runs in place of ours, and a test that asked for ours is marked.
-FORCED = """
-import pytest
-from timm_naflex_fast.patching import library
-from timm_naflex_fast.tracing import constant_while_traced
-
-asked = []
-
-@constant_while_traced
-def note(name, component, wanted, counts):
-    asked.extend([wanted] * (wanted != "stock"))
-    if counts:
-        library.record_call(name, component, "stock")
-
-def decide(known, key, module, *tensors, **rest):
-    replacement = known.replacements[key]
-    settings = getattr(getattr(module, library.ATTRIBUTE, None), "settings", None) or known.settings
-    wanted = replacement.strategies.get(getattr(settings, replacement.component), "stock")
-    note(known.name, replacement.component, wanted, not replacement.counted_elsewhere)
-    return library.Decision("stock", (), None, settings)
-
-library.decide = decide  # before the files that import it by name
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item):
-    asked.clear()
-    yield
-    item.user_properties.extend([("asks for ours", True)] * bool(asked))
-"""
 # A plugin of pytest: each of its processes adds lines, how often each code ran.
 WITNESS = """
 from pathlib import Path
@@ -179,18 +150,13 @@ def under_modes(session: nox.Session, file: str, modes: list[str], extra: str, *
 @nox.session(venv_backend="none")
 def forced_stock(session: nox.Session) -> None:
     """Our own tests with the library's own code in place of ours: each that asks for ours has to fail."""
-    folder = Path(session.create_tmp()).resolve()
-    (folder / "forced.py").write_text(FORCED)
-    session.env["PYTHONPATH"] = str(folder)
-    pytest(session, "", "--tb=no", "-p", "forced", *session.posargs)
-    cases = list(ElementTree.parse(folder / "report.xml").getroot()[0].iter("testcase"))
+    pytest(session, "", "--tb=no", "-p", "tests.support.forced_stock", *session.posargs)
+    cases = ElementTree.parse(Path(session.create_tmp()) / "report.xml").getroot()[0].findall("testcase")
     asking = [case for case in cases if case.find("properties/property[@name='asks for ours']") is not None]
     green = [f"{case.get('classname')}.{case.get('name')}" for case in asking if case.find("failure") is None]
     found = {"ask for ours": len(asking), "red": len(asking) - len(green), "green": green}
-    out = (
-        Path(os.environ.get("RESULTS", ROOT / "results" / "tests"))
-        / f"forced_stock{'_slow' * bool(session.posargs)}.json"
-    )
+    name = f"forced_stock{'_slow' * bool(session.posargs)}.json"
+    out = Path(os.environ.get("RESULTS", ROOT / "results" / "tests")) / name
     out.write_text(json.dumps({**provenance("uv run nox -s forced_stock"), **found}, indent=1) + "\n")
     if green or not asking:
         session.error(f"{len(asking)} ask for ours; green: {green}")

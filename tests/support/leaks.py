@@ -41,7 +41,10 @@ def _tables():
 
 def _snapshot():
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
-    overrides, owns = list(install._overrides), [(module, own) for own in install._model_settings for module in own.modules]
+    overrides, owns = (
+        list(install._overrides),
+        [(module, own) for own in install._model_settings for module in own.modules],
+    )
 
     def put_back():
         for module, own in owns:

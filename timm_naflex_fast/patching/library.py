@@ -148,7 +148,7 @@ def decide(
             reason = why_unsupported(*tensors)
         if reason is None and traced_by == "export":
             reason = replacement.not_exported
-        if reason is None and replacement.skips:
+        if reason is None:
             reason = overridden_by(library, module, replacement.skips)
         if reason is None and tables:
             for name in tables[1:]:
