@@ -215,10 +215,10 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         enable("matmul", model=other)  # so that ours is in place when timm's own is chosen
         enable(mode)
         ran = times(run)
-        (impl,) = {impl for _, impl in status().calls}
-        assert run is not batch or impl == by_mode.get(mode, "stock")
+        (strategy,) = {strategy for _, strategy in status().calls}
+        assert run is not batch or strategy == by_mode.get(mode, "stock")
         # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the table once.
-        assert ran == Counter(names) or (impl == "stock" and ran == timms), (impl, timms)
+        assert ran == Counter(names) or (strategy == "stock" and ran == timms), (strategy, timms)
         disable()
 
 
