@@ -216,7 +216,7 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    return cache.stats()[0].get("resized tables and kernels", 0)
+    return cache.stats()[0].get(cache.FROZEN, 0)
 
 
 def kept_tensors():
