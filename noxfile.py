@@ -35,12 +35,12 @@ PAIRINGS |= {"torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0"}
 PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
 # Folders and files of tests.
-CROSSING = {"patch": ("handles", "compiled_choice", "transformers_models")}
-CROSSING["model"] = ("models", "rope_models", "distributed", "dtensor", "workers")
+PATCH = ("handles", "compiled_choice", "transformers_models")
+MODEL = ("models", "rope_models", "distributed", "dtensor", "workers")
 LAYERS = {
     "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
-    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in CROSSING["patch"])),
-    "model": tuple(f"behaviour/test_{name}.py" for name in CROSSING["model"]),
+    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in PATCH)),
+    "model": tuple(f"behaviour/test_{name}.py" for name in MODEL),
 }
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = [f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")]

@@ -235,7 +235,7 @@ def api() -> str:
             function = getattr(module, name)
             taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
             call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
-            said = " ".join(inspect.getdoc(function).split("\n\n")[0].split())
+            said = " ".join(str(function.__doc__).split("\n\n")[0].split())
             parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{said}")
     return "\n\n".join(parts)
 
