@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-
 HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
 HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
-HUB_SECONDS = 5.0  # a hub that needs longer counts as absent: its client would try again for a minute
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")  # where trainers keep the weights, in timm's order
 
 
@@ -68,7 +66,6 @@ def load_model(
     """
     import timm
     import torch
-    from huggingface_hub import constants
     from timm.layers import build_sincos2d_pos_embed
     from timm.models.naflexvit import NaFlexVit
 
@@ -82,7 +79,7 @@ def load_model(
         raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
     if family.startswith("vit_"):
         more["use_naflex"] = True
-    weights, what, advice, offline = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE, constants.HF_HUB_OFFLINE
+    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE
     if random_weights:
         weights, advice = "random, untrained, seed 0; position table of sines and cosines", HOW_TO_FIT
     elif checkpoint is not None:
@@ -96,8 +93,6 @@ def load_model(
         if "head.weight" in state or "blocks.0.norm1.weight" in state:  # timm's own names: a head would have this one
             overlay["num_classes"] = classes
             more = {"num_classes": classes, **more}
-    elif offline := not _hub_answers():
-        advice = f"{constants.ENDPOINT} does not answer; {HOW_TO_GIVE}"
     heads: list[str] = []
     load = NaFlexVit.load_state_dict
 
@@ -109,7 +104,6 @@ def load_model(
         torch.random.fork_rng(devices=[]),
         load_errors(what, advice),
         patch.object(NaFlexVit, "load_state_dict", load_whole),
-        patch.object(constants, "HF_HUB_OFFLINE", offline),
     ):
         torch.manual_seed(0)
         model = timm.create_model(name, pretrained=not random_weights, **more)
@@ -118,17 +112,6 @@ def load_model(
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
     return model.eval().to(getattr(torch, dtype)), weights + "".join(heads)
-
-
-def _hub_answers() -> bool:
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # of the client, httpx or requests by its release
-        return False
-    return True
 
 
 def _check_whole(model: Any, given: dict[str, Any]) -> str:
@@ -165,16 +148,12 @@ def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
     # Beside the weights timm's train.py keeps its options, and others their figures as NumPy's numbers.
     numbers = [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
     torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, np.float64().__reduce__()[0], *numbers])
-    try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError("it holds more than tensors, and such a file could run code") from error
-    key = next((key for key in STATES if isinstance(found, dict) and found.get(key) is not None), "")
-    state = found[key] if key else found
-    pairs = state.items() if isinstance(state, dict) else ()
-    if not pairs or not all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in pairs):
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    key = next((key for key in STATES if found.get(key) is not None), "")
+    state = clean_state_dict(found[key] if key else found)
+    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it holds no state dict")
-    return clean_state_dict(state), key
+    return state, key
 
 
 @contextmanager
