@@ -37,10 +37,8 @@ def _patches():
 
 def _snapshot():
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
-    overrides, owns = (
-        list(install._overrides),
-        [(module, own) for own in install._model_settings for module in own.modules],
-    )
+    owns = [(module, own) for own in install._model_settings for module in own.modules]
+    overrides = list(install._overrides)
 
     def put_back():
         for module, own in owns:
