@@ -1,15 +1,14 @@
-"""The tests on every supported release, and the tests of timm and transformers under each mode: uv run nox -l.
+"""The tests on every supported release, and the tests of timm under each mode: uv run nox -l.
 
 uv run nox -s pairing                                    # all pairings, into results/versions/matrix.json
 uv run nox -s "pairing(timm-1.0.16)" "pairing(timm-1.0.22)"
 uv run nox -s timm_tests -- stock matmul                 # the installed release's own tests, under these modes (all)
-uv run nox -s transformers_tests -- CHECKOUT             # transformers' own, of the models that are patched
 uv run nox -s forced_stock -- -m "slow and not fuzz"     # our own tests, where ours never runs: they must notice
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A session's row in the
-result file is replaced, the other rows stay. ``pairing`` fails if any test fails, a library's tests if one fails that
-passes under stock or if ours never ran, ``forced_stock`` if a test passes that asks for ours. With RESULTS=FOLDER the
-files go there.
+result file is replaced, the other rows stay. ``pairing`` fails if any test fails, ``timm_tests`` if one fails
+that passes under stock, or if ours never ran, ``forced_stock`` if one passes that asks for ours. With RESULTS=FOLDER
+the files go there.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ PAIRINGS |= {"torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0"}
 PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
 # Folders and files of tests.
-CROSSING = {"patch": ("handles", "compiled_choice", "transformers_models")}
-CROSSING["model"] = ("models", "rope_models", "distributed", "dtensor", "workers")
+PATCH = ("handles", "compiled_choice", "transformers_models")
+MODEL = ("models", "rope_models", "distributed", "dtensor", "workers")
 LAYERS = {
     "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
-    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in CROSSING["patch"])),
-    "model": tuple(f"behaviour/test_{name}.py" for name in CROSSING["model"]),
+    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in PATCH)),
+    "model": tuple(f"behaviour/test_{name}.py" for name in MODEL),
 }
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
 TIMM_TESTS = [f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")]
@@ -50,51 +49,18 @@ ABOUT_NAFLEX = "not test_models or (naflexvit and not (load_pretrained or giant 
 # No other test of timm may fail where it passes unpatched. This one expects entries in timm's private cache of
 # pseudo-inverses, which our patch kernels do not fill.
 MAY_FAIL = "test_patch_embed_interpolator_reuses_nonpersistent_cache"
-HF_MODELS = [
-    f"tests/models/{m}/test_modeling_{m}.py" for m in ("siglip2", "lfm2_vl", "cosmos3_edge", "radio", "hunyuan_vl")
-]
-HF_NEEDS = "parameterized accelerate requests httpx pytest-env pytest-timeout"
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
-# A plugin of pytest: the library's own code runs in place of ours, and a test that asked for ours is marked.
-FORCED = """
-import pytest
-from timm_naflex_fast.patching import library
-from timm_naflex_fast.tracing import constant_while_traced
-
-asked = []
-
-@constant_while_traced
-def note(name, component, wanted, counts):
-    asked.extend([wanted] * (wanted != "stock"))
-    if counts:
-        library.record_call(name, component, "stock")
-
-def decide(known, key, module, *tensors, **rest):
-    replacement = known.replacements[key]
-    settings = getattr(getattr(module, library.ATTRIBUTE, None), "settings", None) or known.settings
-    wanted = replacement.strategies.get(getattr(settings, replacement.component), "stock")
-    note(known.name, replacement.component, wanted, not replacement.counted_elsewhere)
-    return library.Decision("stock", (), None, settings)
-
-library.decide = decide  # before the files that import it by name
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item):
-    asked.clear()
-    yield
-    item.user_properties.extend([("asks for ours", True)] * bool(asked))
-"""
 # A plugin of pytest: each of its processes adds lines, how often each code ran.
 WITNESS = """
 from pathlib import Path
 from timm_naflex_fast import status
 def pytest_sessionfinish():
     with Path(__file__).with_name("calls").open("a") as file:
-        file.writelines(f"{impl} {count}\\n" for (_, impl), count in status().calls.items())
+        file.writelines(f"{strategy} {count}\\n" for (_, strategy), count in status().calls.items())
 """
 
 
@@ -103,22 +69,12 @@ def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
     return session.run("uv", "run", *extra.split(), *command, external=True, **options)
 
 
-def pytest(session: nox.Session, extra: str, *arguments: str) -> dict[str, Any]:
+def run_pytest(session: nox.Session, extra: str, *arguments: str) -> dict[str, Any]:
     """The counts of one run of pytest, and the names of the tests that failed."""
     out = Path(session.create_tmp()).resolve() / "report.xml"
     out.unlink(missing_ok=True)
-    uv(
-        session,
-        extra,
-        "python",
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={out}",
-        *arguments,
-        success_codes=[0, 1],
-    )
+    start = "python -m pytest -p no:cacheprovider".split()
+    uv(session, extra, *start, f"--junitxml={out}", *arguments, success_codes=[0, 1])
     suite = ElementTree.parse(out).getroot()[0]
     bad = [case for case in suite.iter("testcase") if {"failure", "error"} & {child.tag for child in case}]
     tests, skipped, failed = int(suite.get("tests", 0)), int(suite.get("skipped", 0)), len(bad)
@@ -136,96 +92,61 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
     out.write_text(json.dumps({"rows": rows if row in rows else [*rows, row]}, indent=1) + "\n")
 
 
-def sdist(session: nox.Session, name: str, release: str, folder: Path) -> Path:
-    """The unpacked source of a release."""
-    source = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"{name}=={release}")
-    uv(session, "--with pip --with setuptools", "python", "-m", *source, "--dest", str(folder))
-    with tarfile.open(next(folder.glob(f"{name}-*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / f"{name}-{release}"
-
-
 @nox.session(venv_backend="none")
 @nox.parametrize("extra", list(PAIRINGS.values()), ids=list(PAIRINGS))
 def pairing(session: nox.Session, extra: str) -> None:
     """The layers of tests that touch the libraries, on one pairing of releases."""
     folders = {layer: [f"tests/{name}" for name in names] for layer, names in LAYERS.items()}
-    layers = {layer: pytest(session, extra, "-m", "not fuzz", *names) for layer, names in folders.items()}
+    layers = {layer: run_pytest(session, extra, "-m", "not fuzz", *names) for layer, names in folders.items()}
     keep(session, "matrix.json", "pairing", {"pairing": session.name[8:-1], "layers": layers}, extra)
     if failed := [name for counts in layers.values() for name in counts["failures"]]:
         session.error(f"failed: {failed}")
 
 
-def under_modes(session: nox.Session, file: str, modes: list[str], extra: str, *arguments: str) -> None:
-    """A library's own tests, in this folder, under each mode; the first, ``stock``, tells what fails anyway."""
-    known: list[str] = []
-    plugin = ("-q", "-n", "auto", "-p", "witness", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode")
-    Path("witness.py").write_text(WITNESS)
-    session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-    for mode in modes:
-        Path("calls").write_text("")
-        counts = pytest(session, extra, *plugin, mode, *arguments)
-        calls = [line.split() for line in Path("calls").read_text().splitlines()]
-        counts["calls"] = sum(int(count) for impl, count in calls if impl == mode)
-        keep(session, file, "mode", {"mode": mode, **counts}, extra)
-        print(f"{session.name} {mode}: {counts}")
-        known = counts["failures"] if mode == modes[0] else known
-        if broken := [name for name in counts["failures"] if name not in known and MAY_FAIL not in name]:
-            session.error(f"fail under {mode} alone: {broken}")
-        if mode != "stock" and not counts["calls"]:
-            session.error(f"{mode} never ran")
-
-
 @nox.session(venv_backend="none")
 def forced_stock(session: nox.Session) -> None:
     """Our own tests with the library's own code in place of ours: each that asks for ours has to fail."""
-    folder = Path(session.create_tmp()).resolve()
-    (folder / "forced.py").write_text(FORCED)
-    session.env["PYTHONPATH"] = str(folder)
-    pytest(session, "", "--tb=no", "-p", "forced", *session.posargs)
-    cases = list(ElementTree.parse(folder / "report.xml").getroot()[0].iter("testcase"))
+    failed = run_pytest(session, "", "--tb=no", "-p", "tests.support.forced_stock", *session.posargs)["failures"]
+    cases = ElementTree.parse(Path(session.create_tmp()) / "report.xml").iter("testcase")
     asking = [case for case in cases if case.find("properties/property[@name='asks for ours']") is not None]
-    green = [f"{case.get('classname')}.{case.get('name')}" for case in asking if case.find("failure") is None]
-    found = {"ask for ours": len(asking), "red": len(asking) - len(green), "green": green}
-    out = (
-        Path(os.environ.get("RESULTS", ROOT / "results" / "tests"))
-        / f"forced_stock{'_slow' * bool(session.posargs)}.json"
-    )
+    names = {f"{case.get('classname')}.{case.get('name')}" for case in asking}
+    green = sorted(names - {*failed})
+    found = {"ask for ours": len(names), "red": len(names) - len(green), "green": green}
+    name = f"forced_stock{'_slow' * bool(session.posargs)}.json"
+    out = Path(os.environ.get("RESULTS", ROOT / "results" / "tests")) / name
     out.write_text(json.dumps({**provenance("uv run nox -s forced_stock"), **found}, indent=1) + "\n")
-    if green or not asking:
-        session.error(f"{len(asking)} ask for ours; green: {green}")
+    if green or not names:
+        session.error(f"{len(names)} ask for ours; green: {green}")
 
 
 @nox.session(venv_backend="none")
 def timm_tests(session: nox.Session) -> None:
-    """timm's own tests about NaFlex, from the sdist of the installed release."""
+    """timm's own tests about NaFlex, of the installed release, under each mode; ``stock`` tells what fails anyway."""
     folder = Path(session.create_tmp()).resolve()
-    source = sdist(session, "timm", importlib.metadata.version("timm"), folder)
+    release = importlib.metadata.version("timm")
+    source = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"timm=={release}")
+    uv(session, "--with pip --with setuptools", "python", "-m", *source, "--dest", str(folder))
+    with tarfile.open(next(folder.glob("timm-*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
     # Beside the sdist's own timm folder the installed timm would be hidden, so the tests move away from it.
     shutil.rmtree(folder / "tests", ignore_errors=True)
-    shutil.move(source / "tests", folder / "tests")
-    shutil.copy(source / "pyproject.toml", folder)
-    with session.chdir(folder):
-        under_modes(session, "timm_tests.json", session.posargs or [*MODES], "", "-k", ABOUT_NAFLEX, *TIMM_TESTS)
-
-
-@nox.session(venv_backend="none")
-def transformers_tests(session: nox.Session) -> None:
-    """transformers' own tests of the models that are patched.
-
-    Its sdist has the classes that these tests build on, but not the tests. So they come from a checkout, and the
-    published classes of the installed release take the place of the checkout's.
-    """
-    checkout, folder = Path(session.posargs[0]), Path(session.create_tmp()).resolve()
-    for name in ("tests", "utils"):
-        shutil.copytree(checkout / name, folder / name, dirs_exist_ok=True)
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(checkout / name, folder)
-    source = sdist(session, "transformers", importlib.metadata.version("transformers"), folder)
-    shutil.copytree(source / "tests", folder / "tests", dirs_exist_ok=True)
-    (folder / "src").mkdir(exist_ok=True)
-    shutil.copytree(source / "src" / "transformers", folder / "src" / "transformers", dirs_exist_ok=True)
-    extra = " ".join(f"--with {name}" for name in HF_NEEDS.split())
-    with session.chdir(folder):
-        library = ("-W", "ignore", "--naflex-library", "transformers")
-        under_modes(session, "transformers_tests.json", [*MODES[:3]], extra, *library, *HF_MODELS)
+    shutil.move(folder / f"timm-{release}" / "tests", folder / "tests")
+    shutil.copy(folder / f"timm-{release}" / "pyproject.toml", folder)
+    known: list[str] = []
+    plugin = ("-q", "-n", "auto", "-p", "witness", "-p", "timm_naflex_fast.pytest_plugin", "--naflex-mode")
+    (folder / "witness.py").write_text(WITNESS)
+    session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    session.chdir(folder)
+    for mode in session.posargs or MODES:
+        Path("calls").write_text("")
+        counts = run_pytest(session, "", *plugin, mode, "-k", ABOUT_NAFLEX, *TIMM_TESTS)
+        calls = [line.split() for line in Path("calls").read_text().splitlines()]
+        counts["calls"] = sum(int(count) for strategy, count in calls if strategy == mode)
+        known = counts["failures"] if mode == "stock" else known
+        broken = [name for name in counts["failures"] if name not in known and MAY_FAIL not in name]
+        keep(session, "timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken}, "")
+        print(f"{session.name} {mode}: {counts}")
+        if broken:
+            session.error(f"fail under {mode} alone: {broken}")
+        if mode != "stock" and not counts["calls"]:
+            session.error(f"{mode} never ran")

@@ -2,13 +2,10 @@
 
 import os
 import re
-from contextlib import nullcontext
 
 import pytest
 
-import timm_naflex_fast
-from tests.support.leaks import no_leaks
-from tests.support.oracles import embed, is_pristine, small_vit
+from tests.support.oracles import is_pristine
 
 SUITE = """
 import timm_naflex_fast
@@ -22,8 +19,6 @@ def test_with_another():
 def test_off(): timm_naflex_fast.{off}
 def test_after_it(): embed(small_vit())
 """
-
-KEPT = [small_vit()]
 
 
 def run(path, *options, workers=0):
@@ -61,25 +56,3 @@ def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
     assert run(tmp_path, option, "vllm") == pytest.ExitCode.USAGE_ERROR
     err = capsys.readouterr().err
     assert "'vllm' is not valid for" in err and f"valid: {valid}" in err and is_pristine()
-
-
-def leave_tables():
-    model = small_vit()
-    with timm_naflex_fast.enable("matmul"):
-        embed(model), embed(model), embed(model)
-
-
-@pytest.mark.parametrize(
-    ("leave", "what"),
-    [
-        (lambda: timm_naflex_fast.enable("matmul"), "left the settings for every model"),
-        (lambda: timm_naflex_fast.enable("grid_sample", model=KEPT[0]), "left the settings of models"),
-        (leave_tables, "left resized tables in the cache"),
-        (timm_naflex_fast.disable, None),
-        (lambda: timm_naflex_fast.enable("grid_sample", model=small_vit()), None),  # it ends with the model
-    ],
-)
-def test_what_a_test_of_ours_leaves_is_told_and_put_back(leave, what):
-    with nullcontext() if what is None else pytest.raises(pytest.fail.Exception, match=what), no_leaks():
-        leave()
-    assert is_pristine() and timm_naflex_fast.status().replaced == {}

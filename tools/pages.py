@@ -1,7 +1,7 @@
 """Write the tables of the pages and the picture of drift from results/: uv run tools/pages.py.
 
-With --check nothing is written: pages that differ from the result files are an error, and result files whose code has
-changed since are listed, and races in which this package is slower. With --release these are an error too.
+With --check nothing is written: pages that differ from the result files are an error, and what `complaints` finds is
+listed. With --release that is an error too.
 
 No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end -->` is made by the
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
@@ -22,7 +22,7 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
-from timm_naflex_fast.measure.contenders import CONTENDERS
+from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS, PLAIN_ADD
 from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.report import HEADINGS, row_text
 from timm_naflex_fast.measure.drift.survey import Drift
@@ -31,11 +31,12 @@ from timm_naflex_fast.measure.output import number
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 LEAST = 0.9  # of the library's own speed: what is slower stops a release
-STOCK, OURS, PLAIN_ADD = "stock", "matmul", "plain-add"
+OURS = "matmul"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 # What figures depend on, in the package: where it changes, they are old.
 CODE = [f"timm_naflex_fast/{room}" for room in "resampling strategies backends patching rope patch_embed".split()]
 CODE += [f":!timm_naflex_fast/patching/{name}.py" for name in ("install", "compat", "status")]  # no step runs them
+TESTED = ["timm_naflex_fast", ":!timm_naflex_fast/cli", ":!timm_naflex_fast/measure"]  # by versions/ and tests/
 Race = dict[str, dict[str, Any]]  # rows by contender
 Column = Callable[[Race], Any]
 
@@ -47,17 +48,22 @@ def read(pattern: str) -> list[Any]:
 
 
 def complaints() -> Iterator[str]:
-    """Result files whose code has changed since the commit that they name, and races in which our mode is slower."""
+    """Figures and tests whose code has changed since, races that are lost, and tests that fail or notice nothing."""
     for record in read("**/*"):
-        file, commit = f"results/{record['again']}.json", record.get("made", record).get("commit")
-        command = ["git", "-C", str(ROOT), "diff", "--quiet", str(commit), "HEAD", "--", *CODE]
-        if commit and "/tests/" not in file and subprocess.run(command, capture_output=True).returncode:
-            yield f"{file}: its code has changed since {commit}"
-        for row in record.get("rows", []):
+        file, rows = f"results/{record['again']}.json", record.get("rows", [])
+        code = TESTED if record["again"].startswith(("versions/", "tests/")) else CODE
+        for commit in dict.fromkeys(one.get("commit", "HEAD") for one in (record.get("made", record), *rows)):
+            command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
+            if subprocess.run(command, capture_output=True).returncode:
+                yield f"{file}: its code has changed since {commit}"
+        yield from (f"{file}: {name} passes where ours never runs" for name in record.get("green", []))
+        runs = [run for row in rows for run in row.get("layers", {"": row}).values()]
+        yield from (f"{file}: {name} fails" for run in runs for name in run.get("broken", run.get("failures", [])))
+        for row in rows:
             ours = row.get("suite", "exported") != "exported" and not row["contender"].startswith(("timm-", PLAIN_ADD))
             if ours and row["times_faster"] is not None and row["times_faster"] < LEAST:
-                race = "{workload} {phase} B={batch} {contender}".format(**row)
-                yield f"{file}: {race} has {row['times_faster']:.2f} of the library's speed"
+                race = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
+                yield f"{file}: {race.format(**row)}"
 
 
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
@@ -107,22 +113,22 @@ def cell(value: Any) -> str:
 
 
 STEP = ("workload", "phase", "batch")
-FASTER = {"times faster than timm": ratio(STOCK), "than timm's grid_sample": ratio("timm-flag-bilinear")}
+FASTER = {"times faster than timm": ratio(BASELINE), "than timm's grid_sample": ratio("timm-flag-bilinear")}
 FASTER |= {"times one plain add": ratio(OURS, PLAIN_ADD)}
-POSITION = FASTER | {f"`{mode}` than timm": ratio(STOCK, mode) for mode in ("interpolate_cached", "grid_sample")}
-SAVED: dict[str, Column] = {"timm, ms": ms(STOCK), "`matmul`, ms": ms(OURS)}
-SAVED |= {"times faster than timm": lambda race: times_faster(race[STOCK], race[OURS])}
-SAVED |= {"embeddings' share, timm": share(STOCK), "`matmul`": share(OURS)}
+POSITION = FASTER | {f"`{mode}` than timm": ratio(BASELINE, mode) for mode in ("interpolate_cached", "grid_sample")}
+SAVED: dict[str, Column] = {"timm, ms": ms(BASELINE), "`matmul`, ms": ms(OURS)}
+SAVED |= {"times faster than timm": lambda race: times_faster(race[BASELINE], race[OURS])}
+SAVED |= {"embeddings' share, timm": share(BASELINE), "`matmul`": share(OURS)}
 COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("operators")}
 COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
 COUNTS |= {"peak beyond x, GB": figure("peak", 1e9)}
-ROPE = {"timm, ms": ms(STOCK), "batched, ms": ms("batched"), "times faster": ratio(STOCK, "batched")}
+ROPE = {"timm, ms": ms(BASELINE), "batched, ms": ms("batched"), "times faster": ratio(BASELINE, "batched")}
 GRAPHS = ("graphs", "breaks", "graphs after the first batch", "first steps, s")
 COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure("median_ms")}
-EXPORTED = {"timm's loop, ms": ms(STOCK), "timm's grid_sample": ms("timm-flag-bicubic")}
+EXPORTED = {"timm's loop, ms": ms(BASELINE), "timm's grid_sample": ms("timm-flag-bicubic")}
 EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
-SIGLIP2 = {"transformers, ms": ms(STOCK), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, name} for name in (STOCK, OURS, f"{OURS}, traceable", PLAIN_ADD)]
+SIGLIP2 = {"transformers, ms": ms(BASELINE), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
+ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, who} for who in (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)]
 # Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
 RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
     "speed": ("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
@@ -131,12 +137,11 @@ RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]]
     "model": ("model/*", ("model", *STEP), SAVED, ANY),
     "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
-    "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(STOCK)}, ANY),
+    "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}, ANY),
     "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
     "exported": ("exported", ("part", *STEP), EXPORTED, ANY),
     "rope": ("rope", STEP, ROPE, ANY),
-    "gpu": ("gpu/step", (*STEP, "dtype"), FASTER, ANY),
-    "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(STOCK)}, ANY),
+    "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}, ANY),
 }
 
 
@@ -144,18 +149,14 @@ def race_table(name: str) -> str:
     """One of RACES."""
     pattern, by, shown, needed = RACES[name]
     found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
-    if not found:
-        return "Not measured."
-    columns = shown.values()
-    lines = [[", ".join(map(str, key)), *(cell(column(race)) for column in columns)] for key, race in found.items()]
-    headings = [", ".join(by), *shown]
-    return table(headings, lines, read(pattern))
+    lines = [[", ".join(map(str, key)), *(cell(show(race)) for show in shown.values())] for key, race in found.items()]
+    return table([", ".join(by), *shown], lines, read(pattern))
 
 
 def model_sentence() -> str:
     """What a whole step can gain at most."""
     rows = [row for record in read("model/*") for row in record["rows"]]
-    shares, most = [100 * row["about"]["embeds_share"][STOCK] for row in rows], max(row["batch"] for row in rows)
+    shares, most = [100 * row["about"]["embeds_share"][BASELINE] for row in rows], max(row["batch"] for row in rows)
     return (
         "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to "
         f"{most} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
@@ -165,7 +166,7 @@ def model_sentence() -> str:
 def never_slower() -> str:
     """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep timm's result."""
     found = races("speed/*", (*STEP, "dtype")).values()
-    least = {name: min(map(ratio(STOCK, name), found)) for name in (OURS, "interpolate_cached")}
+    least = {name: min(map(ratio(BASELINE, name), found)) for name in (OURS, "interpolate_cached")}
     modes = " and ".join(f"`{name}` at least {number(value)} times" for name, value in least.items())
     return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
@@ -186,7 +187,7 @@ def first_screen() -> str:
     (record,), (report,) = read("graphs"), read("drift/digits/report")
     rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
     flag = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
-    ways = {"timm": (STOCK, STOCK), "timm's `grid_sample`": flag, "this package": (OURS, OURS)}
+    ways = {"timm": (BASELINE, BASELINE), "timm's `grid_sample`": flag, "this package": (OURS, OURS)}
     lines = []
     for name, (contender, way) in ways.items():
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
@@ -204,8 +205,7 @@ def drift_peers() -> str:
     (report,) = read("drift/digits/report")
     found = report["survey"]["drift"].items()
     lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**one), HEADINGS)] for name, one in found]
-    headings = ["mode", "what it is", *HEADINGS.values()]
-    return table(headings, lines, [report["made"]], report["made"]["command"])
+    return table(["mode", "what it is", *HEADINGS.values()], lines, [report["made"]], report["made"]["command"])
 
 
 def words(run: dict[str, Any]) -> str:
@@ -235,7 +235,7 @@ def api() -> str:
             function = getattr(module, name)
             taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
             call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
-            said = " ".join(inspect.getdoc(function).split("\n\n")[0].split())
+            said = " ".join(str(function.__doc__).split("\n\n")[0].split())
             parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{said}")
     return "\n\n".join(parts)
 

@@ -43,6 +43,7 @@ def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 
 
+@ran("matmul")
 def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("timm_naflex_fast.cli.bench.write_json", Mock(side_effect=OSError("the disk is full")))
     out = tmp_path / "figures.json"

@@ -54,27 +54,37 @@ def check(monkeypatch, capsys, option, *shown):
 
 
 def test_an_old_page_is_noticed(results, tmp_path, monkeypatch, capsys):
-    (page := tmp_path / "page.md").write_text("<!-- gpu: begin -->\n1.5 times\n<!-- gpu: end -->\n")
+    (page := tmp_path / "page.md").write_text("<!-- rope: begin -->\n1.5 times\n<!-- rope: end -->\n")
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     assert check(monkeypatch, capsys, "--check", page) == (1, "page.md is old: uv run tools/pages.py")
     assert "1.5 times" in page.read_text()
 
 
-def test_result_files_whose_code_has_changed_are_listed_and_stop_a_release(results, monkeypatch, capsys):
+def test_what_is_listed_and_stops_a_release(results, monkeypatch, capsys):
+    """Old results, lost races, tests that fail on a pairing of releases, and those that do not notice forced stock."""
     if not (pages.ROOT / ".git").exists():
         pytest.skip("no checkout")
     results("counts", commit="HEAD")
-    results("rope", commit="0" * 40)
-    line = f"results/rope.json: its code has changed since {'0' * 40}"
-    assert check(monkeypatch, capsys, "--check") == (0, line) and check(monkeypatch, capsys, "--release") == (1, line)
-
-
-def test_a_race_that_is_lost_is_listed_and_stops_a_release(results, monkeypatch, capsys):
+    for name in ("rope", "tests/forced_stock"):
+        results(name, commit="0" * 40, green=["test_green"] if name[0] == "t" else [])
     lost, kept = row(times_faster=0.85), [row(times_faster=0.9), row("timm-flag-bilinear", times_faster=0.1)]
     results("speed/unseen", lost, *kept, row("plain-add", times_faster=0.5), commit="HEAD")
     results("exported", row(suite="exported", times_faster=0.2), commit="HEAD")  # timm's loop cannot be exported
-    line = "results/speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed"
-    assert check(monkeypatch, capsys, "--check") == (0, line) and check(monkeypatch, capsys, "--release") == (1, line)
+    layers = {"patch": {"failures": []}, "model": {"failures": ["test_red"]}}
+    results("versions/matrix", {"commit": "1" * 40}, {"commit": "HEAD", "layers": layers}, commit="HEAD")
+    modes = [{"failures": ["known", "new"], "broken": broken} for broken in ([], ["new"])]  # what fails under stock too
+    results("versions/timm_tests", *modes, commit="HEAD")
+    lines = [
+        f"rope.json: its code has changed since {'0' * 40}",
+        "speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed",
+        f"tests/forced_stock.json: its code has changed since {'0' * 40}",
+        "tests/forced_stock.json: test_green passes where ours never runs",
+        f"versions/matrix.json: its code has changed since {'1' * 40}",
+        "versions/matrix.json: test_red fails",
+        "versions/timm_tests.json: new fails",
+    ]
+    said = "\n".join(f"results/{line}" for line in lines)
+    assert check(monkeypatch, capsys, "--check") == (0, said) and check(monkeypatch, capsys, "--release") == (1, said)
 
 
 def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch, capsys):
@@ -98,11 +108,11 @@ def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_pat
 
 
 def test_each_result_file_of_a_section_has_a_command():
-    for pattern in {pattern for pattern, *_ in pages.RACES.values()} - {"gpu/step"}:
+    for pattern in {pattern for pattern, *_ in pages.RACES.values()}:
         assert any(name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES), pattern
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
-        assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests", "gpu"), name
+        assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests"), name
 
 
 def test_unseen_batches_have_other_grids_every_time_and_a_quarter_of_the_dropped_tokens_is_left():

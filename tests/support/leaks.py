@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.oracles import finished_tables
 from timm_naflex_fast.patching import install
 from timm_naflex_fast.patching.install import disable, status
 from timm_naflex_fast.patching.settings import ATTRIBUTE
-from timm_naflex_fast.resampling import cache
 
 WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
 
@@ -16,12 +16,12 @@ WATCHED = ("the settings for every model", "the settings of models", "replaced m
 @contextmanager
 def no_leaks():
     """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
-    put_back, before, kept = _snapshot(), _patches(), _tables()
+    put_back, before, kept = _snapshot(), _patches(), finished_tables()
     yield
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
     changes = [f"{what}: {now}, before: {before[what]}" for what, now in _patches().items() if now != before[what]]
-    if not status().replaced and _tables() > kept:
+    if not status().replaced and finished_tables() > kept:
         changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
     if changes:
         disable()  # kept tables too
@@ -35,16 +35,10 @@ def _patches():
     return dict(zip(WATCHED, (now.flags, models, now.replaced), strict=True))
 
 
-def _tables():
-    return cache.stats()[0].get("resized tables and kernels", 0)
-
-
 def _snapshot():
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
-    overrides, owns = (
-        list(install._overrides),
-        [(module, own) for own in install._model_settings for module in own.modules],
-    )
+    owns = [(module, own) for own in install._model_settings for module in own.modules]
+    overrides = list(install._overrides)
 
     def put_back():
         for module, own in owns:

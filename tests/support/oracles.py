@@ -204,7 +204,7 @@ def uses(model):
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
     before = counts.calls.copy()
     got = embed(model)
-    ran = {impl for (what, impl), n in counts.calls.items() if what == "pos_embed" and n > before[what, impl]}
+    ran = {strategy for (step, strategy) in counts.calls - before if step == "pos_embed"}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():
@@ -216,7 +216,7 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    return cache.stats()[0].get("resized tables and kernels", 0)
+    return cache.stats()[0].get(cache.FROZEN, 0)
 
 
 def kept_tensors():

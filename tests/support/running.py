@@ -25,24 +25,25 @@ def running(mode="matmul", *, component="pos_embed", **options):
     """``enable(mode, **options)``; at the end fail unless the code chosen for ``component`` ran inside."""
     with enable(mode, **options) as handle:
         yield handle
-        impl, calls = getattr(handle.flags, component), status().calls
-        assert impl == "stock" or (component, impl) in calls, f"{component} by {impl} never ran; what ran: {calls}"
+        strategy, calls = getattr(handle.flags, component), status().calls
+        found = strategy == "stock" or (component, strategy) in calls
+        assert found, f"{component} by {strategy} never ran; what ran: {calls}"
 
 
 @contextmanager
-def ran(*impls, component="pos_embed"):
-    """Count what runs inside, whoever enables it; fail unless each of ``impls`` did. Also a decorator."""
+def ran(*strategies, component="pos_embed"):
+    """Count what runs inside, whoever enables it; fail unless each of ``strategies`` did. Also a decorator."""
     seen = Counter()
     record = library.record_call
 
     @torch.compiler.assume_constant_result  # as the function that it wraps
-    def count_and_record(name, component, impl, reason=None):
-        seen[component, impl] += 1
-        record(name, component, impl, reason)
+    def count_and_record(name, component, strategy, reason=None):
+        seen[component, strategy] += 1
+        record(name, component, strategy, reason)
 
     with mock.patch.object(library, "record_call", count_and_record):
         yield seen
-    missing = [impl for impl in impls if not seen[component, impl]]
+    missing = [name for name in strategies if not seen[component, name]]
     assert not missing, f"{component} by {', '.join(missing)} never ran; what ran: {dict(seen)}"
 
 
