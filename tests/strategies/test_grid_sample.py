@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from timm.models import naflexvit
 
 from tests.support.checks import by_timms_method
-from tests.support.oracles import NEW_TIMM, Case, stock
+from tests.support.oracles import NEW_TIMM, Case, relative, stock
 from tests.support.running import running
 from timm_naflex_fast import status
 from timm_naflex_fast.functional import add_pos_embed_
@@ -48,12 +48,16 @@ def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     else:
         coord[1, 12 if kind == "negative padding" else 3] = -1
     embeds.requires_grad_(False)
-    want, got, compiled = torch.zeros(3, 3, 15, 4)
+    want, got, x = torch.zeros(3, 3, 15, 4)
     stock(case, embeds, want, coord)
     with running("grid_sample", model=embeds):
         embeds._apply_learned_naflex_pos_embed_grid_sample(got, patch_coord=coord)
         assert torch.equal(got, want) and status().fallbacks == {"coordinates that name no cell": 1}
     if kind == "negative padding" and at_coordinates:  # a graph cannot ask
-        add = lambda x: add_pos_embed_(x, embeds.pos_embed, coord, mode=mode, strategy="grid_sample")
-        torch.compile(add, backend="eager", fullgraph=True)(compiled)
+        embeds.requires_grad_()
+        add = lambda x: add_pos_embed_(x * 1, embeds.pos_embed, coord, mode=mode, strategy="grid_sample")
+        compiled, theirs = torch.compile(add, backend="eager", fullgraph=True)(x), x.clone()
         torch.testing.assert_close(compiled, want, atol=1e-5, rtol=0)
+        stock(case, embeds, theirs, coord)
+        grads = [torch.autograd.grad(out.square().sum(), embeds.pos_embed)[0] for out in (compiled, theirs)]
+        assert relative(*grads) <= 1e-5

@@ -132,13 +132,17 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C) float64: one product with a row of H0*W0 weights for each token."""
-    to = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
+    return token_weights(table.shape, positions, spec) @ table.double().flatten(0, 1)
+
+
+def token_weights(table_shape: Sequence[int], positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """What each cell of a table weighs in each token's embedding, (B, N, H0*W0) float64."""
+    to = resized_lengths(positions.h, positions.w, spec, table_shape[:2])
     y, x = (  # (B, N, H0) and (B, N, W0), float64
         axis_weights(position, length, n0, spec)
-        for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
+        for position, length, n0 in zip((positions.y, positions.x), to, table_shape)
     )
-    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)
-    return weights @ table.double().flatten(0, 1)
+    return (y[..., :, None] * x[..., None, :]).flatten(-2)
 
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
