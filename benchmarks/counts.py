@@ -72,8 +72,8 @@ def steps(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which graphs hold and CUDA
     graphs capture, reads none: it runs on PyTorch's fake tensors, which have no numbers.
 
-    The operators do not depend on the number of channels, so bytes are linear in it: a step on numbers is counted at two
-    small widths and extended to 768, one on fake tensors at 768.
+    The operators do not depend on the number of channels, so bytes are linear in it: a step on numbers is counted at
+    two small widths and extended to 768, one on fake tensors at 768.
     """
     for workload, phase in product(("siglip", "diverse"), ("infer", "train")):
         yield count_race(workload, 2 if tiny else 512, phase)

@@ -14,7 +14,7 @@ an eager model under ``torch.func`` timm's own code runs. The path of a call::
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
                   -> grids.plan_batch          reads the grids, groups the samples
-                  -> eager.add                 adds, tells autograd
+                  -> eager.add                 tells autograd, adds
                   -> strategy.resample         the embeddings of each grid
                   -> sparse_resize.SparseSum   the arithmetic
 """
@@ -128,8 +128,8 @@ _add_outside_graphs = torch._disable_dynamo(add)
 _resample_outside_graphs = torch._disable_dynamo(eager.resample)
 
 
-# Only a graph needs the operators, whose import takes longer than all the rest. The compiler calls this while it reads:
-# past the import hooks of other packages it could not follow the import itself.
+# Only a graph needs the operators, whose import takes longer than all the rest. The compiler calls this function and
+# does not trace it: it cannot trace an import where other packages have import hooks.
 @constant_while_traced
 def _import_operator() -> None:
     from . import operator  # noqa: F401

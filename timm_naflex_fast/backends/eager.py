@@ -45,7 +45,8 @@ def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> No
     if not plan.groups or not x.shape[-1]:
         return
     if watched := not cache.usable():
-        # ``allow_mutation_on_saved_tensors`` looks for x as it is before autograd knows that it changes.
+        # ``allow_mutation_on_saved_tensors`` copies x at the first in-place operator on it. It looks x up as it was
+        # saved, so this has to come before ``mark_dirty``; our writes below go to views, which it does not see.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
     inputs: Tables = ()
@@ -87,7 +88,7 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
     groups = {(group.h, group.w, strategy, *plan[2:]): group for group in plan.groups}
     again = {key: group for key, group in groups.items() if key in made and key[:2] != own_size}
     for key in groups:
-        made.setdefault(key)  # asked for
+        made.setdefault(key)  # seen once, at least
     cells = 4 * sum([h * w for h, w, *_ in again])
     if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
         return strategy.resample(tables, plan)

@@ -34,8 +34,9 @@ def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
 def not_ours(library: Library, modules: Collection[nn.Module] = (), *, subclasses: bool = True) -> list[str]:
     """What stays in force where ours should be, in sentences: on these modules, or on the library's own classes.
 
-    Without modules also on classes that are derived from them, unless ``subclasses`` is False: nobody may use these.
-    Not named is what another has put over ours, and a subclass's method that calls the one it hides.
+    Without modules also on classes that are derived from them, unless ``subclasses`` is False: ``strict`` is not to
+    raise for a derived class that nobody uses. Not named is what another has put over ours, and a subclass's method
+    that calls the one it hides.
     """
     sentences = []
     for owner, name, key in targets(library):

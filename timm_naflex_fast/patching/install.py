@@ -100,7 +100,7 @@ def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Mo
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    # A library that nobody has imported has no part in a model; ours about it would import it.
+    # A library that is not imported has no module in the model; to import our file about it would import it.
     libraries = [_library(name) for name in names or LIBRARIES[:2] if names or sys.modules.get(name)]
     if not libraries or not all(library.model_classes for library in libraries):
         raise ValueError("a model is one of timm or transformers, imported before; torchtitan knows no model")

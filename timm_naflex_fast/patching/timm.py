@@ -126,7 +126,7 @@ def interpolator_forward(
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
-    """Modifications: two 1-D pseudo-inverses, kept across models and calls, and a separable product."""
+    """Modifications: two 1-D pseudo-inverses, kept across models and calls; a small kernel takes their product."""
     fits, key = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2, (RESAMPLER, "forward")
     if not (fits and _is_ours(self, key, patch_embed, self.interpolation)):
         return original(key)(self, patch_embed, new_size)

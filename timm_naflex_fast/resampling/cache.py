@@ -114,17 +114,17 @@ def pinned(result: Result, device: torch.device) -> Result:
 
 
 def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None]:
-    """What was asked for of these sources by key: a table, or None where it was not made yet. Note there what is asked.
+    """The resized tables of these sources by key; None marks a key that was seen once, whose table is not made yet.
 
-    It is empty where the sources have changed, as far as their versions tell. Ask it before :func:`cached_resized` for
-    a position table: a grid that never comes again would only cost memory, and to compare the bits of the sources costs
-    time.
+    Callers enter the keys that they see, and call :func:`cached_resized` for those that they have seen before: a grid
+    that never comes again would only cost memory, and to compare the bits of the sources costs time. The dictionary is
+    empty where the sources have changed, as far as their versions tell.
     """
     versions = tuple([0 if source.is_inference() else source._version for source in sources])
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
-        if entry is not None and not entry.copies:  # nothing was made: only what was asked for is forgotten
+        if entry is not None and not entry.copies:  # nothing was made: only the keys are forgotten
             entry.versions, entry.made = versions, OrderedDict()
             return entry.made
         entry = _Frozen(versions)
@@ -150,7 +150,7 @@ def cached_resized(
     if entry is None or not entry.copies or not all(map(_same_bits, entry.copies, sources)):
         with without_autograd():
             copies = tuple(_copy(source) for source in sources)
-        entry = _Frozen(() if entry is None else entry.versions, copies)  # what was asked for is asked for anew
+        entry = _Frozen(() if entry is None else entry.versions, copies)  # start over: the sources have changed
         _keep(parameters, entry)
     for key in keys:
         table = _get(entry.made, key)

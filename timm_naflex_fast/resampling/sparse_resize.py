@@ -11,7 +11,7 @@ Forward, for each distinct height h and each grid (h, w) of that height::
     embeddings = after_y . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
 
 Where it costs less, as for most bilinear tables, one sparse sum takes both axes (``both_axes_together``). Bilinear
-tables without antialiasing need none of this forward: PyTorch's own kernel is such a sum.
+tables without antialiasing (and not ``ar_preserving``) go to ``F.interpolate``, which reads only what it needs.
 
 Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is read once::
 

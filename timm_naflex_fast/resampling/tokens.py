@@ -30,7 +30,7 @@ class Tokens:
         """Of each sample a view of its tokens that lie in the grid, (tokens, C), and one of those after them."""
         if self.x.ndim == 3 and self.batch is None:
             each = list(zip(self.x, self.counts))
-            return [own[:n] for own, (n, _) in each], [own[n:] for own, (n, _) in each]
+            return [tokens[:n] for tokens, (n, _) in each], [tokens[n:] for tokens, (n, _) in each]
         # At once: to slice sample by sample costs as much as the embeddings (64 samples of a 16 x 16 table).
         if self.batch is not None and not any(after for _, after in self.counts):
             return self.batch.unbind(), ()  # there is no padding
@@ -41,10 +41,10 @@ class Tokens:
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
         if self.batch is not None and not group.cell_index and 0 < len(group.samples) == self.batch.shape[0]:
-            tokens, padding = self.counts[0]
+            count, padding = self.counts[0]
             if not (padding and group.embeds_padding):
-                own = self.batch.narrow(1, 0, tokens) if padding else self.batch
-                own.add_(embeddings if embeddings.shape[0] == tokens else embeddings[:tokens])
+                batch = self.batch.narrow(1, 0, count) if padding else self.batch
+                batch.add_(embeddings if embeddings.shape[0] == count else embeddings[:count])
                 return
         in_grid, after = self.views
         if group.embeds_padding and after:
@@ -52,14 +52,14 @@ class Tokens:
                 after[sample].add_(embeddings[:1])
         taken: dict[int, Tensor] = {}  # frames of a video share their order
         for sample in group.samples:
-            own, cell = in_grid[sample], group.cell_index.get(sample)
+            tokens, cell = in_grid[sample], group.cell_index.get(sample)
             if cell is None:
-                own.add_(embeddings if len(own) == len(embeddings) else embeddings[: len(own)])
+                tokens.add_(embeddings if len(tokens) == len(embeddings) else embeddings[: len(tokens)])
                 continue
             if id(cell) not in taken:
                 on_device = cell if cell.device == embeddings.device else cell.to(embeddings.device, non_blocking=True)
                 taken = {id(cell): embeddings.index_select(0, on_device)}
-            own.add_(taken[id(cell)])
+            tokens.add_(taken[id(cell)])
 
     def sum(self, group: GridGroup, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
@@ -109,12 +109,12 @@ def assemble(
 ) -> Tensor:
     """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing."""
     parts = {}
-    for group, cells in embeddings:
-        padding = cells[:1] if group.embeds_padding else torch.full_like(cells[:1], -0.0)
+    for group, grid in embeddings:
+        padding = grid[:1] if group.embeds_padding else torch.full_like(grid[:1], -0.0)
         for sample in group.samples:
             (in_grid, after), cell = counts[sample], group.cell_index.get(sample)
-            own = cells[:in_grid] if cell is None else take(cells, cell.to(cells.device, non_blocking=True))
-            parts[sample] = torch.cat((own, padding.expand(after, -1)))
+            added = grid[:in_grid] if cell is None else take(grid, cell.to(grid.device, non_blocking=True))
+            parts[sample] = torch.cat((added, padding.expand(after, -1)))
     return torch.cat([parts[sample] for sample in range(len(counts))])
 
 
