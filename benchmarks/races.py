@@ -55,13 +55,13 @@ class Dropped(Workload):
 def unseen(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """The position embedding of grids that never came before, padded to 1,024 tokens; and of images with lost tokens.
 
-    As many rounds as there are grids for: rounds x contenders x images.
+    As many rounds as there are grids for: a batch for each contender in each round, warm-ups too, and two for x and g.
     """
     works = (
         Unseen("unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024),
         Dropped("dropped", (16, 16), "bilinear", siglip_grids(256)),
     )
-    names, phases, batches = [BASELINE, "interpolate_cached", "matmul"], ("infer", "train"), {1: 200, 16: 60, 64: 14}
+    names, phases, batches = [BASELINE, "interpolate_cached", "matmul"], ("infer", "train"), {1: 200, 16: 60, 64: 13}
     for (batch, rounds), work, phase in product(batches.items(), works, phases):
         with ExitStack() as stack:
             race = pos_embed.race(work, 1 if tiny else batch, "float32", phase, names, stack, "cpu", 4 if tiny else 192)
