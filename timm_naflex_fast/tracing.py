@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Tracer = Literal["compile", "export", "transform"]
+Tracer = Literal["compile", "export", "transform", "capture"]
 PLAIN: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,12 +24,15 @@ def tracer(*tensors: Tensor) -> Tracer | None:
       ``make_fx``, ``FakeTensorMode``. Nothing may be read on the host, nor may a number be kept from another call.
     - ``"transform"``: a ``torch.func`` transform or forward-mode differentiation, also inside a compiled function, or
       ``tensors`` that our in-place sums cannot take (see :func:`why_unsupported`).
+    - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
     """
     if torch.compiler.is_dynamo_compiling():  # true in the code that TorchDynamo reads, and nowhere else
         return "export" if _exporting() else "transform" if _transforming_while_traced() else "compile"
     if is_tracing():
         return "export"
-    return "transform" if why_not_plain(*tensors) else None
+    if why_not_plain(*tensors):
+        return "transform"
+    return "capture" if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device) else None
 
 
 def is_tracing() -> bool:

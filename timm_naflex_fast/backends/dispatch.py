@@ -19,61 +19,59 @@ an eager model under ``torch.func`` timm's own code runs. The path of a call::
                   -> sparse_resize.SparseSum   the arithmetic
 """
 
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..resampling import grids
-from ..resampling.checks import check_length, check_tokens
+from ..resampling.checks import check_length, check_tokens, check_writable
 from ..resampling.matrices import ResizeSpec
 from ..strategies import Strategy
-from ..tracing import Tracer, constant_while_traced, in_cuda_graph, refuse_in_cuda_graph
+from ..strategies.base import Tables
+from ..tracing import Tracer, constant_while_traced, tracer
 from . import eager, traceable
 from .eager import NEEDS_HOST
-from .placement import OneGrid, Sizes, row_major
+from .placement import OneGrid, Placement, Sizes, row_major
+
+FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; give coordinates on the device of x"
 
 
 def add(
     x: Tensor,
-    tables: tuple[Tensor, ...],
-    placement: Tensor | OneGrid | Sizes,
+    tables: Tables,
+    placement: Placement,
     spec: ResizeSpec,
     strategy: Strategy,
     traced_by: Tracer | None,
+    otherwise: Callable[[], None] | None = None,
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
-    1-D ``linear``, their sum is added, and of ``spec`` only ``ar_preserving`` and ``reference`` count. ``placement``:
-    where the tokens lie, as a tensor their coordinates (B, N, 2). ``traced_by`` is what ``tracer`` says of the tensors.
+    1-D ``linear``, and their sum is added. ``placement``: where the tokens lie; a tensor holds coordinates (B, N, 2).
+    ``traced_by`` is what ``tracer`` says of the tensors. ``otherwise`` is called, in eager code, in place of the error
+    for coordinates that name no cell.
 
     Raises:
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
     check_tokens(x, tables[0].shape[-1], placement if isinstance(placement, Tensor) else None)
-    if len(tables) == 2:
-        # timm's flag takes affine positions for factorized tables in every release.
-        reference = "interpolate" if spec.reference == "interpolate" else "affine_grid"
-        spec = ResizeSpec("linear", antialias=False, ar_preserving=spec.ar_preserving, reference=reference)
-    in_graph = traced_by is not None or (x.is_cuda and in_cuda_graph(x.device))
     if isinstance(placement, OneGrid):
         check_length(x, placement)
-        if in_graph:
-            return traceable.add_to_images(x, tables, placement, spec)
-    elif in_graph:
-        backend = _backend(x.device, len(tables), strategy, traced_by)
-        if backend is eager:
-            return _add_outside_graphs(x, tables, placement, spec, strategy, None)
-        if isinstance(placement, Sizes) or placement.device != x.device:
-            refuse_in_cuda_graph(x.device, NEEDS_HOST)
-        return backend.add(x, tables, placement.coordinates(x) if isinstance(placement, Sizes) else placement, spec)
-    if isinstance(placement, Tensor):
-        plan = grids.plan_batch(x, placement, spec, strategy.resizes_square)
+    if traced_by is None:
+        check_writable(x)
+        eager.add_batch(x, tables, placement, spec, strategy, otherwise)
+    elif isinstance(placement, OneGrid):
+        traceable.add_to_images(x, tables, placement, spec)
+    elif not (strategy.needs_host and traced_by == "compile"):
+        add_in_graph = _backend(len(tables), strategy, traced_by)
+        if traced_by == "capture" and (isinstance(placement, Sizes) or placement.device != x.device):
+            raise RuntimeError(FROM_HOST)
+        add_in_graph(x, tables, placement.coordinates(x) if isinstance(placement, Sizes) else placement, spec)
     else:
-        plan = placement.plan(x, spec)
-    eager.add(x, tables, plan, strategy)
+        _add_outside_graphs(x, tables, placement, spec, strategy)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:
@@ -81,10 +79,13 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
 
     Tokens after an image get zeros, or its first cell.
     """
-    backend = _backend(table.device, 1, strategy, traced_by)
-    if backend is eager:
-        return (eager.resample if traced_by is None else _resample_outside_graphs)(table, sizes, spec, strategy)
-    refuse_in_cuda_graph(table.device, NEEDS_HOST)
+    if traced_by is None:
+        return eager.resample(table, sizes, spec, strategy)
+    if strategy.needs_host and traced_by == "compile":
+        return _resample_outside_graphs(table, sizes, spec, strategy)
+    add_in_graph = _backend(1, strategy, traced_by)
+    if traced_by == "capture":
+        raise RuntimeError(FROM_HOST)
     length = sizes.length
     tokens: list[int] = []
     if length is None:
@@ -94,37 +95,38 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
         length = max(tokens, default=0)
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)
-    if backend is traceable:
+    if add_in_graph is traceable.add:
         out = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     else:
         out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-        backend.add(out, (table,), patch_coord, spec)
+        add_in_graph(out, (table,), patch_coord, spec)
     out = traceable.repeat_frames(out, on_device, sizes.embeds_padding)
     if sizes.length is not None:
         return out
     return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
-def _backend(device: torch.device, tables: int, strategy: Strategy, traced_by: Tracer | None) -> ModuleType:
-    """The backend for coordinates: a module with a function ``add(x, tables, patch_coord, spec)``, or ``eager``."""
-    if traced_by == "export" or traced_by == "transform":
-        return traceable
-    if strategy.needs_host:
-        refuse_in_cuda_graph(device, NEEDS_HOST)
-        return eager
-    if traced_by == "compile":
-        if tables == 2:
-            return traceable
-        _import_operator()
-        from . import operator
+def _backend(
+    tables: int, strategy: Strategy, traced_by: Tracer
+) -> Callable[[Tensor, Tables, Tensor, ResizeSpec], None]:
+    """The function of a graph's backend that adds tables by coordinates."""
+    if strategy.needs_host and traced_by == "capture":
+        raise RuntimeError(NEEDS_HOST)
+    if traced_by != "compile" or tables == 2:
+        return traceable.add
+    _import_operator()
+    from . import operator
 
-        return operator
-    return traceable if device.type == "cuda" and in_cuda_graph(device) else eager
+    return operator.add
 
 
 # Where the compiler reads these the graph breaks, as at timm's own loops. (``torch.compiler.disable`` would import the
 # compiler here and now.)
-_add_outside_graphs = torch._disable_dynamo(add)
+@torch._disable_dynamo
+def _add_outside_graphs(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
+    add(x, tables, placement, spec, strategy, tracer(x))
+
+
 _resample_outside_graphs = torch._disable_dynamo(eager.resample)
 
 

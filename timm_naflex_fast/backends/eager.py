@@ -5,7 +5,7 @@ autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the g
 untouched, and is read once for the tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from ..resampling import cache, dense_resize, grids, sparse_resize
-from ..resampling.checks import check_writable
+from ..resampling.checks import InvalidCoordinateError
 from ..resampling.dense_resize import Embeddings
 from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, assemble
 from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
-from .placement import Sizes
+from .placement import Placement, Sizes
 
-NEEDS_HOST = 'here grids are read on the host, or copied from it, which no CUDA graph can record; mode="matmul" can be'
+NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; it can record matmul by coordinates"
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
@@ -32,16 +32,36 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
     plan = sizes.plan(table, spec)
     plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
-    add(out, (table,), plan, strategy)
+    add_plan(out, (table,), plan, strategy)
     return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
 
 
-def add(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
+def add_batch(
+    x: Tensor,
+    tables: Tables,
+    placement: Placement,
+    spec: ResizeSpec,
+    strategy: Strategy,
+    otherwise: Callable[[], None] | None = None,
+) -> None:
+    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
+    try:
+        if isinstance(placement, Tensor):
+            plan = grids.plan_batch(x, placement, spec, strategy.resizes_square)
+        else:
+            plan = placement.plan(x, spec)
+    except InvalidCoordinateError:
+        if otherwise is None:
+            raise
+        return otherwise()
+    add_plan(x, tables, plan, strategy)
+
+
+def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
     """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T, C).
 
-    All checks, autograd's too, come before the first write; the embeddings come later, one grid at a time.
+    Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
-    check_writable(x)
     if not plan.groups or not x.shape[-1]:
         return
     if watched := not cache.usable():
@@ -85,20 +105,24 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
     """
     made = cache.made_from(tables)
     own_size = tables[0].shape[-3:-1] if len(tables) == 1 and plan.spec.copies_own_size else None
-    groups = {(group.h, group.w, strategy, *plan[2:]): group for group in plan.groups}
-    again = {key: group for key, group in groups.items() if key in made and key[:2] != own_size}
-    for key in groups:
-        made.setdefault(key)  # seen once, at least
-    cells = 4 * sum([h * w for h, w, *_ in again])
+    again, others, cells = {}, [], 0
+    for group in plan.groups:
+        key = (group.h, group.w, strategy, plan.spec, plan.token_dtype, plan.dtype)
+        if key in made and key[:2] != own_size:
+            again[key] = group
+            cells += 4 * group.h * group.w
+        else:
+            others.append(group)
+            made.setdefault(key)  # seen once, at least
     if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
         return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:
-        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(key[0], key[1], [])]))
+        h, w, *_ = key
+        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(h, w, [])]))
         return embedding.to(plan.token_dtype)
 
     kept = zip(again.values(), cache.cached_resized(tables, list(again), build))
-    others = [group for key, group in groups.items() if key not in again]
     return [*kept, *strategy.resample(tables, plan._replace(groups=others))] if others else kept
 
 

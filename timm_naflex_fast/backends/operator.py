@@ -6,13 +6,13 @@ The backward pass of each operator calls the other, so both can be differentiate
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..resampling.checks import InvalidCoordinateError
-from ..resampling.grids import plan_batch
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from . import eager, traceable
@@ -41,12 +41,10 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
-    try:
-        eager.add(out, (table.detach(),), plan_batch(out, patch_coord, spec), STRATEGIES["matmul"])
-    except InvalidCoordinateError:
-        if not spec.embeds_padding:
-            raise
-        traceable.add(out, (table.detach(),), patch_coord, spec)  # timm's flag samples at the coordinate itself
+    batch = out, (table.detach(),), patch_coord, spec
+    # Where a coordinate names no cell, timm's flag samples at the coordinate itself.
+    otherwise = partial(traceable.add, *batch) if spec.embeds_padding else None
+    eager.add_batch(*batch, STRATEGIES["matmul"], otherwise)
     return out, patch_coord.clone()
 
 
@@ -63,18 +61,16 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings
     except InvalidCoordinateError:
         if not spec.embeds_padding:
             raise
-    weights = traceable.token_weights(shape, traceable.token_positions(patch_coord, spec), spec)
-    total = weights.flatten(0, 1).t() @ g.flatten(0, 1).double()  # autograd is off inside an operator
-    return total.view(shape).to(torch.promote_types(g.dtype, torch.float32))
+        return traceable.gradient(g, shape, patch_coord, spec)  # written out: autograd is off inside an operator
 
 
 @add_learned.register_fake
-def _(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _fake_add(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(patch_coord)
 
 
 @learned_grad.register_fake
-def _(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings: Any) -> Tensor:
+def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings: Any) -> Tensor:
     return g.new_empty(rows, cols, g.shape[-1], dtype=torch.promote_types(g.dtype, torch.float32))
 
 
@@ -88,7 +84,7 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     grad_table = None
     if ctx.needs_input_grad[1]:
         grad_table = learned_grad(g, ctx.saved_tensors[0], ctx.rows, ctx.cols, *ctx.settings).to(ctx.dtype)
-    return g, grad_table, *[None] * 6
+    return g, grad_table, *[None] * (1 + len(ctx.settings))
 
 
 def _setup_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -99,7 +95,7 @@ def _setup_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward_of_grad(ctx: Any, grad_table: Tensor) -> tuple[Any, ...]:
     total, _ = add_learned(grad_table.new_zeros(ctx.shape), grad_table, ctx.saved_tensors[0], *ctx.settings)
-    return total.to(ctx.dtype), *[None] * 8
+    return total.to(ctx.dtype), *[None] * (3 + len(ctx.settings))
 
 
 add_learned.register_autograd(_backward, setup_context=_setup)

@@ -76,6 +76,10 @@ class Sizes(NamedTuple):
         return row_major(sizes, x.shape[1], self.merge)
 
 
+Placement = Tensor | OneGrid | Sizes
+"""A tensor holds coordinates (B, N, 2)."""
+
+
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry (0, 0)."""
     h, w = sizes[:, -2:, None].unbind(1)

@@ -69,6 +69,15 @@ def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any
     x.add_(resize(wide[0], a_h, a_w).to(x.dtype) if learned else resize_factorized(wide, a_h, a_w, x.dtype))
 
 
+def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
+    """The gradient (H0, W0, C) of a table resampled without antialiasing, from that of the tokens (B, N, C); float32 at
+    least."""
+    total = g.new_zeros(table_shape[0] * table_shape[1], g.shape[-1], dtype=torch.float64)
+    for cell, weight in _taps(table_shape, token_positions(patch_coord, spec), spec):
+        total.index_add_(0, cell.flatten(), (weight * g).flatten(0, 1))
+    return total.view(*table_shape).to(torch.promote_types(g.dtype, torch.float32))
+
+
 def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
     """Embeddings (B, N, C) of the first frames of images of ``sizes`` (B, 2) or (B, 3), for all frames and padding."""
     token = torch.arange(embeddings.shape[1], device=embeddings.device)  # (N)
@@ -132,28 +141,31 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C) float64: one product with a row of H0*W0 weights for each token."""
-    return token_weights(table.shape, positions, spec) @ table.double().flatten(0, 1)
-
-
-def token_weights(table_shape: Sequence[int], positions: TokenPositions, spec: ResizeSpec) -> Tensor:
-    """What each cell of a table weighs in each token's embedding, (B, N, H0*W0) float64."""
-    to = resized_lengths(positions.h, positions.w, spec, table_shape[:2])
+    to = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
     y, x = (  # (B, N, H0) and (B, N, W0), float64
         axis_weights(position, length, n0, spec)
-        for position, length, n0 in zip((positions.y, positions.x), to, table_shape)
+        for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
     )
-    return (y[..., :, None] * x[..., None, :]).flatten(-2)
+    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)
+    return weights @ table.double().flatten(0, 1)
 
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
-    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
-    rows, row_weights = tap_weights(positions.y, to_h, table.shape[0], spec)  # (B, N, taps)
-    cols, col_weights = tap_weights(positions.x, to_w, table.shape[1], spec)
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
-    for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
-        for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
-            weight = (row_weight * col_weight).to(flat.dtype)[..., None]  # (B, N, 1)
-            embeddings = embeddings + F.embedding(row * table.shape[1] + col, flat) * weight
+    for cell, weight in _taps(table.shape, positions, spec):
+        embeddings = embeddings + F.embedding(cell, flat) * weight.to(flat.dtype)
     return embeddings
+
+
+def _taps(table_shape: Sequence[int], positions: TokenPositions, spec: ResizeSpec) -> list[tuple[Tensor, Tensor]]:
+    """For each pair of taps the cell that a token reads, (B, N), and its weight, (B, N, 1) float64."""
+    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table_shape[:2])
+    rows, row_weights = tap_weights(positions.y, to_h, table_shape[0], spec)  # (B, N, taps)
+    cols, col_weights = tap_weights(positions.x, to_w, table_shape[1], spec)
+    return [
+        (row * table_shape[1] + col, (row_weight * col_weight)[..., None])
+        for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1))
+        for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1))
+    ]

@@ -7,7 +7,7 @@ interpolator no ``resampler``.
 
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor
 from ..backends import dispatch
 from ..backends.placement import OneGrid
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
-from ..resampling.checks import InvalidCoordinateError, check_tokens
+from ..resampling.checks import check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
 from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original
+from .settings import Settings
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -60,27 +61,33 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     tensors = (x, placement) if isinstance(placement, Tensor) else (x,)
     where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
     decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
-    if decision.strategy != "stock":
-        strategy = STRATEGIES[decision.strategy]
-        make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
-        spec = make(
-            interpolation,
-            getattr(embeds, "pos_embed_antialias", True),
-            getattr(embeds, "pos_embed_align_corners", False),
-            embeds.pos_embed_ar_preserving,
-            "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
-        )
-        where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
-        arguments = x, decision.tables, where, spec, strategy, decision.traced_by
-        if decision.traced_by is not None or not spec.embeds_padding:
-            return dispatch.add(*arguments)
-        try:
-            return dispatch.add(*arguments)
-        except InvalidCoordinateError:
-            fall_back(LIBRARY, "pos_embed", decision.settings, "coordinates that name no cell")
-    has_flag = name.endswith("_naflex_pos_embed") and reason is None
-    if has_flag and decision.settings.pos_embed not in ("stock", *SAME_RESULT):
-        name += "_grid_sample"  # ours cannot run, and this method of timm's own has the chosen result
+    if decision.strategy == "stock":
+        return _own_code(embeds, name, x, placement, decision.settings, reason is None)
+    strategy = STRATEGIES[decision.strategy]
+    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
+    spec = make(
+        interpolation if learned else "linear",
+        getattr(embeds, "pos_embed_antialias", True),
+        learned and getattr(embeds, "pos_embed_align_corners", False),
+        embeds.pos_embed_ar_preserving,
+        "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
+    )
+    where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
+    otherwise = None
+    if spec.embeds_padding:  # timm's flag samples wherever a coordinate lies
+        why = "coordinates that name no cell"
+        otherwise = partial(_own_code, embeds, name, x, placement, decision.settings, True, why)
+    dispatch.add(x, decision.tables, where, spec, strategy, decision.traced_by, otherwise)
+
+
+def _own_code(
+    embeds: Any, name: str, x: Tensor, placement: Any, settings: Settings, replaced: bool, reason: str | None = None
+) -> None:
+    """Call timm's own method; for a ``replaced`` interpolation the one that has the chosen result."""
+    if reason is not None:
+        fall_back(LIBRARY, "pos_embed", settings, reason)
+    if name.endswith("_naflex_pos_embed") and replaced and settings.pos_embed not in ("stock", *SAME_RESULT):
+        name += "_grid_sample"
     original((EMBEDS, name))(embeds, x, placement)
 
 
@@ -89,7 +96,7 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
-    rope, in_graph = read_rope(self.rope), tracer(x, patch_coord) is not None
+    rope, in_graph = read_rope(self.rope), tracer(x, patch_coord) not in (None, "capture")
     if isinstance(rope, str):
         reason: str | None = rope
     elif rope.augmentation is not None and in_graph:

@@ -120,7 +120,9 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     that never comes again would only cost memory, and to compare the bits of the sources costs time. The dictionary is
     empty where the sources have changed, as far as their versions tell.
     """
-    versions = tuple([0 if source.is_inference() else source._version for source in sources])
+    versions: tuple[int, ...] = ()
+    for source in sources:
+        versions += (0 if source.is_inference() else source._version,)
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:

@@ -59,16 +59,6 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
-def check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> None:
-    """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
-    for sample, (h, w) in enumerate(zip(heights, widths)):
-        if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
-            raise InvalidCoordinateError(
-                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
-                "coordinates count from 0, and padding tokens carry (0, 0)"
-            )
-
-
 def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
     """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
     h, w = grid_size

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, InvalidCoordinateError, as_int, check_cells
+from .checks import LARGEST, InvalidCoordinateError, as_int
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
@@ -124,10 +124,11 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         ValueError: a negative, non-finite or huge coordinate among a grid's own tokens; with ``embeds_padding`` also
             among its padding, and one that is no whole number.
     """
-    coord: Any = whole_numbers(patch_coord).cpu().contiguous().numpy()
+    on_host = patch_coord.cpu()
+    whole = whole_numbers(on_host)
+    coord: Any = whole.contiguous().numpy()
     batch, length, _ = coord.shape
-    fractional = embeds_padding and patch_coord.is_floating_point()
-    fractional = fractional and bool((whole_numbers(patch_coord) != patch_coord).any())
+    fractional = embeds_padding and on_host.is_floating_point() and bool((whole != on_host).any())
     # One image, or images of one size without padding, are told most cheaply: the last token names the last cell.
     tokens = length
     y, x = coord[0, -1].tolist()
@@ -145,7 +146,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     if not 0 < min(heights + widths) <= max(heights + widths) <= LARGEST:
         size = axes.view(np.int64).max(2).view(np.uint64) + 1
         heights, widths = size.tolist()
-        check_cells(coord, heights, widths)
+        _check_cells(coord, heights, widths)
     if fractional or (embeds_padding and coord.min() < 0):
         raise InvalidCoordinateError("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     shortest = min(map(mul, heights, widths))
@@ -168,6 +169,16 @@ def _row_major(w: int) -> bytes:
     As bytes, which compare memory as it stands: on so few numbers NumPy needs longer to begin.
     """
     return np.indices((QUICK // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()
+
+
+def _check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> None:
+    """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
+    for sample, (h, w) in enumerate(zip(heights, widths)):
+        if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
+            raise InvalidCoordinateError(
+                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
+                "coordinates count from 0, and padding tokens carry (0, 0)"
+            )
 
 
 def _too_many(sample: int, grid: tuple[int, int], side: int, length: int) -> ValueError:

@@ -36,7 +36,7 @@ class ResizeSpec:
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
         reference: whose result it is: ``"interpolate"``, PyTorch's ``F.interpolate``; or ``F.grid_sample`` without
             antialiasing, at the positions of timm's ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm,
-            ``"affine_grid"`` of older timm.
+            ``"affine_grid"`` of older timm, and of every timm for "linear".
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
 
     Attributes:
@@ -55,6 +55,8 @@ class ResizeSpec:
 
     def __post_init__(self) -> None:
         is_interpolate = self.reference == "interpolate"
+        if self.interpolation == "linear" and not is_interpolate:
+            object.__setattr__(self, "reference", "affine_grid")
         object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
         object.__setattr__(self, "copies_own_size", is_interpolate)
         object.__setattr__(self, "embeds_padding", not is_interpolate)
