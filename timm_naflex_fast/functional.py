@@ -89,7 +89,7 @@ def add_pos_embed_(
         dispatch.add(x, (table,), patch_coord, spec, chosen, tracer(x, table, patch_coord))
     else:
         length = x.shape[1] if x.ndim == 3 else None
-        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.embeds_padding)
+        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.at_coordinates)
         dispatch.add(x, (table,), sizes, spec, chosen, tracer(x, table))
     return x
 
@@ -244,7 +244,7 @@ def resize_matrix(
     if mode != "linear":
         check_interpolation(mode)
     n, n0 = check_size((n, n0), "n and n0 must be lengths")
-    return matrices.resize_matrix(n, n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device)
+    return matrices.axis_matrix(0, (n, n), n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device)
 
 
 def _choose(strategy: str, mode: str, *how: bool) -> tuple[Strategy, matrices.ResizeSpec]:

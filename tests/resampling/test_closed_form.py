@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.resampling.closed_form import axis_weights
-from timm_naflex_fast.resampling.matrices import ResizeSpec, resize_matrix
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
 sizes = st.integers(1, 48) | st.sampled_from([63, 128, 190, 288])
 HOW = [*itertools.product(["bilinear", "bicubic"], [True, False], [True, False]), ("linear", False, False)]
@@ -19,9 +19,9 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
     mode, antialias, _ = spec
     if mode == "bilinear" and not antialias:  # longer, PyTorch resizes the one-channel basis by yet another kernel
         n = min(n, 124)
-    want = resize_matrix(n, n0, ResizeSpec(*spec))
+    want = axis_matrix(0, (n, n), n0, ResizeSpec(*spec))
     got = axis_weights(torch.arange(n).double(), torch.tensor([n]).double(), n0, ResizeSpec(*spec))
-    exact = resize_matrix(n, n0, ResizeSpec(*spec), torch.float64)
+    exact = axis_matrix(0, (n, n), n0, ResizeSpec(*spec), torch.float64)
     # Torch 2.11's build rounds the position in 1-D once instead of twice; those of 2.4 and 2.15 do not.
     allowed = n0 * 2**-24 if mode == "linear" and torch.__version__.startswith("2.11.") else 0
     assert (got - want).abs().max() <= max(allowed, 1e-6)

@@ -137,7 +137,7 @@ def stock(case, embeds, x, coord):
 
 def reference(table, size, spec):
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
-    matrices = (axis_matrix(axis, *size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
+    matrices = (axis_matrix(axis, size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
     return torch.einsum("yh,xw,hwc->yxc", *matrices, table)
 
 

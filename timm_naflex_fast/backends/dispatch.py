@@ -32,7 +32,7 @@ from ..strategies.base import Tables
 from ..tracing import Tracer, constant_while_traced, tracer
 from . import eager, traceable
 from .eager import NEEDS_HOST
-from .placement import OneGrid, Placement, Sizes, row_major
+from .placement import OneGrid, Otherwise, Placement, Sizes, row_major
 
 FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; give coordinates on the device of x"
 
@@ -44,14 +44,14 @@ def add(
     spec: ResizeSpec,
     strategy: Strategy,
     traced_by: Tracer | None,
-    otherwise: Callable[[], None] | None = None,
+    otherwise: Otherwise = None,
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
     1-D ``linear``, and their sum is added. ``placement``: where the tokens lie; a tensor holds coordinates (B, N, 2).
-    ``traced_by`` is what ``tracer`` says of the tensors. ``otherwise`` is called, in eager code, in place of the error
-    for coordinates that name no cell.
+    ``traced_by`` is what ``tracer`` says of the tensors. ``otherwise`` is called, in eager code, in place of an
+    ``InvalidCoordinateError``.
 
     Raises:
         ValueError: shapes that do not fit, or coordinates that name no cell.

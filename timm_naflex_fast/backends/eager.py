@@ -5,7 +5,7 @@ autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the g
 untouched, and is read once for the tables.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, assemble
 from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
-from .placement import Placement, Sizes
+from .placement import Otherwise, Placement, Sizes
 
 NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; it can record matmul by coordinates"
 
@@ -29,20 +29,14 @@ NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; i
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``, packed or padded; see ``dispatch.resample``."""
     refuse_in_cuda_graph(table.device, NEEDS_HOST)
-    plan = sizes.plan(table, spec)
-    plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
+    plan = sizes.plan(table, spec)._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add_plan(out, (table,), plan, strategy)
     return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
 
 
 def add_batch(
-    x: Tensor,
-    tables: Tables,
-    placement: Placement,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    otherwise: Callable[[], None] | None = None,
+    x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy, otherwise: Otherwise = None
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
     try:
@@ -104,7 +98,7 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
     learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
     made = cache.made_from(tables)
-    own_size = tables[0].shape[-3:-1] if len(tables) == 1 and plan.spec.copies_own_size else None
+    own_size = tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.at_coordinates else None
     again, others, cells = {}, [], 0
     for group in plan.groups:
         key = (group.h, group.w, strategy, plan.spec, plan.token_dtype, plan.dtype)

@@ -42,9 +42,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *settings: Any) -
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*settings)
     batch = out, (table.detach(),), patch_coord, spec
-    # Where a coordinate names no cell, timm's flag samples at the coordinate itself.
-    otherwise = partial(traceable.add, *batch) if spec.embeds_padding else None
-    eager.add_batch(*batch, STRATEGIES["matmul"], otherwise)
+    eager.add_batch(*batch, STRATEGIES["matmul"], otherwise=partial(traceable.add, *batch))
     return out, patch_coord.clone()
 
 
@@ -59,8 +57,6 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *settings
     try:
         return eager.gradient(g, shape, patch_coord, spec)
     except InvalidCoordinateError:
-        if not spec.embeds_padding:
-            raise
         return traceable.gradient(g, shape, patch_coord, spec)  # written out: autograd is off inside an operator
 
 

@@ -4,6 +4,7 @@
 the one grid of plain images as it is.)
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +79,8 @@ class Sizes(NamedTuple):
 
 Placement = Tensor | OneGrid | Sizes
 """A tensor holds coordinates (B, N, 2)."""
+Otherwise = Callable[[], None] | None
+"""What is called in place of an ``InvalidCoordinateError``, if not None."""
 
 
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:

@@ -40,7 +40,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``.
 
     Tokens may come in any order, and any may be missing. Those with a negative or non-finite coordinate get NaN, and
-    those of a grid with far more cells than there are tokens. With timm's flag (``spec.embeds_padding``) every token is
+    those of a grid with far more cells than there are tokens. With timm's flag (``spec.at_coordinates``) every token is
     sampled at its coordinate, also at a negative one and between cells; only non-finite ones get NaN.
     """
     x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))
@@ -51,8 +51,12 @@ def embeddings(tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec
     if patch_coord.shape[1] == 0:
         return tables[0].new_zeros(*patch_coord.shape[:2], tables[0].shape[-1], dtype=dtype)
     positions = token_positions(patch_coord, spec)
-    resample = _learned if len(tables) == 1 else _factorized
-    return resample(tables, positions, spec, dtype).masked_fill(~positions.embedded[..., None], -0.0)
+    if len(tables) == 1:
+        table = tables[0].reshape(tables[0].shape[-3:])  # (H0, W0, C)
+        added = (_by_taps if few_taps(table, spec) else _by_product)(table, positions, spec).to(dtype)
+    else:
+        added = _factorized(tables, positions, spec, dtype)
+    return added.masked_fill(~positions.embedded[..., None], -0.0)
 
 
 def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any], spec: ResizeSpec) -> None:
@@ -90,7 +94,7 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Te
 
 def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to its grid."""
-    if spec.embeds_padding:  # timm's flag
+    if spec.at_coordinates:  # timm's flag
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
         h, w = grid_sizes(coord)[..., None].unbind(1)  # (B, 1)
         y, x = coord.unbind(-1)  # (B, N)
@@ -103,11 +107,6 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     # Padding takes the place (0, 0): its own coordinate may be anything.
     y, x = (axis.to(torch.float32).masked_fill(~in_grid, 0).masked_fill(wrong, torch.nan) for axis in coord.unbind(-1))
     return TokenPositions(h.clamp(min=1), w.clamp(min=1), y, x, in_grid | wrong)
-
-
-def _learned(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-    table = tables[0].reshape(tables[0].shape[-3:])  # (H0, W0, C)
-    return (_by_taps if few_taps(table, spec) else _by_product)(table, positions, spec).to(dtype)
 
 
 def _factorized(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
@@ -127,7 +126,7 @@ def resized_lengths(
     if not spec.ar_preserving:
         return h, w
     longest = torch.maximum(h, w)
-    if table_size is None or not spec.copies_own_size:
+    if table_size is None or spec.at_coordinates:
         return longest, longest
     same = (h == table_size[0]) & (w == table_size[1])
     return torch.where(same, h, longest), torch.where(same, w, longest)

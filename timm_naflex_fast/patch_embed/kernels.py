@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..resampling.cache import cached, cached_resized, pinned, without_autograd
 from ..resampling.checks import check_interpolation, check_size
-from ..resampling.matrices import ResizeSpec, resize_matrix
+from ..resampling.matrices import ResizeSpec, axis_matrix
 from ..tracing import constant_while_traced, is_tracing, refuse_in_cuda_graph, tracer
 
 Size = tuple[int, int]
@@ -55,7 +55,7 @@ def _tf32_allowed() -> bool:
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
-    a = resize_matrix(n, n0, ResizeSpec(mode, antialias), torch.float64, device)
+    a = axis_matrix(0, (n, n), n0, ResizeSpec(mode, antialias), torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
     # matrix was singular.
     if n < n0:

@@ -13,7 +13,7 @@ LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in
 
 
 class InvalidCoordinateError(ValueError):
-    """A coordinate that names no cell of a grid. timm's ``pos_embed_use_grid_sample`` samples the table there."""
+    """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples the table all the same."""
 
 
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:

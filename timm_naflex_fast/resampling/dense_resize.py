@@ -37,10 +37,10 @@ def axis_matrices(
     h: int, w: int, size: tuple[int, int], spec: ResizeSpec, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """``A_h`` (h, H0) and ``A_w`` (w, W0), float64, for a table of a ``size``; identities for a grid of that size."""
-    if spec.copies_own_size and spec.interpolation != "linear" and (h, w) == size:
+    if not spec.at_coordinates and spec.interpolation != "linear" and (h, w) == size:
         y, x = (torch.eye(n, dtype=torch.float64, device=device) for n in size)
     else:
-        y, x = (axis_matrix(axis, h, w, n0, spec).to(device, torch.float64) for axis, n0 in enumerate(size))
+        y, x = (axis_matrix(axis, (h, w), n0, spec).to(device, torch.float64) for axis, n0 in enumerate(size))
     return y, x
 
 

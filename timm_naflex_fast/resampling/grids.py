@@ -77,7 +77,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
     batch, length, _ = x.shape
     if batch == 0 or length == 0:
         return ResamplePlan([], [(0, length)] * batch, spec, x.dtype)
-    heights, widths, cell, reordered = read_grids(patch_coord, spec.embeds_padding)
+    heights, widths, cell, reordered = read_grids(patch_coord, spec.at_coordinates)
     if cell is not None:
         cell = torch.from_numpy(cell)
         rows = (cell if patch_coord.is_cpu else cell.to(patch_coord.device, non_blocking=True)).unbind()
@@ -90,11 +90,11 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
             raise _too_many(sample, (h, w), side, length)
         group = groups.get((h, w))
         if group is None:
-            group = groups[h, w] = GridGroup(h, w, [], {}, spec.embeds_padding)
+            group = groups[h, w] = GridGroup(h, w, [], {}, spec.at_coordinates)
         group.samples.append(sample)
         tokens = min(length, h * w)
         if is_reordered:
-            tokens = length if spec.embeds_padding else tokens
+            tokens = length if spec.at_coordinates else tokens
             group.cell_index[sample] = rows[sample] if tokens == length else rows[sample][:tokens]
         counts.append((tokens, length - tokens))
     if spec.reference == "affine_grid":
@@ -146,7 +146,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     if not 0 < min(heights + widths) <= max(heights + widths) <= LARGEST:
         size = axes.view(np.int64).max(2).view(np.uint64) + 1
         heights, widths = size.tolist()
-        _check_cells(coord, heights, widths)
+        _check_cells(coord, heights, widths, InvalidCoordinateError if embeds_padding else ValueError)
     if fractional or (embeds_padding and coord.min() < 0):
         raise InvalidCoordinateError("patch_coord must be whole numbers from 0, those of padding tokens too; it is not")
     shortest = min(map(mul, heights, widths))
@@ -171,11 +171,11 @@ def _row_major(w: int) -> bytes:
     return np.indices((QUICK // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()
 
 
-def _check_cells(coord: Any, heights: Sequence[int], widths: Sequence[int]) -> None:
+def _check_cells(coord: Any, heights: list[int], widths: list[int], error: type[ValueError]) -> None:
     """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
     for sample, (h, w) in enumerate(zip(heights, widths)):
         if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
-            raise InvalidCoordinateError(
+            raise error(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
                 "coordinates count from 0, and padding tokens carry (0, 0)"
             )

@@ -40,8 +40,8 @@ class ResizeSpec:
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
 
     Attributes:
-        copies_own_size: a grid of the table's own size gets the table itself.
-        embeds_padding: padding tokens get the embedding of the cell that they name: timm's flag does so.
+        at_coordinates: timm's flag samples the table at every token's coordinate; so padding tokens get embeddings too,
+            and a grid of the table's own size does not simply get the table.
     """
 
     interpolation: str = "bicubic"
@@ -50,16 +50,14 @@ class ResizeSpec:
     ar_preserving: bool = False
     reference: str = "interpolate"
     batch_max: tuple[int, int] = (0, 0)
-    copies_own_size: bool = field(init=False, repr=False, compare=False)
-    embeds_padding: bool = field(init=False, repr=False, compare=False)
+    at_coordinates: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_interpolate = self.reference == "interpolate"
         if self.interpolation == "linear" and not is_interpolate:
             object.__setattr__(self, "reference", "affine_grid")
         object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
-        object.__setattr__(self, "copies_own_size", is_interpolate)
-        object.__setattr__(self, "embeds_padding", not is_interpolate)
+        object.__setattr__(self, "at_coordinates", not is_interpolate)
 
     def lengths(self, h: int, w: int) -> tuple[int, int]:
         """The size to which the table is resized for a grid (h, w), before the crop."""
@@ -84,10 +82,13 @@ def interpolate(
     return resized if resized.shape[-1] == channels else resized[..., :channels]
 
 
-def axis_matrix(axis: int, h: int, w: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis; on the CPU."""
-    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
-    return _resize_axis(identity, (h, w)[axis], spec.lengths(h, w)[axis], spec, spec.batch_max[axis]).to(dtype)
+def axis_matrix(
+    axis: int, grid: tuple[int, int], n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32, device: Any = "cpu"
+) -> Tensor:
+    """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis."""
+    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
+    resized = _resize_axis(identity, grid[axis], spec.lengths(*grid)[axis], spec, spec.batch_max[axis])
+    return resized.to(dtype).contiguous()
 
 
 class Taps(NamedTuple):
@@ -146,17 +147,6 @@ def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_m
         # antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
         resized = interpolate(signals[:, None].expand(-1, 2, -1), (length, 2), spec, signals.dtype)[0, :, 0]
     return resized[:n]
-
-
-def resize_matrix(
-    n: int, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> Tensor:
-    """The matrix A (n, n0) with ``F.interpolate(signal, n) == A @ signal`` along one axis.
-
-    Half precision is rounded at the end: PyTorch cannot resize in it everywhere.
-    """
-    identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
-    return _resize_axis(identity, n, n, spec, n).to(dtype).contiguous()
 
 
 def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:

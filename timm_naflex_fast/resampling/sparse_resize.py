@@ -69,7 +69,7 @@ def resize_steps(
 ) -> ResizeSteps:
     """The steps from a table of a ``size`` to a grid (h, w); with ``transpose`` those of the transposed map, back."""
     h0, w0 = size
-    if spec.copies_own_size and (h, w) == (h0, w0):
+    if not spec.at_coordinates and (h, w) == (h0, w0):
         return ()
     y, x = (
         cached_taps(n, length, n0, spec, batch_max, dtype, transpose)
@@ -115,9 +115,9 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
     by_pytorch = spec.interpolation == "bilinear" and not (spec.antialias or spec.ar_preserving)
     to_resize = []
     for group in plan.groups:
-        if spec.copies_own_size and (group.h, group.w) == size:
+        if not spec.at_coordinates and (group.h, group.w) == size:
             yield group, flat
-        elif by_pytorch and spec.copies_own_size:
+        elif by_pytorch and not spec.at_coordinates:
             yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
         else:
             to_resize.append(group)

@@ -52,7 +52,7 @@ def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
         ar_preserving=embeds.pos_embed_ar_preserving,
     )
     old = tables[0].shape[1:3] if learned else (tables[0].shape[1], tables[1].shape[1])
-    rows, columns = (axis_matrix(axis, h, w, n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
+    rows, columns = (axis_matrix(axis, (h, w), n0, spec, torch.float64).abs() for axis, n0 in enumerate(old))
     if not learned:
         return (rows @ tables[0][0])[:, None] + columns @ tables[1][0]
     return columns @ torch.tensordot(rows, tables[0][0], 1)
