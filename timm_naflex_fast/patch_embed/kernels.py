@@ -53,12 +53,12 @@ def _tf32_allowed() -> bool:
         return True
 
 
-def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str = "cpu") -> Tensor:
+def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
     a = axis_matrix(0, (n, n), n0, ResizeSpec(mode, antialias), torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
     # matrix was singular.
-    if n < n0:
+    if n < n0:  # pragma: no mutate: a square one is inverted either way
         return torch.linalg.solve_ex(a @ a.t(), a)[0].t().contiguous()
     return torch.linalg.solve_ex(a.t() @ a, a.t())[0].contiguous()
 
@@ -72,10 +72,10 @@ def make_factors(
     kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0, h*w).
     """
     left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
-    if channels == 1 and math.prod((*old, *new)) <= SMALL:
+    if channels == 1 and math.prod((*old, *new)) <= SMALL:  # pragma: no mutate: only speed
         factors = [torch.kron(left, right)]
     else:
-        factors = [left.t(), torch.kron(right, torch.eye(channels, dtype=right.dtype, device=by))]
+        factors = [left.t(), torch.kron(right, torch.eye(channels, device=by))]
     return tuple(factor.to(device, dtype).contiguous() for factor in factors)
 
 

@@ -122,7 +122,7 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     """
     versions: tuple[int, ...] = ()
     for source in sources:
-        versions += (0 if source.is_inference() else source._version,)
+        versions += (source.is_inference() or source._version,)
     parameters = (FROZEN, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
@@ -159,7 +159,8 @@ def cached_resized(
         if table is None:
             with without_autograd():
                 table = build(tuple(copy.tensor for copy in entry.copies), key)
-                table = table.clone(memory_format=torch.contiguous_format)  # it may be a view of a copy
+                # It may be a view of a copy.
+                table = table.clone(memory_format=torch.contiguous_format)  # pragma: no mutate: the format is speed
             _add(parameters, entry, key, table)
         yield table
 
@@ -170,7 +171,7 @@ def invalidate(*sources: Tensor) -> None:
     parameters = (FROZEN, *map(id, sources))
     if parameters in _entries:
         with _lock:
-            _nbytes -= _bytes_of(_entries.pop(parameters, None))
+            _nbytes -= _bytes_of(_entries.pop(parameters, None))  # pragma: no mutate: another thread may drop it first
 
 
 def clear_all() -> None:
@@ -240,7 +241,7 @@ def _shrink() -> None:
     while _nbytes > _limit and _entries:
         key, value = next(iter(_entries.items()))
         if isinstance(value, _Frozen) and value.made:
-            _nbytes -= _bytes_of(value.made.popitem(last=False)[1])
+            _nbytes -= _bytes_of(value.made.pop(next(iter(value.made))))
         else:
             _nbytes -= _bytes_of(_entries.pop(key))
 
@@ -252,7 +253,7 @@ def _bytes_of(value: Any) -> int:
         return _bytes_of((*(copy.tensor for copy in value.copies), *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
-    return 0 if value is None else getattr(value, "nbytes", 64)  # NumPy's arrays have it
+    return 0 if value is None else getattr(value, "nbytes", 64)  # pragma: no mutate: an estimate; NumPy's have it
 
 
 def _copy(source: Tensor) -> _Copy:

@@ -22,7 +22,7 @@ def axis_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) ->
         spec: its interpolation, antialias, align_corners and reference.
     """
     centre, scale = _centre(position, length, n0, spec)
-    cells = torch.arange(n0, device=centre.device, dtype=torch.float64)
+    cells = torch.arange(n0, device=centre.device, dtype=torch.float64)  # pragma: no mutate: int64 does as well
     if spec.antialias:
         # The filter, stretched where the table shrinks; taps outside the table are dropped, the rest renormalised.
         distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
@@ -40,13 +40,13 @@ def tap_weights(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> 
     centre, _ = _centre(position, length, n0, spec)
     bicubic = spec.interpolation == "bicubic"
     if not bicubic:
-        centre = centre.clamp(0, n0 - 1)
+        centre = centre.clamp(0, n0 - 1)  # pragma: no mutate: the taps end at the border too
     first = centre.floor()
-    near = torch.arange(-1 if bicubic else 0, 3 if bicubic else 2, device=centre.device)
+    near = torch.arange(-bicubic, 2 + bicubic, device=centre.device)
     distance = ((centre - first)[..., None] - near).abs()
     weights = keys(distance, -0.75) if bicubic else 1 - distance
     taps = (first[..., None] + near).clamp(0, n0 - 1)
-    return taps.masked_fill(taps.isnan(), 0).long(), weights
+    return taps.masked_fill(taps.isnan(), 0).long(), weights  # pragma: no mutate: the weight there is NaN
 
 
 def _centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
@@ -73,11 +73,13 @@ def _sampled_centre(position: Tensor, length: Tensor, n0: int, spec: ResizeSpec)
         position = 2 * position / (length - 1).clamp(min=1) - 1
         return (position + 1) * ((n0 - 1) / 2)
     if spec.reference == "affine_grid":  # torch.linspace(-1, 1, longest) from both ends, then the grid's part of it
-        longest = length.amax(0, keepdim=True)  # of the batch
+        longest = length.amax(0)  # of the batch
         position = position + longest * (position < 0)  # timm's index -1 is the last one
-        zoom, step = longest / length, 2 / (longest - 1).clamp(min=1)
+        zoom, step = longest / length, 2 / (longest - 1).clamp(min=1)  # pragma: no mutate: 1 and 2 cells need no step
         left, right = _fused(step, position, -1), _fused(-step, longest - 1 - position, 1)
+        # pragma: no mutate start, in the middle both are the same
         even = torch.where(2 * position + 1 < longest, left, right) * (longest - 1) / longest
+        # pragma: no mutate end
         position = even * zoom + (zoom - 1)
     else:
         position = (2 * position + 1) / length - 1
@@ -93,4 +95,6 @@ def keys(distance: Tensor, a: float) -> Tensor:
     """Keys' cubic convolution kernel with coefficient ``a``: -0.5 in PyTorch's antialiased bicubic, else -0.75."""
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
+    # pragma: no mutate start, both pieces are 0 at 1 and at 2
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
+    # pragma: no mutate end

@@ -73,13 +73,13 @@ def interpolate(
     channels = table.shape[-1]
     if channels == 1 and lengths[1:] == (1,):
         table = table.repeat_interleave(2, -1)  # pragma: no mutate: any number above 1
-    table = table if table.dtype is dtype else table.to(dtype)
+    table = table if table.dtype is dtype else table.to(dtype)  # pragma: no mutate: only speed
     # The view gives axes of length 1 the usual strides, which PyTorch asks for too: NumPy's new axes have stride 0.
     images = table.contiguous().view(1, *table.shape[-1 - len(lengths) :]).movedim(-1, 1)  # (1, C, H0, W0)
     mode, align_corners, antialias = spec.interpolation, spec.align_corners, spec.antialias
     resized = F.interpolate(images, lengths, mode=mode, align_corners=align_corners, antialias=antialias)
     resized = resized.movedim(1, -1)
-    return resized if resized.shape[-1] == channels else resized[..., :channels]
+    return resized if resized.shape[-1] == channels else resized[..., :channels]  # pragma: no mutate: only speed
 
 
 def axis_matrix(
@@ -122,7 +122,7 @@ def axis_taps(
 def taps(matrix: Any, read: Any) -> Taps:
     """The taps of a matrix (n, n0) of which the cells ``read`` (n, n0), boolean, are read."""
     counts = read.sum(1, keepdims=True)  # (n, 1)
-    nth = np.arange(max(int(counts.max()), 1))  # (K,): the cells that a row reads lie side by side
+    nth = np.arange(counts.max())  # (K,): the cells that a row reads lie side by side
     real = nth < counts
     columns = read.argmax(1)[:, None] + nth * real  # (n, K)
     weights = matrix[np.arange(len(matrix))[:, None], columns] * real
@@ -131,7 +131,7 @@ def taps(matrix: Any, read: Any) -> Taps:
 
 def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
     """PyTorch cannot resize half precision everywhere, and timm's flag computes its positions in float32."""
-    return torch.float32 if dtype.itemsize < 4 or spec.reference != "interpolate" else dtype
+    return torch.promote_types(dtype, torch.float32) if spec.reference == "interpolate" else torch.float32
 
 
 def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_max: int) -> Tensor:
@@ -141,11 +141,12 @@ def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_m
     elif spec.reference == "grid_sample":
         resized = sample(signals, cell_positions(length, spec.align_corners), spec)
     elif spec.interpolation == "linear":
-        resized = interpolate(signals, (length,), spec, signals.dtype)[0]
+        resized = interpolate(signals, (length,), spec, signals.dtype)[0]  # pragma: no mutate: None does the same
     else:
         # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1 column and
         # antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
-        resized = interpolate(signals[:, None].expand(-1, 2, -1), (length, 2), spec, signals.dtype)[0, :, 0]
+        signals = signals[:, None].expand(-1, 2, -1)  # pragma: no mutate: any number above 1
+        resized = interpolate(signals, (length, 2), spec, signals.dtype)[0, :, 0]  # pragma: no mutate: any column
     return resized[:n]
 
 
@@ -153,7 +154,7 @@ def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
     """Signals (n0, K), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
     # One image whose channels are the signals, n0 high and 1 wide, sampled at x = 0 and each position y.
     image = signals.t()[None, ..., None]  # (1, K, n0, 1)
-    positions = torch.stack((torch.zeros_like(y), y), -1).view(1, -1, 1, 2)
+    positions = torch.stack((torch.zeros_like(y), y), 1).view(1, -1, 1, 2)
     mode = "bilinear" if spec.interpolation == "linear" else spec.interpolation
     sampled = F.grid_sample(image, positions, mode=mode, padding_mode="border", align_corners=spec.align_corners)
     return sampled[0, :, :, 0].t()
@@ -168,5 +169,5 @@ def cell_positions(n: int, align_corners: bool) -> Tensor:
 def affine_positions(n: int, batch_max: int) -> Tensor:
     """The same positions as older timm rounds them: the first n of an affine grid as long as the batch's largest."""
     zoom = torch.tensor(batch_max, dtype=torch.float32, device="cpu") / n
-    theta = torch.tensor([[(0, 0, 0), (0, zoom, zoom - 1)]], dtype=torch.float32, device="cpu")
-    return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]
+    theta = F.pad(torch.stack((zoom, zoom - 1))[None, None], (1, 0, 1, 0))  # (1, 2, 3); nothing reads x
+    return F.affine_grid(theta, [1, 1, batch_max, 1], align_corners=False)[0, :n, 0, 1]  # pragma: no mutate: any x

@@ -23,7 +23,7 @@ class Tokens:
 
     def __init__(self, x: Tensor, counts: TokenCounts) -> None:
         self.x, self.counts, self.dtype, self.device = x, counts, x.dtype, x.device
-        self.batch = x if x.ndim == 3 and x.is_contiguous() else None
+        self.batch = x if x.ndim == 3 and x.is_contiguous() else None  # pragma: no mutate: only speed
 
     @cached_property
     def views(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -40,11 +40,10 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cell_index and 0 < len(group.samples) == self.batch.shape[0]:
+        if self.batch is not None and not group.cell_index and len(group.samples) == len(self.batch):
             count, padding = self.counts[0]
-            if not (padding and group.embeds_padding):
-                batch = self.batch.narrow(1, 0, count) if padding else self.batch
-                batch.add_(embeddings if embeddings.shape[0] == count else embeddings[:count])
+            if not (padding and group.embeds_padding):  # pragma: no mutate: only speed
+                (self.batch.narrow(1, 0, count) if padding else self.batch).add_(embeddings)  # pragma: no mutate: speed
                 return
         in_grid, after = self.views
         if group.embeds_padding and after:
@@ -54,11 +53,11 @@ class Tokens:
         for sample in group.samples:
             tokens, cell = in_grid[sample], group.cell_index.get(sample)
             if cell is None:
-                tokens.add_(embeddings if len(tokens) == len(embeddings) else embeddings[: len(tokens)])
+                n = len(tokens)
+                tokens.add_(embeddings if len(embeddings) == n else embeddings[:n])  # pragma: no mutate: only speed
                 continue
-            if id(cell) not in taken:
-                on_device = cell if cell.device == embeddings.device else cell.to(embeddings.device, non_blocking=True)
-                taken = {id(cell): embeddings.index_select(0, on_device)}
+            if id(cell) not in taken:  # pragma: no mutate: only speed
+                taken = {id(cell): embeddings.index_select(0, cell.to(embeddings.device, non_blocking=True))}
             tokens.add_(taken[id(cell)])
 
     def sum(self, group: GridGroup, dtype: torch.dtype) -> Tensor:
@@ -87,11 +86,13 @@ class Tokens:
 
     def _sum(self, samples: list[int], dtype: torch.dtype) -> Tensor:
         """The sum of some samples' tokens in the grid, of which all have as many, in ``dtype``."""
-        if len(samples) > MAX_SEQUENTIAL:
-            half = len(samples) // 2
+        if len(samples) > MAX_SEQUENTIAL:  # pragma: no mutate: about so many
+            half = len(samples) // 2  # pragma: no mutate: any part
             return self._sum(samples[:half], dtype).add_(self._sum(samples[half:], dtype))
         first, *others = (self.views[0][sample] for sample in samples)
+        # pragma: no mutate start, only speed
         if len(others) > 1 and self.batch is not None and first.is_cpu and first.dtype == dtype == torch.float32:
+            # pragma: no mutate end
             # All in one pass: each number is read once, only the sum is written. Its row n adds token n of each sample.
             cells = torch.arange(len(first), device="cpu")
             rows = cells[:, None] + torch.tensor(samples, device="cpu") * self.batch.shape[1]
@@ -131,14 +132,14 @@ class PairwiseSum:
         self._count += 1
         pairs = self._count
         while pairs % 2 == 0:
-            part, pairs = self._sums.pop().add_(part), pairs // 2
+            part, pairs = self._sums.pop().add_(part), pairs // 2  # pragma: no mutate: pairs is even
         self._sums.append(part)
 
     def accumulator(self, rows: int, like: Tensor) -> Tensor:
         """Zeros (rows, C) into which one more part is to be added; the same ones for ``MAX_SEQUENTIAL`` parts."""
         if self._open is None or self._added % MAX_SEQUENTIAL == 0:
             self._close()
-            self._open = like.new_zeros(rows, like.shape[-1])
+            self._open = like.new_zeros(rows, like.shape[1])
         self._added += 1
         return self._open
 
@@ -164,13 +165,13 @@ class AddedInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]], *tables: Tensor) -> Tensor:
         """``gradients(g)`` gives the gradients of ``tables``, in any dtype."""
-        ctx.gradients, ctx.tables = gradients, [(table.shape, table.dtype) for table in tables]
+        ctx.gradients, ctx.shapes = gradients, [table.shape for table in tables]
         ctx.mark_dirty(x)
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradient of ``x`` itself, and those of the tables in the tables' shapes and dtypes."""
+        """The gradient of ``x`` itself, and those of the tables in the tables' shapes; autograd casts them."""
         (g,) = grads
-        found = ctx.gradients(g) if any(ctx.needs_input_grad[2:]) else [None] * len(ctx.tables)
-        return g, None, *(grad if grad is None else grad.reshape(s).to(d) for grad, (s, d) in zip(found, ctx.tables))
+        found = ctx.gradients(g) if any(ctx.needs_input_grad[2:]) else [None] * len(ctx.shapes)
+        return g, None, *(grad if grad is None else grad.reshape(shape) for grad, shape in zip(found, ctx.shapes))
