@@ -7,6 +7,7 @@ No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->`
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
 """
 
+import argparse
 import inspect
 import json
 import math
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -47,23 +48,44 @@ def read(pattern: str) -> list[Any]:
     return [{**json.loads(path.read_text()), "again": str(path.relative_to(RESULTS).with_suffix(""))} for path in paths]
 
 
+def outdated(abouts: Iterable[dict[str, Any]], code: Sequence[str]) -> Iterator[str]:
+    """The commits of figures or tests, if the code that they depend on has changed since."""
+    for commit in dict.fromkeys(about["commit"] for about in abouts):
+        command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
+        if subprocess.run(command, capture_output=True).returncode:
+            yield f"its code has changed since {commit}"
+
+
+def lost_races(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Races in which this package is slower than the library's own code."""
+    text = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
+    ours = (row for row in rows if not row["contender"].startswith(("timm-", PLAIN_ADD)))
+    return (text.format(**row) for row in ours if row["times_faster"] is not None and row["times_faster"] < LEAST)
+
+
+def failed_tests(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Our tests that fail on a pairing of releases, and timm's that fail under a mode but not under stock."""
+    for row in rows:
+        ours = [name for counts in row.get("layers", {}).values() for name in counts["failures"]]
+        yield from (f"{name} fails" for name in [*ours, *row.get("broken", [])])
+
+
 def complaints() -> Iterator[str]:
     """Figures and tests whose code has changed since, races that are lost, and tests that fail or notice nothing."""
     for record in read("**/*"):
-        file, rows = f"results/{record['again']}.json", record.get("rows", [])
-        code = TESTED if record["again"].startswith(("versions/", "tests/")) else CODE
-        for commit in dict.fromkeys(one.get("commit", "HEAD") for one in (record.get("made", record), *rows)):
-            command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
-            if subprocess.run(command, capture_output=True).returncode:
-                yield f"{file}: its code has changed since {commit}"
-        yield from (f"{file}: {name} passes where ours never runs" for name in record.get("green", []))
-        runs = [run for row in rows for run in row.get("layers", {"": row}).values()]
-        yield from (f"{file}: {name} fails" for run in runs for name in run.get("broken", run.get("failures", [])))
-        for row in rows:
-            ours = row.get("suite", "exported") != "exported" and not row["contender"].startswith(("timm-", PLAIN_ADD))
-            if ours and row["times_faster"] is not None and row["times_faster"] < LEAST:
-                race = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
-                yield f"{file}: {race.format(**row)}"
+        match record["again"].split("/"):
+            case ["versions", _]:  # each row was made by itself
+                lines = [*outdated(record["rows"], TESTED), *failed_tests(record["rows"])]
+            case ["tests", _]:
+                blind = (f"{name} passes where ours never runs" for name in record["green"])
+                lines = [*outdated([record], TESTED), *blind]
+            case ["drift", *_]:
+                lines = [*outdated([record["made"]], CODE)]
+            case ["counts" | "graphs" | "exported"]:  # nothing is timed; timm's loop cannot be exported
+                lines = [*outdated([record], CODE)]
+            case _:
+                lines = [*outdated([record], CODE), *lost_races(record["rows"])]
+        yield from (f"results/{record['again']}.json: {line}" for line in lines)
 
 
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
@@ -128,29 +150,40 @@ COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure
 EXPORTED = {"timm's loop, ms": ms(BASELINE), "timm's grid_sample": ms("timm-flag-bicubic")}
 EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
 SIGLIP2 = {"transformers, ms": ms(BASELINE), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, who} for who in (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)]
-# Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
-RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
-    "speed": ("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
-    "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
-    "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]),
-    "model": ("model/*", ("model", *STEP), SAVED, ANY),
-    "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
-    "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
-    "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}, ANY),
-    "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
-    "exported": ("exported", ("part", *STEP), EXPORTED, ANY),
-    "rope": ("rope", STEP, ROPE, ANY),
-    "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}, ANY),
+COUNTED = (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)
+LARGE = [{"diverse", "train", 512, contender} for contender in COUNTED]
+
+
+class Section(NamedTuple):
+    """A table of races."""
+
+    files: str  # a pattern of result files
+    by: tuple[str, ...]  # what tells their races from each other
+    columns: dict[str, Column]
+    needed: Sequence[set[Any]] = (set(),)  # only races whose ``by`` holds one of these sets
+
+
+RACES = {
+    "speed": Section("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
+    "position": Section("speed/*", (*STEP, "dtype"), POSITION),
+    "model_short": Section("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]),
+    "model": Section("model/*", ("model", *STEP), SAVED),
+    "counts_short": Section("counts", (*STEP, "contender"), COUNTS, LARGE),
+    "counts": Section("counts", (*STEP, "contender"), COUNTS),
+    "patch_embed": Section("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}),
+    "compiled": Section("compiled", ("workload", "phase", "contender"), COMPILED),
+    "exported": Section("exported", ("part", *STEP), EXPORTED),
+    "rope": Section("rope", STEP, ROPE),
+    "other_libraries": Section("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}),
 }
 
 
 def race_table(name: str) -> str:
     """One of RACES."""
-    pattern, by, shown, needed = RACES[name]
-    found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
-    lines = [[", ".join(map(str, key)), *(cell(show(race)) for show in shown.values())] for key, race in found.items()]
-    return table([", ".join(by), *shown], lines, read(pattern))
+    files, by, columns, needed = RACES[name]
+    shown = {key: race for key, race in races(files, by).items() if any(one <= {*key} for one in needed)}
+    lines = [[", ".join(map(str, key)), *(cell(of(race)) for of in columns.values())] for key, race in shown.items()]
+    return table([", ".join(by), *columns], lines, read(files))
 
 
 def model_sentence() -> str:
@@ -258,12 +291,16 @@ def fill(text: str) -> str:
 
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--release", action="store_true")
+    options = parser.parse_args()
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
-    if {"--check", "--release"} & {*sys.argv}:
-        outdated = [*complaints()]
-        print("\n".join([*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *outdated]))
-        return bool(old or (outdated and "--release" in sys.argv))
+    if options.check or options.release:
+        wrong = [*complaints()]
+        print("\n".join([*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *wrong]))
+        return bool(old or (wrong and options.release))
     for page in old:
         page.write_text(new[page])
     picture = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
