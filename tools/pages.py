@@ -90,13 +90,13 @@ def complaints() -> Iterator[str]:
 
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
     """The rows of result files by what was timed, and by contender."""
-    found: dict[tuple[Any, ...], Race] = {}
+    by_facts: dict[tuple[Any, ...], Race] = {}
     for record in read(pattern):
         for row in record["rows"]:
             name, about = row["contender"], row.get("about", {})
             full = {**record, **about, **about.get("counted", {}).get(name, {}), **row}
-            found.setdefault(tuple(full[key] for key in by), {})[name] = full
-    return found
+            by_facts.setdefault(tuple(full[key] for key in by), {})[name] = full
+    return by_facts
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Any], command: str = "") -> str:
@@ -181,7 +181,7 @@ RACES = {
 def race_table(name: str) -> str:
     """One of RACES."""
     files, by, columns, needed = RACES[name]
-    shown = {key: race for key, race in races(files, by).items() if any(one <= {*key} for one in needed)}
+    shown = {key: race for key, race in races(files, by).items() if any(facts <= {*key} for facts in needed)}
     lines = [[", ".join(map(str, key)), *(cell(of(race)) for of in columns.values())] for key, race in shown.items()]
     return table([", ".join(by), *columns], lines, read(files))
 
@@ -198,29 +198,29 @@ def model_sentence() -> str:
 
 def never_slower() -> str:
     """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep timm's result."""
-    found = races("speed/*", (*STEP, "dtype")).values()
-    least = {name: min(map(ratio(BASELINE, name), found)) for name in (OURS, "interpolate_cached")}
+    timed = races("speed/*", (*STEP, "dtype")).values()
+    least = {name: min(map(ratio(BASELINE, name), timed)) for name in (OURS, "interpolate_cached")}
     modes = " and ".join(f"`{name}` at least {number(value)} times" for name, value in least.items())
-    return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
+    return f"In {len(timed)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
 
 def graphs() -> str:
     """What the compiler makes of each mode."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    modes: dict[tuple[str, str], dict[str, str]] = {}
     (record,) = read("graphs")
     for row in record["rows"]:
         text = "works" if row["way"] in ("fullgraph=True", "export") else "{graphs} / {breaks} / {recompiled}"
-        ways = found.setdefault((row["library"], f"`{row['contender']}`"), {})
+        ways = modes.setdefault((row["library"], f"`{row['contender']}`"), {})
         ways[row["way"]] = "fails" if "error" in row else text.format(**row)
-    return table(["model", "mode", *ways], [[*key, *ways.values()] for key, ways in found.items()], [record])
+    return table(["model", "mode", *ways], [[*key, *ways.values()] for key, ways in modes.items()], [record])
 
 
 def first_screen() -> str:
     """What decides whether to install it: compiled and exported, and how far the embeddings are from timm's."""
     (record,), (report,) = read("graphs"), read("drift/digits/report")
     rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
-    flag = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
-    ways = {"timm": (BASELINE, BASELINE), "timm's `grid_sample`": flag, "this package": (OURS, OURS)}
+    sampled = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
+    ways = {"timm": (BASELINE, BASELINE), "timm's `grid_sample`": sampled, "this package": (OURS, OURS)}
     lines = []
     for name, (contender, way) in ways.items():
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
@@ -236,8 +236,8 @@ def first_screen() -> str:
 def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
-    found = report["survey"]["drift"].items()
-    lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**one), HEADINGS)] for name, one in found]
+    drifts = report["survey"]["drift"].items()
+    lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**drift), HEADINGS)] for name, drift in drifts]
     return table(["mode", "what it is", *HEADINGS.values()], lines, [report["made"]], report["made"]["command"])
 
 
@@ -268,8 +268,8 @@ def api() -> str:
             function = getattr(module, name)
             taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
             call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
-            said = " ".join(str(function.__doc__).split("\n\n")[0].split())
-            parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{said}")
+            sentence = " ".join(str(function.__doc__).split("\n\n")[0].split())
+            parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}")
     return "\n\n".join(parts)
 
 
