@@ -3,7 +3,7 @@
 uv run nox -s pairing                                    # all pairings, into results/versions/matrix.json
 uv run nox -s "pairing(timm-1.0.16)" "pairing(timm-1.0.22)"
 uv run nox -s timm_tests -- stock matmul                 # the installed release's own tests, under these modes (all)
-uv run nox -s forced_stock -- -m "slow and not fuzz"     # our own tests, where ours never runs: they must notice
+uv run nox -s forced_stock                               # our own tests, where ours never runs: they must notice
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A session's row in the
 result file is replaced, the other rows stay. ``pairing`` fails if any test fails, ``timm_tests`` if one fails
@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 import tarfile
 import xml.etree.ElementTree as ElementTree
@@ -54,14 +55,24 @@ ABOUT = (
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
-# A plugin of pytest: each of its processes adds lines, how often each code ran.
+# A plugin of pytest: each of its processes writes into the file "calls" beside it, how often each strategy ran.
 WITNESS = """
 from pathlib import Path
+
 from timm_naflex_fast import status
+
+
 def pytest_sessionfinish():
     with Path(__file__).with_name("calls").open("a") as file:
-        file.writelines(f"{strategy} {count}\\n" for (_, strategy), count in status().calls.items())
+        for (_, strategy), count in status().calls.items():
+            print(strategy, count, file=file)
 """
+
+
+def typed(session: nox.Session) -> str:
+    """The command that runs this session, as a shell takes it."""
+    words = ["--", *session.posargs] if session.posargs else []
+    return shlex.join(["uv", "run", "nox", "-s", session.name, *words])
 
 
 def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
@@ -87,34 +98,37 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
     out = Path(os.environ.get("RESULTS", ROOT / "results" / "versions")) / file
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     versions = json.loads(uv(session, extra, "python", "-c", ABOUT, silent=True).strip().splitlines()[-1])
-    row |= {**provenance(f"uv run nox -s {session.name}"), **versions}
+    row |= {**provenance(typed(session)), **versions}
     rows = [row if old[key] == row[key] else old for old in rows]
     out.write_text(json.dumps({"rows": rows if row in rows else [*rows, row]}, indent=1) + "\n")
 
 
 @nox.session(venv_backend="none")
-@nox.parametrize("extra", list(PAIRINGS.values()), ids=list(PAIRINGS))
-def pairing(session: nox.Session, extra: str) -> None:
+@nox.parametrize("name", list(PAIRINGS), ids=list(PAIRINGS))
+def pairing(session: nox.Session, name: str) -> None:
     """The layers of tests that touch the libraries, on one pairing of releases."""
-    folders = {layer: [f"tests/{name}" for name in names] for layer, names in LAYERS.items()}
-    layers = {layer: run_pytest(session, extra, "-m", "not fuzz", *names) for layer, names in folders.items()}
-    keep(session, "matrix.json", "pairing", {"pairing": session.name[8:-1], "layers": layers}, extra)
-    if failed := [name for counts in layers.values() for name in counts["failures"]]:
+    extra = PAIRINGS[name]
+    folders = {layer: [f"tests/{path}" for path in paths] for layer, paths in LAYERS.items()}
+    layers = {layer: run_pytest(session, extra, "-m", "not fuzz", *paths) for layer, paths in folders.items()}
+    keep(session, "matrix.json", "pairing", {"pairing": name, "layers": layers}, extra)
+    if failed := [test for counts in layers.values() for test in counts["failures"]]:
         session.error(f"failed: {failed}")
 
 
 @nox.session(venv_backend="none")
-def forced_stock(session: nox.Session) -> None:
+@nox.parametrize("slow", [False, True], ids=["fast", "slow"])
+def forced_stock(session: nox.Session, slow: bool) -> None:
     """Our own tests with the library's own code in place of ours: each that asks for ours has to fail."""
-    failed = run_pytest(session, "", "--tb=no", "-p", "tests.support.forced_stock", *session.posargs)["failures"]
+    chosen = ["-m", "slow and not fuzz" if slow else "not slow and not fuzz", *session.posargs]
+    failed = run_pytest(session, "", "--tb=no", "-p", "tests.support.forced_stock", *chosen)["failures"]
     cases = ElementTree.parse(Path(session.create_tmp()) / "report.xml").iter("testcase")
     asking = [case for case in cases if case.find("properties/property[@name='asks for ours']") is not None]
     names = {f"{case.get('classname')}.{case.get('name')}" for case in asking}
     green = sorted(names - {*failed})
-    found = {"ask for ours": len(names), "red": len(names) - len(green), "green": green}
-    name = f"forced_stock{'_slow' * bool(session.posargs)}.json"
-    out = Path(os.environ.get("RESULTS", ROOT / "results" / "tests")) / name
-    out.write_text(json.dumps({**provenance("uv run nox -s forced_stock"), **found}, indent=1) + "\n")
+    result = {"ask for ours": len(names), "red": len(names) - len(green), "green": green}
+    file = "forced_stock_slow.json" if slow else "forced_stock.json"
+    out = Path(os.environ.get("RESULTS", ROOT / "results" / "tests")) / file
+    out.write_text(json.dumps({**provenance(typed(session)), **result}, indent=1) + "\n")
     if green or not names:
         session.error(f"{len(names)} ask for ours; green: {green}")
 

@@ -79,15 +79,15 @@ def steps(tiny: bool) -> Iterator[list[dict[str, Any]]]:
         yield count_race(workload, 2 if tiny else 512, phase)
 
 
-def make(library: str, flag: bool) -> torch.nn.Module:
-    """A small model of a library; ``flag``: by timm's grid_sample."""
+def make(library: str, sampled: bool) -> torch.nn.Module:
+    """A small model of a library; ``sampled``: by timm's grid_sample."""
     if library == "timm":
-        own = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
-        return timm.create_model("naflexvit_base_patch16_siglip", **own, pos_embed_use_grid_sample=flag)
+        small = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
+        return timm.create_model("naflexvit_base_patch16_siglip", **small, pos_embed_use_grid_sample=sampled)
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    own = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
-    return Siglip2VisionModel(Siglip2VisionConfig(**own, attn_implementation="sdpa"))
+    small = dict(num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2)
+    return Siglip2VisionModel(Siglip2VisionConfig(**small, attn_implementation="sdpa"))
 
 
 def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
@@ -100,11 +100,11 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     return dict(pixel_values=patches, pixel_attention_mask=valid.long(), spatial_shapes=torch.tensor(grids))
 
 
-def count_graphs(library: str, contender: str, way: str) -> dict[str, Any]:
+def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     """The graphs, breaks and recompiled graphs of one way; nothing of an export, which works or raises."""
-    flag, (options, lengths) = contender == "timm's grid_sample", WAYS[way]
-    model = make(library, flag)
-    with nullcontext() if flag or contender == "stock" else enable(contender, library=library):
+    sampled, (options, lengths) = contender == "timm's grid_sample", WAYS[way]
+    model = make(library, sampled)
+    with nullcontext() if sampled or contender == "stock" else enable(contender, library=library):
         if way == "export":
             batch = draw(library, lengths[0], 0)
             free = {0: torch.export.Dim("images", max=64), 1: torch.export.Dim("tokens", min=2, max=4096)}
@@ -112,13 +112,13 @@ def count_graphs(library: str, contender: str, way: str) -> dict[str, Any]:
             torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
             return {}
 
-        def step(run: Any, batch: Any) -> None:
+        def train(run: Any, batch: Any) -> None:
             out = run(**batch)
             getattr(out, "pooler_output", out).square().sum().backward()
 
         batches = [draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)]
-        found = whole.count_graphs(model, batches, step, backend="aot_eager", **options)
-    return dict(zip(("graphs", "breaks", "recompiled"), found.values()))
+        counted = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
+    return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
 
 def graphs(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -131,7 +131,7 @@ def graphs(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     for library, way in [("timm", "export")] if tiny else product(LIBRARIES, WAYS):
         for contender in LIBRARIES[library]:
             try:
-                found = count_graphs(library, contender, way)
+                result = count_graphs(library, contender, way)
             except Exception as error:
-                found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
-            yield [{"library": library, "way": way, "contender": contender, **found}]
+                result = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+            yield [{"library": library, "way": way, "contender": contender, **result}]

@@ -47,8 +47,8 @@ class Dropped(Workload):
     def coordinates(self, batch: int) -> Iterator[Tensor]:
         """The same coordinates (B, N, 2) each time."""
         grids, source = self.grids(batch), random.Random(0)
-        left = [[h * w - 1, *source.sample(range(h * w - 1), math.ceil(h * w / 4) - 1)] for h, w in grids]
-        cells = [own[order] for own, order in zip(coordinates(grids), left)]
+        kept = [[h * w - 1, *source.sample(range(h * w - 1), math.ceil(h * w / 4) - 1)] for h, w in grids]
+        cells = [image[tokens] for image, tokens in zip(coordinates(grids), kept)]
         return repeat(pad_sequence(cells, batch_first=True))
 
 
@@ -73,7 +73,7 @@ def time_race(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
 
 
-def step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor) -> None:
+def compute_step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor) -> None:
     """The forward; in training also the backward, by the gradient ``upstream`` of the result."""
     with torch.set_grad_enabled(train):
         out = compute()
@@ -104,24 +104,24 @@ def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
 
     def infer(model: Any) -> None:
         with torch.no_grad():
-            found = model._generate_rope_naflex(x, coord)
-            for one in [found] if isinstance(found, Tensor) else found:
-                del one
+            embeddings = model._generate_rope_naflex(x, coord)
+            for block in [embeddings] if isinstance(embeddings, Tensor) else embeddings:
+                del block
 
     def train(model: Any) -> None:
         model.rope.freqs.grad = None
-        found = list(model._generate_rope_naflex(x, coord))
-        torch.autograd.backward(found, [g] * len(found))
+        embeddings = list(model._generate_rope_naflex(x, coord))
+        torch.autograd.backward(embeddings, [g] * len(embeddings))
 
-    contenders = []
-    for name in (BASELINE, "batched"):
-        own = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1, patch_size=1)
-        own |= dict(pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind)
-        model = NaFlexVit(NaFlexVitCfg(**own), in_chans=1, num_classes=0)
+    def contender(name: str) -> Timed:
+        small: dict[str, Any] = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1)
+        small |= dict(patch_size=1, pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind)
+        model = NaFlexVit(NaFlexVitCfg(**small), in_chans=1, num_classes=0)
         if name == "batched":
             stack.enter_context(enable("stock", rope=name, model=model))
-        contenders.append(Timed(name, train if phase == "train" else infer, lambda model=model: model))
-    return Race("rope", kind, phase, batch, "float32", tuple(contenders))
+        return Timed(name, train if phase == "train" else infer, lambda: model)
+
+    return Race("rope", kind, phase, batch, "float32", (contender(BASELINE), contender("batched")))
 
 
 def patch_kernels(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -156,7 +156,7 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, stack
         return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
 
     modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
-    work = partial(step, train=phase == "train", leaves=[weight], upstream=upstream)
+    work = partial(compute_step, train=phase == "train", leaves=[weight], upstream=upstream)
     contenders = tuple(Timed(name, work, partial(prepare, name, module)) for name, module in modules.items())
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
@@ -172,9 +172,9 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
     width = 8 if tiny else 768
-    own = Siglip2VisionEmbeddings(transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256))
-    own.patch_embedding = torch.nn.Linear(1, width)
-    models = {name: copy.deepcopy(own) for name in (BASELINE, "interpolate_cached", "matmul")}
+    embeddings = Siglip2VisionEmbeddings(transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256))
+    embeddings.patch_embedding = torch.nn.Linear(1, width)
+    models: dict[Any, Any] = {name: copy.deepcopy(embeddings) for name in (BASELINE, "interpolate_cached", "matmul")}
     grids = WORKLOADS["siglip"].grids(64)
 
     def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
@@ -190,7 +190,7 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             pixels, draw, upstream = torch.randn(batch, 256, 1), random.Random(batch), torch.ones(batch, 256, width)
             contenders = []
             for name, model in models.items():
-                work = partial(step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
+                work = partial(compute_step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
                 contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
             yield time_race(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
 
@@ -200,7 +200,8 @@ class Embeddings(export.Naflex):
 
     def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
         """The tokens (B, N, C)."""
-        return self.model.embeds(patches, patch_coord, patch_valid)[0]
+        embeds: Any = self.model.embeds
+        return embeds(patches, patch_coord, patch_valid)[0]
 
 
 def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
@@ -208,7 +209,7 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
 
     Beside timm's loop and timm's grid_sample in PyTorch.
     """
-    size = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
+    size: dict[str, Any] = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
     model, _ = load_model("vit_small_patch16_224", random_weights=True, **size)
     flagged = copy.deepcopy(model)
     flagged.embeds.pos_embed_use_grid_sample = True
@@ -221,7 +222,7 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             with enable("matmul", model=model):
                 program = export.write(module, example, free, file)
             eager = {BASELINE: module, "timm-flag-bicubic": sampled}
-            runs = {name: lambda batch, run=run: run(**batch) for name, run in eager.items()}
+            runs: dict[str, Any] = {name: lambda batch, run=run: run(**batch) for name, run in eager.items()}
             runs |= {name: load(file, program) for name, load in export.LOADERS.items()}
             contenders = tuple(Timed(name, run, lambda: inputs) for name, run in runs.items())
             yield time_race(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)

@@ -7,6 +7,7 @@ No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->`
 entry NAME of RACES, or by the function NAME. The command that made a result file stands in it.
 """
 
+import argparse
 import inspect
 import json
 import math
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -47,34 +48,55 @@ def read(pattern: str) -> list[Any]:
     return [{**json.loads(path.read_text()), "again": str(path.relative_to(RESULTS).with_suffix(""))} for path in paths]
 
 
+def outdated(abouts: Iterable[dict[str, Any]], code: Sequence[str]) -> Iterator[str]:
+    """The commits of figures or tests, if the code that they depend on has changed since."""
+    for commit in dict.fromkeys(about["commit"] for about in abouts):
+        command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
+        if subprocess.run(command, capture_output=True).returncode:
+            yield f"its code has changed since {commit}"
+
+
+def lost_races(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Races in which this package is slower than the library's own code."""
+    text = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
+    ours = (row for row in rows if not row["contender"].startswith(("timm-", PLAIN_ADD)))
+    return (text.format(**row) for row in ours if row["times_faster"] is not None and row["times_faster"] < LEAST)
+
+
+def failed_tests(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Our tests that fail on a pairing of releases, and timm's that fail under a mode but not under stock."""
+    for row in rows:
+        ours = [name for counts in row.get("layers", {}).values() for name in counts["failures"]]
+        yield from (f"{name} fails" for name in [*ours, *row.get("broken", [])])
+
+
 def complaints() -> Iterator[str]:
     """Figures and tests whose code has changed since, races that are lost, and tests that fail or notice nothing."""
     for record in read("**/*"):
-        file, rows = f"results/{record['again']}.json", record.get("rows", [])
-        code = TESTED if record["again"].startswith(("versions/", "tests/")) else CODE
-        for commit in dict.fromkeys(one.get("commit", "HEAD") for one in (record.get("made", record), *rows)):
-            command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
-            if subprocess.run(command, capture_output=True).returncode:
-                yield f"{file}: its code has changed since {commit}"
-        yield from (f"{file}: {name} passes where ours never runs" for name in record.get("green", []))
-        runs = [run for row in rows for run in row.get("layers", {"": row}).values()]
-        yield from (f"{file}: {name} fails" for run in runs for name in run.get("broken", run.get("failures", [])))
-        for row in rows:
-            ours = row.get("suite", "exported") != "exported" and not row["contender"].startswith(("timm-", PLAIN_ADD))
-            if ours and row["times_faster"] is not None and row["times_faster"] < LEAST:
-                race = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
-                yield f"{file}: {race.format(**row)}"
+        match record["again"].split("/"):
+            case ["versions", _]:  # each row was made by itself
+                lines = [*outdated(record["rows"], TESTED), *failed_tests(record["rows"])]
+            case ["tests", _]:
+                blind = (f"{name} passes where ours never runs" for name in record["green"])
+                lines = [*outdated([record], TESTED), *blind]
+            case ["drift", *_]:
+                lines = [*outdated([record["made"]], CODE)]
+            case ["counts" | "graphs" | "exported"]:  # nothing is timed; timm's loop cannot be exported
+                lines = [*outdated([record], CODE)]
+            case _:
+                lines = [*outdated([record], CODE), *lost_races(record["rows"])]
+        yield from (f"results/{record['again']}.json: {line}" for line in lines)
 
 
 def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
     """The rows of result files by what was timed, and by contender."""
-    found: dict[tuple[Any, ...], Race] = {}
+    by_facts: dict[tuple[Any, ...], Race] = {}
     for record in read(pattern):
         for row in record["rows"]:
             name, about = row["contender"], row.get("about", {})
             full = {**record, **about, **about.get("counted", {}).get(name, {}), **row}
-            found.setdefault(tuple(full[key] for key in by), {})[name] = full
-    return found
+            by_facts.setdefault(tuple(full[key] for key in by), {})[name] = full
+    return by_facts
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Any], command: str = "") -> str:
@@ -128,29 +150,40 @@ COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure
 EXPORTED = {"timm's loop, ms": ms(BASELINE), "timm's grid_sample": ms("timm-flag-bicubic")}
 EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
 SIGLIP2 = {"transformers, ms": ms(BASELINE), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-ANY, LARGE = [set[Any]()], [{"diverse", "train", 512, who} for who in (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)]
-# Section: result files, what tells their races from each other, columns, and which races: those with one of these sets.
-RACES: dict[str, tuple[str, tuple[str, ...], dict[str, Column], list[set[Any]]]] = {
-    "speed": ("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
-    "position": ("speed/*", (*STEP, "dtype"), POSITION, ANY),
-    "model_short": ("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]),
-    "model": ("model/*", ("model", *STEP), SAVED, ANY),
-    "counts_short": ("counts", (*STEP, "contender"), COUNTS, LARGE),
-    "counts": ("counts", (*STEP, "contender"), COUNTS, ANY),
-    "patch_embed": ("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}, ANY),
-    "compiled": ("compiled", ("workload", "phase", "contender"), COMPILED, ANY),
-    "exported": ("exported", ("part", *STEP), EXPORTED, ANY),
-    "rope": ("rope", STEP, ROPE, ANY),
-    "other_libraries": ("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}, ANY),
+COUNTED = (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)
+LARGE = [{"diverse", "train", 512, contender} for contender in COUNTED]
+
+
+class Section(NamedTuple):
+    """A table of races."""
+
+    files: str  # a pattern of result files
+    by: tuple[str, ...]  # what tells their races from each other
+    columns: dict[str, Column]
+    needed: Sequence[set[Any]] = (set(),)  # only races whose ``by`` holds one of these sets
+
+
+RACES = {
+    "speed": Section("speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]),
+    "position": Section("speed/*", (*STEP, "dtype"), POSITION),
+    "model_short": Section("model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]),
+    "model": Section("model/*", ("model", *STEP), SAVED),
+    "counts_short": Section("counts", (*STEP, "contender"), COUNTS, LARGE),
+    "counts": Section("counts", (*STEP, "contender"), COUNTS),
+    "patch_embed": Section("patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}),
+    "compiled": Section("compiled", ("workload", "phase", "contender"), COMPILED),
+    "exported": Section("exported", ("part", *STEP), EXPORTED),
+    "rope": Section("rope", STEP, ROPE),
+    "other_libraries": Section("other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}),
 }
 
 
 def race_table(name: str) -> str:
     """One of RACES."""
-    pattern, by, shown, needed = RACES[name]
-    found = {key: race for key, race in races(pattern, by).items() if any(one <= {*key} for one in needed)}
-    lines = [[", ".join(map(str, key)), *(cell(show(race)) for show in shown.values())] for key, race in found.items()]
-    return table([", ".join(by), *shown], lines, read(pattern))
+    files, by, columns, needed = RACES[name]
+    shown = {key: race for key, race in races(files, by).items() if any(facts <= {*key} for facts in needed)}
+    lines = [[", ".join(map(str, key)), *(cell(of(race)) for of in columns.values())] for key, race in shown.items()]
+    return table([", ".join(by), *columns], lines, read(files))
 
 
 def model_sentence() -> str:
@@ -165,29 +198,29 @@ def model_sentence() -> str:
 
 def never_slower() -> str:
     """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep timm's result."""
-    found = races("speed/*", (*STEP, "dtype")).values()
-    least = {name: min(map(ratio(BASELINE, name), found)) for name in (OURS, "interpolate_cached")}
+    timed = races("speed/*", (*STEP, "dtype")).values()
+    least = {name: min(map(ratio(BASELINE, name), timed)) for name in (OURS, "interpolate_cached")}
     modes = " and ".join(f"`{name}` at least {number(value)} times" for name, value in least.items())
-    return f"In {len(found)} races of the position embeddings alone, {modes} as fast as timm's loop."
+    return f"In {len(timed)} races of the position embeddings alone, {modes} as fast as timm's loop."
 
 
 def graphs() -> str:
     """What the compiler makes of each mode."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    modes: dict[tuple[str, str], dict[str, str]] = {}
     (record,) = read("graphs")
     for row in record["rows"]:
         text = "works" if row["way"] in ("fullgraph=True", "export") else "{graphs} / {breaks} / {recompiled}"
-        ways = found.setdefault((row["library"], f"`{row['contender']}`"), {})
+        ways = modes.setdefault((row["library"], f"`{row['contender']}`"), {})
         ways[row["way"]] = "fails" if "error" in row else text.format(**row)
-    return table(["model", "mode", *ways], [[*key, *ways.values()] for key, ways in found.items()], [record])
+    return table(["model", "mode", *ways], [[*key, *ways.values()] for key, ways in modes.items()], [record])
 
 
 def first_screen() -> str:
     """What decides whether to install it: compiled and exported, and how far the embeddings are from timm's."""
     (record,), (report,) = read("graphs"), read("drift/digits/report")
     rows = {(row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"}
-    flag = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
-    ways = {"timm": (BASELINE, BASELINE), "timm's `grid_sample`": flag, "this package": (OURS, OURS)}
+    sampled = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
+    ways = {"timm": (BASELINE, BASELINE), "timm's `grid_sample`": sampled, "this package": (OURS, OURS)}
     lines = []
     for name, (contender, way) in ways.items():
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
@@ -203,8 +236,8 @@ def first_screen() -> str:
 def drift_peers() -> str:
     """The table of drift on the digits."""
     (report,) = read("drift/digits/report")
-    found = report["survey"]["drift"].items()
-    lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**one), HEADINGS)] for name, one in found]
+    drifts = report["survey"]["drift"].items()
+    lines = [[f"`{name}`", CONTENDERS[name], *row_text(Drift(**drift), HEADINGS)] for name, drift in drifts]
     return table(["mode", "what it is", *HEADINGS.values()], lines, [report["made"]], report["made"]["command"])
 
 
@@ -235,8 +268,8 @@ def api() -> str:
             function = getattr(module, name)
             taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
             call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
-            said = " ".join(str(function.__doc__).split("\n\n")[0].split())
-            parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{said}")
+            sentence = " ".join(str(function.__doc__).split("\n\n")[0].split())
+            parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}")
     return "\n\n".join(parts)
 
 
@@ -258,12 +291,16 @@ def fill(text: str) -> str:
 
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--release", action="store_true")
+    options = parser.parse_args()
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
-    if {"--check", "--release"} & {*sys.argv}:
-        outdated = [*complaints()]
-        print("\n".join([*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *outdated]))
-        return bool(old or (outdated and "--release" in sys.argv))
+    if options.check or options.release:
+        wrong = [*complaints()]
+        print("\n".join([*(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old), *wrong]))
+        return bool(old or (wrong and options.release))
     for page in old:
         page.write_text(new[page])
     picture = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
