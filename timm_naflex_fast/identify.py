@@ -206,8 +206,6 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     table = table.detach().cpu().double()
     wanted = torch.as_tensor(size)
     sizes = sizes_on_host(wanted[None] if wanted.ndim == 1 else wanted)
-    if not sizes:
-        raise ValueError("sizes must name at least one grid; there is none")
     tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
     if not isinstance(result, Tensor) or not result.is_floating_point():
         got = result.dtype if isinstance(result, Tensor) else type(result).__name__

@@ -27,7 +27,10 @@ def tracer(*tensors: Tensor) -> Tracer | None:
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
     """
     if torch.compiler.is_dynamo_compiling():  # true in the code that TorchDynamo reads, and nowhere else
-        return "export" if _exporting() else "transform" if _transforming_while_traced() else "compile"
+        # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under torch.compile, too. For
+        # torch 2.4, which has neither, every compiler counts.
+        exports = getattr(torch.compiler, "_is_exporting_flag", False) or not hasattr(torch.compiler, "is_exporting")
+        return "export" if exports else "transform" if _transforming_while_traced() else "compile"
     if is_tracing():
         return "export"
     if why_not_plain(*tensors):
@@ -62,12 +65,6 @@ def constant_while_traced(function: Function) -> Function:
 @constant_while_traced
 def _transforming_while_traced() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def _exporting() -> bool:
-    """Whether TorchDynamo traces for ``torch.export``; where PyTorch cannot tell (2.4), every compiler counts."""
-    # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under torch.compile as well.
-    return getattr(torch.compiler, "_is_exporting_flag", False) if hasattr(torch.compiler, "is_exporting") else True
 
 
 def in_cuda_graph(device: torch.device) -> bool:

@@ -206,7 +206,7 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
 )
 def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, message, executed, monkeypatch, capfd):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", mode)
-    assert main(["run", *words.split(), "script.py"]) == 2 and not executed and status().flags.is_stock
+    assert main(["run", *words.split(), "script.py"]) == 2 and not executed and status().flags == Settings()
     err = capfd.readouterr().err
     assert message in err and err.count("\n") == 1
 
@@ -214,7 +214,7 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, message, exec
 def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
     monkeypatch.delenv(launcher.VARIABLE, raising=False)
     launcher.prepare_process()
-    assert status().flags.is_stock
+    assert status().flags == Settings()
 
 
 @pytest.mark.slow

@@ -6,29 +6,19 @@ import torch
 from tests.support.measured import GRIDS, table_model
 from tests.support.oracles import embed, small_vit, vit_batch
 from tests.support.running import ran
-from timm_naflex_fast.measure.contenders import CONTENDERS, NAMES, ROUNDED, use
+from timm_naflex_fast.measure.contenders import CONTENDERS, use
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patching.settings import MODES
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in MODES])
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in MODES])
 def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, mode):
     model, batch = small_vit(pos_embed_interp_mode=mode).eval(), vit_batch(GRIDS)
     timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-")).eval()
     timms.load_state_dict(model.state_dict())
     with use(name, model):
         assert torch.equal(embed(model, batch), embed(timms, batch))
-
-
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_a_rounded_table_is_timms_own_loop_on_it(kind):
-    model, batch = small_vit(pos_embed=kind).eval(), vit_batch(GRIDS)
-    rounded = small_vit(pos_embed=kind).eval()
-    rounded.load_state_dict({k: v.bfloat16() if "pos_embed" in k else v for k, v in model.state_dict().items()})
-    with use(ROUNDED, model):
-        found = embed(model, batch)
-    assert torch.equal(found, embed(rounded, batch)) and not torch.equal(found, embed(model, batch))
 
 
 @pytest.mark.parametrize("name", CONTENDERS)

@@ -9,6 +9,7 @@ import pytest
 
 import timm_naflex_fast
 from timm_naflex_fast import functional
+from timm_naflex_fast.patching.settings import STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -42,7 +43,7 @@ def test_use_runs_as_written(page, language):
     (block,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
     block = re.sub("^[+ ] ", "", block, flags=re.M) if language == "diff" else block
     exec(block.replace('.v2_webli", pretrained=True', '", depth=1'), {})
-    assert timm_naflex_fast.status().flags.is_stock == ("disable()  #" in block)
+    assert (timm_naflex_fast.status().flags == STOCK) == ("disable()  #" in block)
     timm_naflex_fast.disable()
 
 

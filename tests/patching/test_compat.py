@@ -41,7 +41,7 @@ def refused(*words):
     before = dict(NaFlexEmbeds.__dict__)
     with pytest.raises(RuntimeError) as error:
         enable()
-    assert dict(NaFlexEmbeds.__dict__) == before and status().flags.is_stock and status().replaced == {}
+    assert dict(NaFlexEmbeds.__dict__) == before and status().flags == library.STOCK and status().replaced == {}
     assert all(word in str(error.value) for word in words), error.value
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -48,7 +49,7 @@ def test_the_status_of_one_model():
     with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
         status(nn.Linear(1, 1))
     enable("stock", model=model)
-    assert status(model).flags.is_stock and set(status(model).replaced.values()) == {"stock"}
+    assert status(model).flags == Settings() and set(status(model).replaced.values()) == {"stock"}
 
 
 @pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])

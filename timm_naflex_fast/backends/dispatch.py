@@ -34,6 +34,7 @@ from . import eager, traceable
 from .eager import NEEDS_HOST
 from .placement import OneGrid, Otherwise, Placement, Sizes, row_major
 
+AddInGraph = Callable[[Tensor, Tables, Tensor, ResizeSpec], None]
 FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; give coordinates on the device of x"
 
 
@@ -106,9 +107,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
-def _backend(
-    tables: int, strategy: Strategy, traced_by: Tracer
-) -> Callable[[Tensor, Tables, Tensor, ResizeSpec], None]:
+def _backend(tables: int, strategy: Strategy, traced_by: Tracer) -> AddInGraph:
     """The function of a graph's backend that adds tables by coordinates."""
     if strategy.needs_host and traced_by == "capture":
         raise RuntimeError(NEEDS_HOST)

@@ -40,10 +40,10 @@ def add_batch(
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
     try:
-        if isinstance(placement, Tensor):
-            plan = grids.plan_batch(x, placement, spec, strategy.resizes_square)
-        else:
-            plan = placement.plan(x, spec)
+        square = strategy.resizes_square
+        plan = (
+            grids.plan_batch(x, placement, spec, square) if isinstance(placement, Tensor) else placement.plan(x, spec)
+        )
     except InvalidCoordinateError:
         if otherwise is None:
             raise

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from ..measure.bench.workloads import WORKLOADS, Workload, folder_workload, read_sizes, siglip_grids
-from ..measure.contenders import BASELINE, NAMES, PLAIN_ADD
+from ..measure.contenders import BASELINE, CONTENDERS, PLAIN_ADD
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add, some = parser.add_argument, dict[str, Any](nargs="+", metavar="NAME")
     numbers = dict[str, Any](nargs="+", type=positive)
-    phases, contenders = ("infer", "frozen", "train"), (*NAMES, PLAIN_ADD)
+    phases, contenders = ("infer", "frozen", "train"), (*CONTENDERS, PLAIN_ADD)
     shapes = parser.add_mutually_exclusive_group().add_argument
     default = "default: all; with --model: siglip"
     shapes("--workload", **some, choices=WORKLOADS, help=f"of {' '.join(WORKLOADS)}; {default}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS, ROUNDED
+from ..measure.contenders import BASELINE, CONTENDERS
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
@@ -67,7 +67,7 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     from ..measure.drift.report import columns, record, row_text, write
     from ..measure.drift.survey import survey
 
-    names = options.contenders or (CONTENDERS if options.out else (*STRATEGY_NAMES, ROUNDED))
+    names = options.contenders or (CONTENDERS if options.out else STRATEGY_NAMES)
     with progress("measuring", len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]

@@ -14,17 +14,13 @@ LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos
 BASELINE = "stock"
 PLAIN_ADD = "plain-add"
 """A contender of ``bench`` alone: it adds ready numbers to the tokens, so it shows what touching the memory costs."""
-ROUNDED = "bfloat16-table"
-"""A contender of ``drift`` alone: what a table costs that is kept in bfloat16."""
 
 CONTENDERS = {
     BASELINE: "timm's own loop",
     **dict.fromkeys(STRATEGY_NAMES, "this package"),
     "timm-flag-bilinear": "timm's own grid_sample setting, bilinear",
     "timm-flag-bicubic": "timm's own grid_sample setting, bicubic",
-    ROUNDED: "timm's own loop, the table rounded to bfloat16",
 }
-NAMES = tuple(name for name in CONTENDERS if name != ROUNDED)
 
 
 @contextmanager
@@ -45,13 +41,7 @@ def use(name: str, model: Any) -> Iterator[None]:
     own: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
     if name not in STRATEGY_NAMES:
         own = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
-        if name not in (BASELINE, ROUNDED):
+        if name != BASELINE:
             own = dict.fromkeys(own, own[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
-    tables = {key: value for key, value in embeds.named_parameters() if name == ROUNDED and key.startswith("pos_embed")}
-    tables = {key: type(table)(table.detach().bfloat16().to(table.dtype)) for key, table in tables.items()}
-    with (
-        enable(mode="stock", pos_embed="stock" if own else name, model=model),
-        patch.dict(embeds.__dict__, own),
-        patch.dict(embeds._parameters, tables),
-    ):
+    with enable(mode="stock", pos_embed="stock" if own else name, model=model), patch.dict(embeds.__dict__, own):
         yield

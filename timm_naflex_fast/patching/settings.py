@@ -34,11 +34,6 @@ class Settings:
     rope: str = "stock"
     strict: bool = field(default=False, repr=False, compare=False)  # raise where the library's own code had to run
 
-    @property
-    def is_stock(self) -> bool:
-        """Whether the library's own code computes every component."""
-        return self == STOCK
-
 
 STOCK = Settings()
 

@@ -54,10 +54,8 @@ def _method(name: str) -> Callable[..., None]:
 def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     """Add the tables, resampled by the chosen strategy; or call the method of timm's own that this one replaces."""
     learned, interpolation = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
-    reason = None
-    if learned and interpolation not in INTERPOLATIONS:
-        names = ", ".join(INTERPOLATIONS)
-        reason = f"a position table (replaced are {names}) with interpolation mode {interpolation!r}"
+    unknown = f"a position table (replaced are {', '.join(INTERPOLATIONS)}) with interpolation mode {interpolation!r}"
+    reason = unknown if learned and interpolation not in INTERPOLATIONS else None
     tensors = (x, placement) if isinstance(placement, Tensor) else (x,)
     where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
     decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
@@ -78,15 +76,13 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     dispatch.add(x, decision.tables, where, spec, strategy, decision.traced_by, otherwise)
 
 
-def _own_code(
-    embeds: Any, name: str, x: Tensor, placement: Any, settings: Settings, replaced: bool, reason: str | None = None
-) -> None:
-    """Call timm's own method; for a ``replaced`` interpolation the one that has the chosen result."""
-    if reason is not None:
+def _own_code(embeds: Any, name: str, x: Tensor, where: Any, settings: Settings, known: bool, reason: str = "") -> None:
+    """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
+    if reason:
         fall_back(LIBRARY, "pos_embed", settings, reason)
-    if name.endswith("_naflex_pos_embed") and replaced and settings.pos_embed not in ("stock", *SAME_RESULT):
+    if name.endswith("_naflex_pos_embed") and known and settings.pos_embed not in ("stock", *SAME_RESULT):
         name += "_grid_sample"
-    original((EMBEDS, name))(embeds, x, placement)
+    original((EMBEDS, name))(embeds, x, where)
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)

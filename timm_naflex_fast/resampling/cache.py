@@ -186,8 +186,10 @@ def stats() -> tuple[dict[str, int], int, int]:
     """How many entries of each kind are cached, the bytes of all together, and the bound in bytes."""
     with _lock:
         counts: Counter[str] = Counter()
-        for (kind, *_), value in _entries.items():
-            counts[kind] += sum(t is not None for t in value.made.values()) if isinstance(value, _Frozen) else 1
+        # By dict's own views: other threads move what they use, without the lock, while keys are hashed in Python.
+        for (kind, *_), value in list(dict.items(_entries)):
+            made = list(dict.values(value.made)) if isinstance(value, _Frozen) else [value]
+            counts[kind] += sum(table is not None for table in made)
         return dict(+counts), _nbytes, _limit
 
 
@@ -250,7 +252,7 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256  # pragma: no mutate: an estimate
     if isinstance(value, _Frozen):
-        return _bytes_of((*(copy.tensor for copy in value.copies), *value.made.values()))
+        return _bytes_of((*(copy.tensor for copy in value.copies), *dict.values(value.made)))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 0 if value is None else getattr(value, "nbytes", 64)  # pragma: no mutate: an estimate; NumPy's have it

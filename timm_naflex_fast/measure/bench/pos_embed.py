@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ...resampling import cache
-from ..contenders import LEARNED, NAMES, PLAIN_ADD, use
+from ..contenders import CONTENDERS, LEARNED, PLAIN_ADD, use
 from .race import Race, Timed
 from .workloads import Workload
 
 PHASES = ["infer", "frozen", "train"]
-DEFAULTS = dict[str, Any](batches=[64], dtypes=["float32"], phases=PHASES, contenders=[*NAMES, PLAIN_ADD])
+DEFAULTS = dict[str, Any](batches=[64], dtypes=["float32"], phases=PHASES, contenders=[*CONTENDERS, PLAIN_ADD])
 
 
 class _Activation(torch.autograd.Function):

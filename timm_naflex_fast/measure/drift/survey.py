@@ -181,9 +181,7 @@ def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor
 def relative_rms(squared: Tensor, reference: Tensor) -> float:
     """Root of the summed squared differences over that of the reference's squares; infinite where only those are 0."""
     above, below = squared.sum().item(), reference.sum().item()
-    if not above:
-        return 0.0
-    return (above / below) ** 0.5 if below else float("inf")
+    return (above / below) ** 0.5 if below else float("inf") if above else 0.0
 
 
 def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
