@@ -288,8 +288,8 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--release", action="store_true")
+    parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are old")
+    parser.add_argument("--release", action="store_true", help="as --check; any complaint is an error")
     options = parser.parse_args()
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
