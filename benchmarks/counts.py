@@ -20,14 +20,13 @@ from timm_naflex_fast.measure.bench.pos_embed import race
 from timm_naflex_fast.measure.bench.race import PLAIN_ADD
 from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, siglip_grids
 
+Rows = list[dict[str, Any]]
 TRACEABLE = "matmul, traceable"
 CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
 NARROW = (16, 32)  # channels; with fewer, a token is no larger than its coordinates
 BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
-LIBRARIES = {
-    "timm": ("stock", "timm's grid_sample", "interpolate_cached", "grid_sample", "matmul"),
-    "transformers": ("stock", "interpolate_cached", "matmul"),
-}
+LIBRARIES = {"timm": ["stock", "timm's grid_sample", "interpolate_cached", "grid_sample", "matmul"]}
+LIBRARIES |= {"transformers": ["stock", "interpolate_cached", "matmul"]}
 # How the model is compiled, and the numbers of tokens of the batches, in turn.
 WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "compile, one length": ({}, (256,)),
@@ -51,14 +50,12 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
     return count
 
 
-def count_race(
-    workload: str, batch: int, phase: str, contenders: Sequence[str] = CONTENDERS, channels: int = 768
-) -> list[dict[str, Any]]:
+def count_race(workload: str, batch: int, phase: str, names: Sequence[str] = CONTENDERS, channels: int = 768) -> Rows:
     """A row per contender: what the race is, and its counts at ``channels``, on the line through two widths."""
     grids, rows, (low, high) = WORKLOADS[workload].grids(batch), [], NARROW
     about = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
     about |= dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)))
-    for name in contenders:
+    for name in names:
         widths = (channels, channels) if name == TRACEABLE else NARROW
         small, large = (count_step(name, workload, batch, phase, width) for width in widths)
         counts = {key: n + (large[key] - n) * (channels - low) // (high - low) for key, n in small.items()}
@@ -66,7 +63,7 @@ def count_race(
     return rows
 
 
-def steps(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+def steps(tiny: bool) -> Iterator[Rows]:
     """What one step of the position embedding would cost on a GPU: see ``benchmarks/costs.py``.
 
     timm's code and ``eager`` read coordinates, and so run on numbers. The traceable form, which graphs hold and CUDA
@@ -121,7 +118,7 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
 
-def graphs(tiny: bool) -> Iterator[list[dict[str, Any]]]:
+def graphs(tiny: bool) -> Iterator[Rows]:
     """A row for each library, way and contender; the error's first line where it fails.
 
     20 training batches of 8 images with other grids each go through a NaFlexVit and a Siglip2 tower of two blocks. A

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,9 @@ BENCH = {
     "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --batch-size 8 --rounds 6",
 }
 # Functions that yield the rows of race after race; given True, tiny ones.
-MADE_HERE: dict[str, Callable[[bool], Iterator[list[dict[str, Any]]]]] = {
-    "speed/unseen": races.unseen,
-    "rope": races.rope,
-    "patch_kernels": races.patch_kernels,
-    "other_libraries": races.other_libraries,
-    "exported": races.exported,
-    "counts": counts.steps,
-    "graphs": counts.graphs,
-}
-COUNTED = {"counts", "graphs"}
+TIMED = (races.rope, races.patch_kernels, races.other_libraries, races.exported)
+COUNTED = {"counts": counts.steps, "graphs": counts.graphs}
+MADE_HERE = {"speed/unseen": races.unseen} | {race.__name__: race for race in TIMED} | COUNTED
 NAMES = (*BENCH, *MADE_HERE)
 
 
@@ -89,7 +81,7 @@ def main() -> None:
     here = provenance("")  # a file is old if it was made on another machine, with other code or other releases
     old = [name for name in files if any(before[name].get(fact) != here[fact] for fact in FACTS)]
     todo = [*files] if options.names or options.tiny else old
-    if not options.tiny and {*todo} - COUNTED and (load := os.getloadavg()[0]) > BUSY:
+    if not options.tiny and {*todo} - {*COUNTED} and (load := os.getloadavg()[0]) > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in todo:
         print(f"== {name}", flush=True)

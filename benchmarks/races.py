@@ -57,12 +57,10 @@ def unseen(tiny: bool) -> Iterator[list[dict[str, Any]]]:
 
     As many rounds as there are grids for: a batch for each contender in each round, warm-ups too, and two for x and g.
     """
-    works = (
-        Unseen("unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024),
-        Dropped("dropped", (16, 16), "bilinear", siglip_grids(256)),
-    )
+    new = Unseen("unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024)
+    dropped = Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
     names, phases, batches = [BASELINE, "interpolate_cached", "matmul"], ("infer", "train"), {1: 200, 16: 60, 64: 13}
-    for (batch, rounds), work, phase in product(batches.items(), works, phases):
+    for (batch, rounds), work, phase in product(batches.items(), (new, dropped), phases):
         with ExitStack() as stack:
             race = pos_embed.race(work, 1 if tiny else batch, "float32", phase, names, stack, "cpu", 4 if tiny else 192)
             yield run(race, 1 if tiny else rounds, budget=0.01 if tiny else 2.0)
@@ -200,8 +198,7 @@ class Embeddings(export.Naflex):
 
     def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
         """The tokens (B, N, C)."""
-        embeds: Any = self.model.embeds
-        return embeds(patches, patch_coord, patch_valid)[0]
+        return self.model.get_submodule("embeds")(patches, patch_coord, patch_valid)[0]
 
 
 def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:

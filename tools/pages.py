@@ -51,8 +51,8 @@ def read(pattern: str) -> list[Any]:
 def outdated(abouts: Iterable[dict[str, Any]], code: Sequence[str]) -> Iterator[str]:
     """The commits of figures or tests, if the code that they depend on has changed since."""
     for commit in dict.fromkeys(about["commit"] for about in abouts):
-        command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "HEAD", "--", *code]
-        if subprocess.run(command, capture_output=True).returncode:
+        diff = ["git", "diff", "--quiet", commit, "HEAD", "--", *code]
+        if subprocess.run(diff, cwd=ROOT, capture_output=True).returncode:
             yield f"its code has changed since {commit}"
 
 
@@ -77,8 +77,7 @@ def complaints() -> Iterator[str]:
             case ["versions", _]:  # each row was made by itself
                 lines = [*outdated(record["rows"], TESTED), *failed_tests(record["rows"])]
             case ["tests", _]:
-                blind = (f"{name} passes where ours never runs" for name in record["green"])
-                lines = [*outdated([record], TESTED), *blind]
+                lines = [*outdated([record], TESTED), *(f"{name} passes without ours" for name in record["green"])]
             case ["drift", *_]:
                 lines = [*outdated([record["made"]], CODE)]
             case ["counts" | "graphs" | "exported"]:  # nothing is timed; timm's loop cannot be exported
@@ -150,8 +149,7 @@ COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure
 EXPORTED = {"timm's loop, ms": ms(BASELINE), "timm's grid_sample": ms("timm-flag-bicubic")}
 EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
 SIGLIP2 = {"transformers, ms": ms(BASELINE), "`interpolate_cached`": ms("interpolate_cached"), "`matmul`": ms(OURS)}
-COUNTED = (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)
-LARGE = [{"diverse", "train", 512, contender} for contender in COUNTED]
+LARGE = [{"diverse", "train", 512, name} for name in (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)]
 
 
 class Section(NamedTuple):
@@ -190,10 +188,8 @@ def model_sentence() -> str:
     """What a whole step can gain at most."""
     rows = [row for record in read("model/*") for row in record["rows"]]
     shares, most = [100 * row["about"]["embeds_share"][BASELINE] for row in rows], max(row["batch"] for row in rows)
-    return (
-        "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to "
-        f"{most} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
-    )
+    advice = "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to"
+    return f"{advice} {most} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
 
 
 def never_slower() -> str:
@@ -292,8 +288,8 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the pages and the picture, or tell which pages are old."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--release", action="store_true")
+    parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are old")
+    parser.add_argument("--release", action="store_true", help="as --check; any complaint is an error")
     options = parser.parse_args()
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]

@@ -46,14 +46,14 @@ def test_what_waits_for_a_gpu(mode):
 @ran("matmul")
 def test_what_a_training_step_costs():
     contenders = ("stock", "matmul", TRACEABLE, "plain-add")
-    stock, matmul, traceable, plain = costs("siglip", 48, "train", contenders=contenders).values()
+    stock, matmul, traceable, plain = costs("siglip", 48, "train", names=contenders).values()
     moved = lambda row: row["read"] + row["written"]
     # matmul's bytes are close to those of one plain add, and linear in the tokens; it reads the grids once.
     assert moved(matmul) <= 2 * moved(plain) and matmul["host_waits"] == 1
-    large = costs("siglip", 192, "train", contenders=("matmul",))["matmul"]
+    large = costs("siglip", 192, "train", names=("matmul",))["matmul"]
     assert moved(large) / large["tokens"] <= 1.02 * moved(matmul) / matmul["tokens"]
     # The traceable form never waits, and its operators do not become more with the grids.
-    one = costs("siglip", 2, "train", contenders=(TRACEABLE,))[TRACEABLE]
+    one = costs("siglip", 2, "train", names=(TRACEABLE,))[TRACEABLE]
     assert traceable["host_waits"] == 0 and traceable["operators"] == one["operators"] and traceable["peak"] > 0
     # timm copies the gradient for each grid, and reads each image's.
     assert stock["host_waits"] >= 96 and moved(stock) > 10 * moved(plain)
