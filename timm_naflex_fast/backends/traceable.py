@@ -77,7 +77,7 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
     """The gradient (H0, W0, C) of a table resampled without antialiasing, from that of the tokens (B, N, C); float32 at
     least."""
     total = g.new_zeros(table_shape[0] * table_shape[1], g.shape[-1], dtype=torch.float64)
-    for cell, weight in _taps(table_shape, token_positions(patch_coord, spec), spec):
+    for cell, weight in _taps(table_shape, token_positions(patch_coord.to(g.device), spec), spec):
         total.index_add_(0, cell.flatten(), (weight * g).flatten(0, 1))
     return total.view(*table_shape).to(torch.promote_types(g.dtype, torch.float32))
 
