@@ -40,7 +40,7 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cell_index and len(group.samples) == len(self.batch):
+        if self.batch is not None and not group.cell_index and group.samples and len(group.samples) == len(self.batch):
             count, padding = self.counts[0]
             if not (padding and group.embeds_padding):  # pragma: no mutate: only speed
                 (self.batch.narrow(1, 0, count) if padding else self.batch).add_(embeddings)  # pragma: no mutate: speed
