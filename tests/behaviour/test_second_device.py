@@ -110,6 +110,7 @@ CASES |= {
     "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
     "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
     "host coordinates, factorized": partial(factorized, stays=True),
+    "host coordinates, second derivatives": partial(learned, coord=REORDERED, twice=True, stays=True),
     "packed, merge": partial(by_sizes, merge=2),
     "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
     "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),

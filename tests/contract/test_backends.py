@@ -1,5 +1,6 @@
 """What every backend and every strategy owes: timm's own result and gradients, for any batch, in any precision."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -184,7 +185,8 @@ def test_padding_keeps_every_bit_and_is_not_looked_at(way, kind):
     assert all(g.isfinite().all() and g.abs().max() < 1e3 for g in torch.autograd.grad(want, tables(embeds), grad))
     for value in (-1, -100, -(2**40)):
         coord = case.coord().masked_fill(padding[..., None], value)
-        got = way.add(case, embeds, x.clone(), coord)
+        with checks.Watch(lambda *_: None) if value == -1 else nullcontext():
+            got = way.add(case, embeds, x.clone(), coord)
         assert torch.equal(got.detach().view(torch.uint8), bits)
 
 

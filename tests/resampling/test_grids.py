@@ -23,7 +23,13 @@ def test_how_many_cells_a_grid_may_have():
         assert len(plan_batch(*most, ResizeSpec()).groups) == 1
     with pytest.raises(ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"):
         plan_batch(*only(18, 218, 1), ResizeSpec())
-    assert len(plan_batch(*only(0, 499, 4), ResizeSpec()).groups) == 1
+    assert len(plan_batch(*only(0, 499, 4), SQUARE).groups) == 1
+    coord = torch.tensor([[[2**31 - 2, 0]] * 2, [[0, 0], [-1, -1]]])  # the longest grid, and negative padding beside it
+    for turned in (coord, coord.flip(-1)):
+        with pytest.raises(ValueError, match=r"2147483647.* cells, too many"):
+            plan_batch(coord.float(), turned, ResizeSpec())
+    nothing = torch.zeros(2, 0, 4)
+    assert plan_batch(nothing, nothing[..., :2], SQUARE) == ([], [(0, 0)] * 2, SQUARE, torch.float32, torch.float32)
     with pytest.raises(ValueError, match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"):
         plan_batch(*only(0, 499, 4), SQUARE, resizes_square=True)
     coord = row_major([(1, 500)])
@@ -36,9 +42,9 @@ def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(monkeypatch, i
     coord = row_major([(3, 4)] * images, 12 + padding)
     coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
     assert grids._row_major(4).startswith(row_major([(3, 4)]).numpy().tobytes())
-    asked = grids._row_major.cache_info().hits + grids._row_major.cache_info().misses
-    found = grids.read_grids(coord)
-    assert grids._row_major.cache_info().hits + grids._row_major.cache_info().misses == asked + 1  # it was told so
+    asked = sum(grids._row_major.cache_info()[:2])
+    found, line = grids.read_grids(coord), grids.read_grids(row_major([(1, 4)]))
+    assert sum(grids._row_major.cache_info()[:2]) == asked + 2 and line[2] is None  # they were told so
     monkeypatch.setattr(grids, "QUICK", 0)
     slowly = grids.read_grids(coord)
     assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * images
