@@ -229,16 +229,15 @@ def test_coordinates_of_any_number_dtype_and_x_a_view_that_is_not_contiguous(way
 def test_nothing_of_the_size_of_the_tokens_is_kept_for_the_backward_pass():
     embeds, saved = BASE.embeds(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
-        by_functions(BASE, embeds, BASE.x().requires_grad_().clone(), BASE.coord())
-    assert saved == []
+        out = by_functions(BASE, embeds, (leaf := BASE.x().requires_grad_()).clone(), BASE.coord())
+    assert saved == [] and torch.equal(*torch.autograd.grad(out, leaf, BASE.x()), BASE.x())  # without the table's
 
 
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])
 def test_operator_passes_opcheck(sampler):
     spec = ("bicubic", sampler == "interpolate", False, False, sampler)
     x = torch.randn(2, 4, 12).transpose(1, 2).requires_grad_()  # results are contiguous
-    table = torch.randn(6, 5, 4, requires_grad=True)
-    coord = row_major([(3, 4), (2, 2)])
+    table, coord = torch.randn(6, 5, 4, requires_grad=True), row_major([(3, 4), (2, 2)])
     torch.library.opcheck(operator.add_learned, (x, table, coord, *spec))
     for g in (x.detach(), x.detach().bfloat16()):
         torch.library.opcheck(operator.learned_grad, (g.requires_grad_(), coord, 6, 5, *spec))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 
 from tests.support.checks import Watch, during, written
-from tests.support.oracles import OLD_TORCH, PRISTINE, relative
+from tests.support.oracles import OLD_TORCH, PRISTINE, finished_tables, relative
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel, resize_matrix
 from timm_naflex_fast.patch_embed.kernels import product_dtype
@@ -72,6 +72,7 @@ def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_setting
             got, kept = (module(image, each, bias, patch_size=size) for each in (trained, weight))
         assert relative(got, want) <= 1e-5 and relative(kept, want) <= 1e-5
         assert relative(*(torch.autograd.grad(out.square().sum(), trained)[0] for out in (got, want))) <= 1e-5
+    assert finished_tables() == 8 * (1 + len(LAYOUTS))  # with one channel layouts are the same
 
 
 def test_a_weight_of_other_channels_raises_as_timms_does_and_one_without_outputs_gives_none():

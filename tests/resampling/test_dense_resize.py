@@ -12,8 +12,7 @@ from timm_naflex_fast.resampling.matrices import ResizeSpec
 
 
 def second_derivative(add, case):
-    embeds = case.embeds()
-    out = case.x().requires_grad_() * 1
+    embeds, out = case.embeds(), case.x().requires_grad_() * 1
     add(case, embeds, out, case.coord())
     (grad,) = torch.autograd.grad((out**3).sum(), embeds.pos_embed, create_graph=True)
     grad.square().sum().backward()
