@@ -35,6 +35,8 @@ def test_what_else_describes_the_same(strategy):
     half = TABLE[None].bfloat16().requires_grad_()
     got = embedded(half, strategy=strategy)
     assert torch.equal(got, embedded(TABLE.bfloat16().float(), strategy=strategy))
+    plain = dict(strategy=strategy, mode="bilinear", antialias=False)
+    assert torch.equal(embedded(half, **plain), embedded(TABLE.bfloat16().float(), **plain))
     got.sum().backward()
     assert half.grad.shape == half.shape and half.grad.dtype == torch.bfloat16
     x, y = torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)
@@ -74,7 +76,7 @@ WRONG = {
     fast.resample_patch_kernel: [(dict(weight=TABLE), r"\(O, I, H0, W0\)"), (dict(mode="nearest"), MODES), *NO_SIZES],
     fast.resize_matrix: [(dict(mode="nearest"), MODES), (dict(n=0), "n and n0 must be lengths")],
     fast.resample_pos_embeds: [
-        (dict(merge=3), "merge must divide every height and width; 3 does not divide 4 x 4"),
+        (dict(grid_sizes=[(3, 4)], merge=3), "merge must divide every height and width; 3 does not divide 3 x 4"),
         (dict(merge=0), "merge must be an integer of at least 1"),
         (dict(length=15), "image 0 has 16 tokens, length is 15"),
         (dict(grid_sizes=[(4, 0)]), "integers of at least 1"),

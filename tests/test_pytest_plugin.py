@@ -42,8 +42,7 @@ def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers
     name = f"test_somebody_elses_{abs(hash((mode, off, workers)))}.py"
     (tmp_path / name).write_text(SUITE.format(mode=mode, off=off))
     assert run(tmp_path, *options.split(), workers=workers) == 0, capsys.readouterr().out
-    out = capsys.readouterr().out
-    times = 3 if off == "status()" else 2
+    out, times = capsys.readouterr().out, 3 if off == "status()" else 2
     assert f"pos_embed by {mode} {times} times" in out and ("by interpolate_cached" in out) is False
     said = re.findall(r"switched off or changed by \S+::test_off; 2 of 4 tests", out)
     assert len(said) == (off != "status()"), out

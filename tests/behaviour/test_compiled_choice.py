@@ -11,8 +11,7 @@ from tests.support.checks import slow
 from tests.support.oracles import small_vit, vit_batch
 from timm_naflex_fast import disable, enable, status
 
-B = vit_batch([(5, 7), (12, 4), (3, 3)])
-BACKENDS = ["eager", slow("inductor")]
+B, BACKENDS = vit_batch([(5, 7), (12, 4), (3, 3)]), ["eager", slow("inductor")]
 
 
 def gives(model, results):

@@ -57,8 +57,7 @@ def test_gradients_equal_timms_under(under, kind):
     want = trained(model, BATCH)
     with running(), UNDER[under]():
         first, second = (trained(model, BATCH, CALLS.get(under, lambda model: model)(model)) for _ in range(2))
-    assert far(first, want) <= 1e-5
-    assert all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+    assert far(first, want) <= 1e-5 and all(torch.equal(first[1][name], second[1][name]) for name in first[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,8 +26,7 @@ SIZE = (12, 44)  # of a plain image, in pixels: a grid of 3 x 11
 @pytest.mark.parametrize(("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)])
 def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind, depth):
     model, counter = small_vit(pos_embed=kind, depth=depth), CompileCounterWithBackend("aot_eager")
-    run = torch.compile(model, backend=counter, fullgraph=True)
-    generator = torch.Generator().manual_seed(0)
+    run, generator = torch.compile(model, backend=counter, fullgraph=True), torch.Generator().manual_seed(0)
     for i in range(20):
         sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
         batch = vit_batch(sizes, seed=i)

@@ -10,8 +10,7 @@ from tests.support.oracles import BATCH, NEW_TIMM, far, relative, row_major, sma
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 
-SIZES = [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)]
-SMALL = dict(depth=1, embed_dim=192, num_heads=3)
+SIZES, SMALL = [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)], dict(depth=1, embed_dim=192, num_heads=3)
 RADIO = dict(pos_embed_grid_size=(128, 128), pos_embed_interp_mode="bilinear", pos_embed_ar_preserving=True)
 RADIO |= dict(class_token=True, reg_tokens=4)
 RADIO |= dict(pos_embed_antialias=False, pos_embed_align_corners=True) if NEW_TIMM else {}

@@ -66,8 +66,7 @@ def test_whole_models(kind, extra):
 @pytest.mark.parametrize("samples", [4, 20], ids=["few tokens", "many tokens"])
 def test_selective_checkpoints_give_timms_gradients(kind, samples):
     model, batch = vit(kind), {name: value[:samples] for name, value in BATCH.items()}
-    contexts = partial(create_selective_checkpoint_contexts, save_some)
-    want = trained(model, batch)
+    contexts, want = partial(create_selective_checkpoint_contexts, save_some), trained(model, batch)
     with running("stock", rope="batched", component="rope"):
         got = trained(model, batch, partial(checkpoint, model, use_reentrant=False, context_fn=contexts))
     assert far(got, want) <= 1e-4
@@ -97,8 +96,7 @@ def test_what_is_written_down_holds_for_other_grids(kind, how, grad):
     model, inputs = vit(kind, depth=1), tuple(BATCH.values())
     with torch.set_grad_enabled(grad):
         with running(component="rope"):
-            program = written(how, model, *inputs)
-            want = model(*OTHER.values())
+            program, want = written(how, model, *inputs), model(*OTHER.values())
         assert relative(program(*OTHER.values()), want) <= 1e-5
 
 

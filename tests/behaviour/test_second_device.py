@@ -16,7 +16,7 @@ from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast import tracing
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.patch_embed.kernels import axis_inverse
+from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.settings import read_rope
@@ -71,6 +71,10 @@ def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
     return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
 
+def linear_kernel(to):
+    return [resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, "bicubic", True)]
+
+
 def inverses(to):
     """As a compiled graph computes them, on the device of the kernel."""
     return [axis_inverse(n, 16, "bicubic", True, to(torch.ones(1)).device) for n in (9, 25)]
@@ -110,6 +114,7 @@ CASES |= {
     "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
     "host coordinates, interpolate_cached": partial(learned, stays=True, strategy="interpolate_cached"),
     "host coordinates, factorized": partial(factorized, stays=True),
+    "host coordinates, second derivatives": partial(learned, coord=REORDERED, twice=True, stays=True),
     "packed, merge": partial(by_sizes, merge=2),
     "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
     "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),
@@ -118,6 +123,7 @@ CASES |= {
     "patch kernel": patch_kernel,
     "patch kernel, bilinear, float64": partial(patch_kernel, mode="bilinear", dtype=torch.float64),
     "patch kernel, bfloat16": partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
+    "patch kernel, linear": linear_kernel,
     "patch kernel, in a graph": inverses,
 }
 UNCHANGED = {"": {}, ", reference size": dict(ref_feat_shape=(4, 4))}
@@ -152,8 +158,7 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
             refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
             assert refused in str(error)
     for a, b, c in zip(got, want, again, strict=True):
-        assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held)
-        assert torch.equal(a.held, b)
+        assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held) and torch.equal(a.held, b)
     assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
 
 

@@ -27,8 +27,7 @@ def export(out, *options, model="naflexvit_base_patch16_gap"):
     [("m.pt2", []), *(slow(*case) for case in (("m.pt2", PLAIN), ("m.onnx", []), ("m.onnx", PLAIN)))],
 )
 def test_the_printed_lines_run_the_file(name, options, tmp_path, capsys):
-    assert export(tmp_path / name, *options) == 0
-    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert export(tmp_path / name, *options) == 0 and [file.name for file in tmp_path.iterdir()] == [name]
     out = capsys.readouterr().out
     runtimes = ["torch.export"] + ["ONNX Runtime", "OpenVINO"] * name.endswith(".onnx")
     assert re.findall(r"^(.*?) +\S+e-0\d  right$", out, re.M) == runtimes
@@ -48,6 +47,5 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monke
     monkeypatch.setitem(work.LOADERS, "torch.export", half)
     out = tmp_path / "m.pt2"
     out.write_text("the old one")
-    assert export(out) == 1
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
+    assert export(out) == 1 and [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
     assert re.search(r"^torch\.export .*wrong$", (text := capsys.readouterr().out), re.M) and "not written" in text

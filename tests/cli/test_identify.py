@@ -16,8 +16,7 @@ from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.identify import FAMILIES, Convention, question
 
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
-CHANNELS = 8
-TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
+CHANNELS, TABLE = 8, torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
 EQUAL = "bilinear with antialiasing: this is the reference (largest difference "
 CORNERS = dict(mode="bicubic", cubic_coefficient=-0.5, align_corners=True, half_pixel=False)
 BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16, sizes=[(1, 4, 6)])
@@ -96,8 +95,7 @@ def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(id
     assert code == 2 and "File exists" in line and new.read_bytes() == written
     assert question("siglip2")["table"].flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
-        assert main(["identify", "--write", nowhere]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        assert main(["identify", "--write", nowhere]) == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def asked(family):
@@ -179,8 +177,7 @@ def test_each_convention_is_that_of_the_original_library(family):
 def test_a_right_port_is_said_to_be_equal(family, identify):
     code, line = identify({"result": asked(family)[2].float()}, "--family", family)
     # Where RADIO's table of 128 x 128 shrinks, no position lies outside of it: zeros or border there, nobody can tell.
-    assert code == 0 and "this is the reference" in line
-    assert ("other conventions" in line) == (family == "radio")
+    assert code == 0 and "this is the reference" in line and ("other conventions" in line) == (family == "radio")
 
 
 @pytest.mark.parametrize(

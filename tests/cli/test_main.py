@@ -14,8 +14,7 @@ import torch
 import timm_naflex_fast
 from timm_naflex_fast.cli.main import COMMANDS, main
 
-PACKAGE = Path(timm_naflex_fast.__file__).parent
-PICTURES = Path(__file__).parents[2] / "results" / "drift"
+PACKAGE, PICTURES = Path(timm_naflex_fast.__file__).parent, Path(__file__).parents[2] / "results" / "drift"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 # Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
 OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}

@@ -22,8 +22,7 @@ from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.patching.settings import Settings
 
-RUN = ["-m", "timm_naflex_fast", "run"]
-TORCHRUN = "--standalone --nproc-per-node 2"
+RUN, TORCHRUN = ["-m", "timm_naflex_fast", "run"], "--standalone --nproc-per-node 2"
 NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
 NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
 SCRIPT = """

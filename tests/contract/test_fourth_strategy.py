@@ -36,8 +36,7 @@ with running("loop", model=model):
 
 file = sys.argv[1]
 bench = "bench --workload siglip --batch-size 1 --phase infer --contenders loop --rounds 1 --channels 4 --json"
-assert main([*bench.split(), file]) == 0
-assert '"loop"' in open(file).read()
+assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 
 

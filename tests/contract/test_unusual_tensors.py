@@ -9,8 +9,7 @@ from tests.support.checks import HALF, by_functions
 from tests.support.oracles import Case, relative, row_major, stock, tables
 from timm_naflex_fast.resampling.checks import check_writable
 
-STRATEGIES = ["matmul", "interpolate_cached", "grid_sample"]
-KINDS = ["learned", "factorized"]
+STRATEGIES, KINDS = ["matmul", "interpolate_cached", "grid_sample"], ["learned", "factorized"]
 
 
 def case_of(kind, strategy, **settings):
@@ -110,8 +109,7 @@ def test_jit_trace_holds_for_other_grids(kind, strategy, grad, ar_preserving):
     embeds.forward = lambda x, coord: by_functions(case, embeds, x * 1, coord, strategy)
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(embeds, (case.x(), case.coord()))
-        other = row_major([(5, 6), (2, 2), (1, 30), (7, 3)], 30)
-        want = case.x()
+        other, want = row_major([(5, 6), (2, 2), (1, 30), (7, 3)], 30), case.x()
         with torch.no_grad():
             stock(case, embeds, want, other)
         torch.testing.assert_close(traced(case.x(), other).detach(), want, atol=2e-5, rtol=0)

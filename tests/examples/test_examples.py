@@ -22,8 +22,7 @@ def run(script, *arguments):
 
 
 def test_committed_checkpoint_holds_its_promise():
-    assert digits.CHECKPOINT.stat().st_size <= 1_000_000
-    assert RECORD["held_out_accuracy"] >= 0.97 and RECORD["seed"] == 0
+    assert digits.CHECKPOINT.stat().st_size <= 1_000_000 and RECORD["held_out_accuracy"] >= 0.97 and RECORD["seed"] == 0
     assert sum(t.numel() for t in load_file(digits.CHECKPOINT).values()) == RECORD["parameters"]
 
 

@@ -18,8 +18,7 @@ from timm_naflex_fast.measure import models
 from timm_naflex_fast.measure.models import load_model, read_weights
 
 NAME, ROPE = "vit_tiny_patch16_224", "naflexvit_base_patch16_gap"
-HUB = "naflexvit_base_patch16_siglip.v2_webli"
-SMALL = dict(depth=1, embed_dim=24, num_heads=2)
+HUB, SMALL = "naflexvit_base_patch16_siglip.v2_webli", dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
 UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
 WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timm.layers.patch_embed import PatchEmbedInterpolator, resample_patch_embed
 
 from tests.support.checks import Watch, during, written
-from tests.support.oracles import OLD_TORCH, PRISTINE, relative
+from tests.support.oracles import OLD_TORCH, PRISTINE, finished_tables, relative
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_patch_kernel, resize_matrix
 from timm_naflex_fast.patch_embed.kernels import product_dtype
@@ -68,9 +68,11 @@ def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_setting
         want = F.linear(patches, resampled, bias)
         with running(component="patch_embed"):
             assert relative(module.resample_linear_weight(weight, size), resampled) <= 1e-5
+            assert module.resample_linear_weight(weight.bfloat16(), size).dtype is torch.bfloat16
             got, kept = (module(image, each, bias, patch_size=size) for each in (trained, weight))
         assert relative(got, want) <= 1e-5 and relative(kept, want) <= 1e-5
         assert relative(*(torch.autograd.grad(out.square().sum(), trained)[0] for out in (got, want))) <= 1e-5
+    assert finished_tables() == 8 * (1 + len(LAYOUTS))  # with one channel layouts are the same
 
 
 def test_a_weight_of_other_channels_raises_as_timms_does_and_one_without_outputs_gives_none():
@@ -111,7 +113,7 @@ def test_a_graph_of_fixed_sizes_holds_the_factors_as_constants(how, in_chans, dt
     module, sizes = interpolator((8, 6), in_chans=in_chans), ((6, 9), (12, 8), (8, 4))
     module.forward = lambda weight: [module.resample_linear_weight(weight, size) for size in sizes]
     weights = torch.randn(2, 5, in_chans * 48).to(dtype)
-    with running(component="patch_embed"):
+    with running(component="patch_embed"), torch.device("meta"):  # a default device changes nothing
         program, wants = written(how, module, weights[0]), module(weights[1])
         for got, want in zip(program(weights[1]), wants, strict=True):
             assert relative(got, want) <= max(1e-6, torch.finfo(dtype).eps / 4) and got.dtype is dtype
@@ -138,4 +140,5 @@ def test_weights_that_are_not_contiguous():
     for weight in (part, part.contiguous().transpose(2, 3), channels_last, expanded):
         assert resample_patch_kernel(weight, (8, 8)) is weight
         for new in ((5, 6), (8, 6), (6, 8)):
-            assert torch.equal(resample_patch_kernel(weight, new), resample_patch_kernel(weight.contiguous(), new))
+            want = resample_patch_kernel(weight.contiguous(), new, mode="bicubic", antialias=True)  # the defaults
+            assert torch.equal(resample_patch_kernel(weight, new), want)

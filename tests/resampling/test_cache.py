@@ -1,6 +1,7 @@
 """One cache for everything: bounded in bytes, oldest use out first, free of weak references, safe to fork."""
 
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from tests.support.oracles import kept_tensors, row_major
 from timm_naflex_fast.functional import add_factorized_pos_embed_, resample_patch_kernel, resample_pos_embeds
 from timm_naflex_fast.patching import install
 from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling.matrices import affine_positions
 
 
 def nbytes():
@@ -39,6 +41,27 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
             resample_pos_embeds(table, [(n, 41 - n), (2 * n, 3)], mode="bicubic")
         assert 0 < nbytes() <= 2 * 2**20
     assert 2**20 < sum(t.nbytes for t in kept_tensors())  # most of the count is memory really held
+    kinds = r": \d+ axis taps, \d+ resize steps, \d+ resized tables and kernels"
+    assert re.fullmatch(f"{nbytes() / 2**20:.1f} of 2 MiB cached" + kinds, cache.report())
+    cache.clear_all()
+    assert cache.report() == "0.0 of 2 MiB cached"
+
+
+def test_what_other_threads_use_meanwhile_does_not_disturb_the_count():
+    """A key hashes in Python, so another thread may look a table up while this one adds up their bytes."""
+
+    class Key:
+        def __hash__(self):
+            if entry:  # as another thread would
+                cache._get(entry[0].made, (1, 1)), entry[0].made.setdefault(object())
+            return 0
+
+    table, entry = torch.zeros(10), []
+    met(table, (1, 1), Key(), Key())
+    entry.append(next(iter(cache._entries.values())))
+    assert cache.stats()[0] == {cache.FROZEN: 3} and cache.stats()[1] > 3 * 4000
+    cache.invalidate(table)
+    assert cache.stats()[1] == 0
 
 
 def test_oldest_use_out_first(monkeypatch):
@@ -78,23 +101,25 @@ def test_what_was_asked_for_is_forgotten_when_any_source_changes():
         assert len({tensor.data_ptr() for tensor in kept_tensors()}) == 3  # two copies, and no view of one
         source += 1
         assert not cache.made_from(sources) and not nbytes() > 128
-
-
-def test_no_autocast_reaches_what_is_kept():
-    with torch.autocast("cpu"):
+    list(cache.cached_resized(sources[:1], ["made"], lambda copies, key: met(sources[0], key) and copies[0]))
+    assert nbytes()  # as where another thread has made the same meanwhile: it counts once
+    copy = cache._copy(torch.zeros(1))
+    copy.memory[:] = torch.ones(1).numpy().tobytes()
+    assert copy.tensor.item() == 1  # what is built comes from what is compared
+    with torch.autocast("cpu"):  # which reaches nothing that is kept
         assert cache.cached("products")(lambda n: torch.ones(n, n) @ torch.ones(n, n))(2).dtype is torch.float32
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
 def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_defaults_are(strategy):
     tensors = torch.randn(6, 5, 4), torch.randn(6, 4), torch.randn(2, 3, 8, 8)
-    coord, zeros = row_major([(3, 4), (7, 1)]), torch.zeros(2, 12, 4)  # 7 / 3 is no number of bfloat16
+    coord, zeros = row_major([(3, 4)] * 3 + [(7, 1)]), torch.zeros(4, 12, 4)  # 7 / 3 is no number of bfloat16
 
     def results(table, line, kernel):
         sums = resample_pos_embeds(table, [(3, 4), (9, 2), (30, 1)], mode="bicubic", strategy=strategy)
         sums += resample_pos_embeds(table, [(2, 30)], mode="bicubic", strategy=strategy, merge=2).sum()
         lines = add_factorized_pos_embed_(zeros.clone(), line, line, coord, strategy=strategy)
-        return sums, lines, resample_patch_kernel(kernel, (5, 9))
+        return sums, lines, resample_patch_kernel(kernel, (5, 60)), affine_positions(3, 7)
 
     def gradients_and_results():
         cache.clear_all()

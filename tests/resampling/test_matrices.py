@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timm_naflex_fast.functional import resize_matrix
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_taps, interpolate
+from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix, axis_taps, cell_positions, interpolate
 
 sizes, modes = st.integers(1, 48), st.sampled_from(["bilinear", "bicubic"])
 
@@ -24,11 +24,12 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
     torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
 
 
-@given(sizes, sizes, modes, st.booleans(), st.booleans(), st.booleans())
-def test_taps_hold_the_whole_matrix_and_every_cell_that_is_read(n, n0, mode, antialias, align_corners, transpose):
-    matrix = resize_matrix(n, n0, mode, antialias, align_corners)
-    spec = ResizeSpec(mode, antialias, align_corners)
-    *parts, reads = axis_taps(n, n, n0, spec, 0, torch.float32, transpose)
+@given(sizes, sizes, modes, *3 * [st.booleans()], st.sampled_from(["interpolate", "grid_sample", "affine_grid"]))
+def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(n, n0, mode, antialias, align_corners, transpose, way):
+    spec = ResizeSpec(mode, antialias, align_corners, False, way, (n + 2, n + 2))
+    matrix = axis_matrix(1, n, n, n0, spec)
+    assert torch.equal(axis_matrix(1, n, n, n0, spec, torch.bfloat16), matrix.bfloat16())  # one cast
+    *parts, reads = axis_taps(n, n, n0, spec, n + 2, torch.float32, transpose)
     columns, weights, real = map(torch.from_numpy, parts)
     matrix = matrix.t() if transpose else matrix
     assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, columns.long(), weights), matrix)
@@ -36,12 +37,9 @@ def test_taps_hold_the_whole_matrix_and_every_cell_that_is_read(n, n0, mode, ant
     assert read[matrix != 0].all() and read.sum() == real.sum() == reads
 
 
-def test_a_matrix_in_half_precision_is_one_cast():
-    assert torch.equal(resize_matrix(3, 5, dtype=torch.bfloat16), resize_matrix(3, 5).bfloat16())
-
-
 @given(st.sampled_from([(1, 5, 4, 8), (5, 4, 8), (1, 5, 1, 8), (1, 1, 4, 8), (5, 1, 1)]), st.integers(0, 200), modes)
 def test_axes_of_length_1_may_have_any_stride(shape, stride, mode):
+    assert cell_positions(1, True).tolist() == [-1] and cell_positions(2, True).tolist() == [-1, 1]
     table = torch.randn(shape)
     strides = [stride if n == 1 else usual for n, usual in zip(shape, table.stride())]  # NumPy's new axes have 0
     spec = ResizeSpec(mode)

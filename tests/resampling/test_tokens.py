@@ -3,13 +3,25 @@
 import torch
 
 from tests.support.oracles import row_major
-from timm_naflex_fast.resampling.grids import plan_batch
+from timm_naflex_fast.functional import add_factorized_pos_embed_
+from timm_naflex_fast.resampling.grids import GridGroup, plan_batch
 from timm_naflex_fast.resampling.matrices import ResizeSpec
-from timm_naflex_fast.resampling.tokens import Tokens
+from timm_naflex_fast.resampling.tokens import MAX_SEQUENTIAL, PairwiseSum, Tokens
 
 
-def test_padding_in_half_precision_is_summed_in_float32():
+def test_half_precision_is_summed_in_float32_in_pairs():
     coord, x = row_major([(1, 1)], length=1002), torch.ones(1, 1002, 2, dtype=torch.bfloat16)
     (group,), counts, *_ = plan_batch(x, coord, ResizeSpec(reference="grid_sample"))
     total = Tokens(x, counts).sum(group, torch.float32)
     assert total.tolist() == [[1002.0, 1002.0]]  # 1002 and the padding's 1001 are no numbers of bfloat16
+    x, group = torch.full((34, 1, 1), 1 + 2**-7, dtype=torch.bfloat16), GridGroup(1, 1, list(range(34)))
+    assert Tokens(x, [(1, 0)] * 34).sum(group, torch.float32).item() == 34 + 34 / 2**7  # nor these
+    line = torch.zeros(1, 1, requires_grad=True)
+    out = add_factorized_pos_embed_(x * 0, line, line, torch.zeros(34, 1, 2))
+    assert torch.autograd.grad(out, line, x)[0].item() == 2 * (34 + 34 / 2**7)
+    total, few = PairwiseSum(), PairwiseSum()
+    for _ in range(7):
+        total.add(torch.ones(1))
+    assert [part.item() for part in total._sums] == [4, 2, 1] and total.total() == 7
+    parts = [id(few.accumulator(1, torch.ones(1, 1)).add_(1)) for _ in range(2 * MAX_SEQUENTIAL)]
+    assert parts == parts[:1] * MAX_SEQUENTIAL + parts[-1:] * MAX_SEQUENTIAL and few.total() == len(parts)

@@ -166,8 +166,7 @@ def test_one_huge_coordinate_makes_no_huge_table(kind):
 @pytest.mark.parametrize("copies", [1, 20], ids=["few tokens", "many tokens"])
 def test_coordinates_of_padding_are_not_looked_at(kind, copies):
     rope, coord = build(kind), row_major([(9, 7), (3, 5)] * copies)
-    want = ours(rope, coord)
-    past = torch.arange(63) >= (coord.amax(1) + 1).prod(1)[:, None]
+    want, past = ours(rope, coord), torch.arange(63) >= (coord.amax(1) + 1).prod(1)[:, None]
     for dtype, value in ((torch.int64, -1), (torch.int64, -(2**40)), (torch.float32, float("nan")), (torch.int64, 2)):
         other = coord.to(dtype).masked_fill(past[..., None], value)
         for in_graph in (False, True)[: 1 + (dtype is torch.int64)]:

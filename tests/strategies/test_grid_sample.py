@@ -21,8 +21,7 @@ ours = partial(by_timms_method, strategy="grid_sample")
 def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
     if align_corners and not NEW_TIMM:
         pytest.skip("older timm has no align_corners")
-    sizes = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
-    how = dict(mode=mode, align_corners=align_corners)
+    sizes, how = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)], dict(mode=mode, align_corners=align_corners)
     case = Case(sizes=sizes, table_size=table, channels=64, length=3072, seed=3, use_grid_sample=True, **how)
     embeds, coord = case.embeds().requires_grad_(False), case.coord()
     theirs, mine = torch.zeros(2, 5, 3072, 64)

@@ -75,8 +75,7 @@ class Case:
         extra |= dict(patch_size=1, in_chans=1, embed_dim=self.channels, proj_type="linear", class_token=False)
         extra |= dict(pos_embed=self.kind, pos_embed_grid_size=self.table_size, pos_embed_interp_mode=self.mode)
         extra |= dict(pos_embed_ar_preserving=self.ar_preserving, pos_embed_use_grid_sample=self.use_grid_sample)
-        embeds = NaFlexEmbeds(**extra)
-        generator = torch.Generator().manual_seed(self.seed)
+        embeds, generator = NaFlexEmbeds(**extra), torch.Generator().manual_seed(self.seed)
         for table in tables(embeds):
             table.data.normal_(generator=generator)
         return embeds
@@ -182,8 +181,7 @@ def small_vit(**kwargs):
 
 def vit_batch(sizes, patch=4, chans=1, seed=0):
     """A NaFlex input batch of random patches."""
-    generator = torch.Generator().manual_seed(seed)
-    coord = row_major(sizes)
+    generator, coord = torch.Generator().manual_seed(seed), row_major(sizes)
     valid = torch.stack([torch.arange(coord.shape[1]) < h * w for h, w in sizes])
     patches = torch.randn(*coord.shape[:2], patch * patch * chans, generator=generator) * valid[..., None]
     return {"patches": patches, "patch_coord": coord, "patch_valid": valid}

@@ -31,8 +31,7 @@ FEWER["mrope"] = FEWER["mixed"] | {"grid_indexing"}
 
 def build(kind, **options):
     """timm's module, with those of the options that the installed one takes."""
-    options = SETTINGS.get(kind, {}) | options
-    taken = TAKES[kind].keys() - FEWER.get(kind, set())
+    options, taken = SETTINGS.get(kind, {}) | options, TAKES[kind].keys() - FEWER.get(kind, set())
     return CLASSES[kind](DIM * HEADS if kind == "mixed" else DIM, **{k: v for k, v in options.items() if k in taken})
 
 

@@ -14,8 +14,7 @@ try:
 except ImportError:  # torch < 2.6
     fully_shard = None
 
-KINDS = ["learned", "factorized"]
-WRAPS = ["ddp"] + ["fsdp2"] * (fully_shard is not None)
+KINDS, WRAPS = ["learned", "factorized"], ["ddp"] + ["fsdp2"] * (fully_shard is not None)
 WHOLE = vit_batch([(5, 7), (12, 4), (3, 3), (8, 8)])
 
 

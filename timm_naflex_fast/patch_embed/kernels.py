@@ -146,5 +146,5 @@ def resample_linear_kernel(
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or tracer(weight) is not None:
         return _resample(weight, *key).reshape(total, new[0] * new[1] * in_chans)
-    (kernel,) = cached_resized((weight,), [("patch kernel", *key)], lambda copies, _: _resample(copies[0], *key))
+    (kernel,) = cached_resized((weight,), [key], lambda copies, _: _resample(copies[0], *key))
     return kernel.view(total, new[0] * new[1] * in_chans)

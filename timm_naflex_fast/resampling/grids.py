@@ -230,7 +230,7 @@ def check_count(sizes: int, batch: int | None) -> None:
 
 
 def group_sizes(
-    sizes: FrameSizes, *, merge: int = 1, embeds_padding: bool, length: int | None
+    sizes: FrameSizes, *, merge: int, embeds_padding: bool, length: int | None
 ) -> tuple[list[GridGroup], TokenCounts]:
     """Groups of equal grids from sizes (t, h, w), and how many tokens each frame has: its cells, and the padding.
 
