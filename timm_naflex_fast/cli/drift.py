@@ -71,20 +71,20 @@ def measure_and_show(model: Any, batches: Any, options: argparse.Namespace, weig
     with progress("measuring", len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     known = [(name, value) for name, value in vars(model.embeds).items() if value is not None]
-    own = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
+    how = [f"{name.removeprefix('pos_embed_')} {value}" for name, value in known if name.startswith("pos_embed_")]
     facts = {
         "Images": f"{found.images:,} ({source})",
         "Sequence length": f"{options.max_seq_len} patches at most",
-        "The model's own resampling (its settings)": ", ".join(own),
+        "The model's own resampling (its settings)": ", ".join(how),
         "Number type": options.dtype,
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
-    skipped, made, notes = getattr(batches, "skipped", []), provenance(options.command), list[str]()
+    skipped, origin, notes = getattr(batches, "skipped", []), provenance(options.command), list[str]()
     naflex_siglip = options.model.startswith("naflexvit") and "siglip" in options.model
     if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":
         notes = ["These figures compare with bicubic. SigLIP-2 was trained with bilinear, as timm has it since 1.0.30."]
-    about = dict(model=options.model, weights=weights, facts=facts, notes=notes, made=made, skipped=skipped)
+    about = dict(model=options.model, weights=weights, facts=facts, notes=notes, made=origin, skipped=skipped)
     report = record(found, **about)
     for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("naflex-fast", description="Fast and exact resampling.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
     add = partial(parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False)
-    own = {name: add(name, help=what, description=f"{what}.".capitalize()) for name, what in COMMANDS.items()}
+    parsers = {name: add(name, help=what, description=f"{what}.".capitalize()) for name, what in COMMANDS.items()}
     if not arguments or arguments[0] not in COMMANDS:
         parser.parse_args(arguments)  # ends here with the help, the version, or an error
         parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def start(options: argparse.Namespace) -> Any:
         module = import_module(f".{name}", __package__)
-        module.add_arguments(own[name])
-        return getattr(module, name)(own[name].parse_args(rest, options))
+        module.add_arguments(parsers[name])
+        return getattr(module, name)(parsers[name].parse_args(rest, options))
 
-    made = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
-    return call(f"naflex-fast {name}", start, made)
+    started = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
+    return call(f"naflex-fast {name}", start, started)

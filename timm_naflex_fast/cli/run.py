@@ -24,7 +24,7 @@ from typing import Any
 
 VARIABLE = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model: the last of timm's modules in which something is replaced.
-TRIGGERS = {"timm": "timm.models.naflexvit", "transformers": "transformers", "torchtitan": "torchtitan"}
+HOOKED_MODULES = {"timm": "timm.models.naflexvit", "transformers": "transformers", "torchtitan": "torchtitan"}
 STARTUP = str(Path(__file__).with_name("startup"))
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
     parser.add_argument("--strict", action="store_true", help="an error where the library's own code would run instead")
     several = "what to patch (timm); repeat it for several"
-    parser.add_argument("--library", action="append", choices=list(TRIGGERS), help=several)
+    parser.add_argument("--library", action="append", choices=list(HOOKED_MODULES), help=several)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     what = "what python runs (a file, a folder, a zip, or -) or a command written in Python (torchrun), then its words"
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
@@ -62,19 +62,19 @@ def run(options: argparse.Namespace) -> int:
     for other in (name for name in libraries if name != "timm"):
         check_name(f"mode with {other}", flags.pos_embed, [mode for mode in MODES if mode != "grid_sample"])
     script, *words = options.script
-    order = json.dumps({"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True})
+    wanted = json.dumps({"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, VARIABLE: order, "PYTHONPATH": path}
-    own = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
-    own += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
-    own += ["-i"] * sys.flags.interactive + ["-u"] * getattr(sys.__stdout__, "write_through", False)
-    command = [sys.executable, *own, *["-m"] * options.module, script if options.module else _found(script), *words]
+    environment = {**os.environ, VARIABLE: wanted, "PYTHONPATH": path}
+    before = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
+    before += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
+    before += ["-i"] * sys.flags.interactive + ["-u"] * getattr(sys.__stdout__, "write_through", False)
+    command = [sys.executable, *before, *["-m"] * options.module, script if options.module else _find(script), *words]
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
     os.execve(sys.executable, command, environment)
 
 
-def _found(script: str) -> str:
+def _find(script: str) -> str:
     """The script itself or, where there is no such file, the command of that name that is written in Python.
 
     Raises:
@@ -96,22 +96,22 @@ def prepare_process() -> None:
     """Patch the libraries as soon as this process imports them; at its end say what computed."""
     import wrapt
 
-    order = json.loads(os.environ.get(VARIABLE) or "null")
-    if order is None:  # somebody removed the variable but kept the folder
+    wanted = json.loads(os.environ.get(VARIABLE) or "null")
+    if wanted is None:  # somebody removed the variable but kept the folder
         return
-    os.environ[VARIABLE] = json.dumps({**order, "first": False})  # for the processes that this one starts
-    atexit.register(_report, order["libraries"], order["first"], os.getpid())
-    for library in order["libraries"]:
-        wrapt.register_post_import_hook(partial(_patch, order, library), TRIGGERS[library])
+    os.environ[VARIABLE] = json.dumps({**wanted, "first": False})  # for the processes that this one starts
+    atexit.register(_report, wanted["libraries"], wanted["first"], os.getpid())
+    for library in wanted["libraries"]:
+        wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])
 
 
-def _patch(order: dict[str, Any], library: str, module: Any) -> None:
+def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
     try:
         from ..patching.install import enable
 
-        enable(**order["flags"], library=library)
+        enable(**wanted["flags"], library=library)
     except Exception:
-        if sys.prefix == order["prefix"]:
+        if sys.prefix == wanted["prefix"]:
             raise  # another environment, which may be too old for us, goes on without
 
 
@@ -120,7 +120,7 @@ def _report(libraries: list[str], first: bool, process: int) -> None:
     if os.getpid() != process or sys.stderr in (None, sys.stdout):  # a fork that ends as this process does; nowhere
         return
     calls: dict[tuple[str, str], int] = {}
-    if here := [name for name in libraries if TRIGGERS[name] in sys.modules]:
+    if here := [name for name in libraries if HOOKED_MODULES[name] in sys.modules]:
         from ..patching.install import status
 
         now = status()
@@ -130,7 +130,7 @@ def _report(libraries: list[str], first: bool, process: int) -> None:
         said = [str(now.flags), f"{names}, {len(now.replaced)} functions replaced", f"in this process ran {ran}"]
         said += now.why_stock()
     else:
-        wanted = " or ".join(TRIGGERS[name] for name in libraries)
+        wanted = " or ".join(HOOKED_MODULES[name] for name in libraries)
         said = [f"this process did not import {wanted}; processes that it started are patched if they did"]
     if first or calls:
         rank = os.environ.get("RANK")

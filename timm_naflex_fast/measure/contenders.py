@@ -38,10 +38,10 @@ def use(name: str, model: Any) -> Iterator[None]:
     from ..patching.timm import EMBEDS
 
     embeds: Any = getattr(model, "embeds", model)
-    own: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
+    changed: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
     if name not in STRATEGY_NAMES:
-        own = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
+        changed = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
         if name != BASELINE:
-            own = dict.fromkeys(own, own[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
-    with enable(mode="stock", pos_embed="stock" if own else name, model=model), patch.dict(embeds.__dict__, own):
+            changed = dict.fromkeys(changed, changed[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
+    with enable("stock", pos_embed="stock" if changed else name, model=model), patch.dict(embeds.__dict__, changed):
         yield

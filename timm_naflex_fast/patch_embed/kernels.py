@@ -30,8 +30,7 @@ from ..tracing import constant_while_traced, is_tracing, refuse_in_cuda_graph, t
 Size = tuple[int, int]
 SMALL = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: one product costs no more up to here
 FIRST_CALL = (
-    "the first call with such a patch size copies matrices to the GPU, which no CUDA graph can record; run the model "
-    "once before you capture it"
+    "the first call with such a patch size copies matrices to the GPU; run the model once before you capture it"
 )
 
 

@@ -42,12 +42,12 @@ def not_ours(library: Library, modules: Collection[nn.Module] = (), *, subclasse
     for owner, name, key in targets(library):
         for holder in holders(owner, modules) if modules or subclasses else [owner]:
             place, function = found_at(holder, name)
-            who = whose(function, library)
+            author = whose(function, library)
             if place is owner:
-                stays = who == "another's" and key not in originals
+                stays = author == "another's" and key not in originals
             else:
                 calls_ours = name in getattr(getattr(function, "__code__", None), "co_names", ())  # as by super()
-                stays = who != "ours" and place is not None and not calls_ours
+                stays = author != "ours" and place is not None and not calls_ours
             if stays:
                 kind = type(function)
                 by = f"{defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"

@@ -83,14 +83,14 @@ def _install(libraries: Iterable[Library]) -> None:
 
 
 def _uninstall(library: Library) -> None:
-    gone = []
+    removed = []
     for owner, name, key in imported_targets(library):
-        who = whose(vars(owner).get(name), library)
-        if who == "ours":
+        author = whose(vars(owner).get(name), library)
+        if author == "ours":
             setattr(owner, name, original(key))
-        if who != "another's":  # else another's wrapper may still call ours
-            gone.append(key)
-    for key in gone:
+        if author != "another's":  # else another's wrapper may still call ours
+            removed.append(key)
+    for key in removed:
         originals.pop(key, None)
 
 
@@ -140,24 +140,24 @@ def _newest(overrides: Iterable[Override]) -> Override | None:
 
 def _refresh(*, install: bool = True) -> None:
     """Work out what holds, from the list of overrides, and put our functions on the libraries that need them."""
-    owns = {own: _newest(own.overrides) for own in list(_model_settings)}
-    _overrides[:] = [o for o in _overrides if not o.model or any(o in own.overrides for own in owns)]
-    of_all = [override for override in _overrides if not override.model]
-    everywhere = {known: _newest(o for o in of_all if known in o.libraries) for known in _libraries.values()}
-    holding = [o for o in (*owns.values(), *everywhere.values()) if o is not None and o.settings != STOCK]
-    used = [library for library in everywhere if any(library in override.libraries for override in holding)]
+    by_model = {chosen: _newest(chosen.overrides) for chosen in list(_model_settings)}
+    _overrides[:] = [o for o in _overrides if not o.model or any(o in chosen.overrides for chosen in by_model)]
+    for_all = [override for override in _overrides if not override.model]
+    by_library = {known: _newest(o for o in for_all if known in o.libraries) for known in _libraries.values()}
+    active = [o for o in (*by_model.values(), *by_library.values()) if o is not None and o.settings != STOCK]
+    used = [library for library in by_library if any(library in override.libraries for override in active)]
     if install:
         _install(used)
-    for library, newest in everywhere.items():
+    for library, newest in by_library.items():
         library.settings = STOCK if newest is None else newest.settings
-    for own, newest in owns.items():
-        own.settings = None if newest is None else newest.settings
-        for module in list(own.modules) if newest is None else ():
-            if vars(module).get(ATTRIBUTE) is own:
+    for chosen, newest in by_model.items():
+        chosen.settings = None if newest is None else newest.settings
+        for module in list(chosen.modules) if newest is None else ():
+            if vars(module).get(ATTRIBUTE) is chosen:
                 del vars(module)[ATTRIBUTE]
     now = _overrides[-1].counts if _overrides else Counts()
     counts.calls, counts.fallbacks = now.calls, now.fallbacks
-    for library in everywhere:
+    for library in by_library:
         if library not in used:
             _uninstall(library)
 
@@ -294,6 +294,6 @@ def status(model: nn.Module | None = None) -> Status:
     modules, libraries = ([], list(_libraries.values())) if model is None else _modules_of(model)
     with _lock:
         _refresh(install=False)
-        newest = [] if modules else [_newest(own.overrides) for own in _model_settings]
+        newest = [] if modules else [_newest(chosen.overrides) for chosen in _model_settings]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")

@@ -134,8 +134,8 @@ def decide(
     """
     # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice an absent key of __dict__.
     plain = isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling()
-    own = module.__dict__.get(ATTRIBUTE) if plain else getattr(module, ATTRIBUTE, None)
-    settings = library.settings if own is None or own.settings is None else own.settings
+    chosen = module.__dict__.get(ATTRIBUTE) if plain else getattr(module, ATTRIBUTE, None)
+    settings = library.settings if chosen is None or chosen.settings is None else chosen.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
     found: tuple[Tensor, ...] = ()

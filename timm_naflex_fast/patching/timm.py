@@ -71,8 +71,8 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
     where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
-    why = "coordinates that name no cell"  # timm's flag samples wherever they lie
-    otherwise = partial(_own_code, embeds, name, x, placement, decision.settings, True, why)
+    # timm's flag samples wherever a coordinate lies.
+    otherwise = partial(_own_code, embeds, name, x, placement, decision.settings, True, "coordinates that name no cell")
     dispatch.add(x, decision.tables, where, spec, strategy, decision.traced_by, otherwise)
 
 

@@ -52,10 +52,6 @@ class SparseSum(NamedTuple):
         """The sums (rows, C) of a source (R, C)."""
         return torch.embedding_bag(source, self.indices, self.offsets, per_sample_weights=self.weights)[0]
 
-    def to(self, device: torch.device) -> "SparseSum":
-        """The same sum on another device."""
-        return SparseSum._make(None if part is None else part.to(device) for part in self)
-
 
 ResizeSteps = tuple[SparseSum, ...]
 """The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or none: a copy."""
@@ -81,7 +77,8 @@ def resize_steps(
         along_y = _kron(y, _identity(1, y), 1, transpose)
         along_x = _kron(_identity(h, x), x, w if transpose else w0, transpose)
         steps = (along_x, along_y) if transpose else (along_y, along_x)
-    return steps if device.type == "cpu" else tuple(step.to(device) for step in steps)  # pragma: no mutate: only speed
+    on_device = (SparseSum._make(part if part is None else part.to(device) for part in step) for step in steps)
+    return steps if device.type == "cpu" else tuple(on_device)  # pragma: no mutate: only speed
 
 
 def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: int) -> bool:

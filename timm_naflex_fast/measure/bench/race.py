@@ -84,10 +84,10 @@ class Race:
             ordered, rounds = sorted(times[name]), len(times[name])
             left_out = max(0, int(rounds / 2 - 0.98 * math.sqrt(rounds)))  # at each end, by the normal approximation
             low, high = ordered[left_out], ordered[-1 - left_out]
-            own = dict(contender=name, rounds=rounds, median_ms=1e3 * median, low_ms=1e3 * low, high_ms=1e3 * high)
-            own["spread"] = (high - low) / 2 / median if rounds >= LEAST_ROUNDS else None
-            own |= dict(times_faster=baseline and baseline / median, times_plain_add=plain and median / plain)
-            rows.append(work | own)
+            figures = dict(contender=name, rounds=rounds, median_ms=1e3 * median, low_ms=1e3 * low, high_ms=1e3 * high)
+            figures["spread"] = (high - low) / 2 / median if rounds >= LEAST_ROUNDS else None
+            figures |= dict(times_faster=baseline and baseline / median, times_plain_add=plain and median / plain)
+            rows.append(work | figures)
         return rows
 
 
@@ -134,13 +134,13 @@ def now() -> float:
     return time.perf_counter()
 
 
-def times_faster(stock: dict[str, Any], own: dict[str, Any]) -> str:
+def times_faster(stock: dict[str, Any], figures: dict[str, Any]) -> str:
     """How many times faster than timm a contender is, and between which limits; or that it cannot be told."""
-    if stock["spread"] is None or own["spread"] is None:
+    if stock["spread"] is None or figures["spread"] is None:
         return "cannot be told (too few rounds)"
-    low, high = stock["low_ms"] / own["high_ms"], stock["high_ms"] / own["low_ms"]
-    rough = own["suite"] == "model" and max(stock["spread"], own["spread"]) > PRECISE
-    told = number(stock["median_ms"] / own["median_ms"]) if not (low <= 1 <= high or rough) else "cannot be told"
+    low, high = stock["low_ms"] / figures["high_ms"], stock["high_ms"] / figures["low_ms"]
+    rough = figures["suite"] == "model" and max(stock["spread"], figures["spread"]) > PRECISE
+    told = number(stock["median_ms"] / figures["median_ms"]) if not (low <= 1 <= high or rough) else "cannot be told"
     return f"{told} ({number(low)} to {number(high)})"
 
 

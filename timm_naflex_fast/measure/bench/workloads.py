@@ -49,9 +49,9 @@ class Workload:
         """timm's NaFlexEmbeds with this table (and a projection that is not used)."""
         from timm.models.naflexvit import NaFlexEmbeds
 
-        own = {f"pos_embed_{key}": value for key, value in self.more.items()}
-        own |= dict(pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode)
-        return NaFlexEmbeds(1, 1, channels, class_token=False, proj_type="linear", **own)
+        options = {f"pos_embed_{key}": value for key, value in self.more.items()}
+        options |= dict(pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode)
+        return NaFlexEmbeds(1, 1, channels, class_token=False, proj_type="linear", **options)
 
     def possible(self) -> bool:
         """Whether the installed timm can have such a table."""
@@ -87,8 +87,8 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
     import torch
 
     coord = torch.zeros(len(grids), length or max(h * w for h, w in grids), 2, dtype=torch.int64)
-    for own, (h, w) in zip(coord, grids):
-        own[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
+    for sample, (h, w) in zip(coord, grids):
+        sample[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)
     return coord
 
 

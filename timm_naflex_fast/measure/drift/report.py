@@ -33,15 +33,16 @@ def verdict(survey: Survey, untrained: bool = False) -> str:
 
 
 def _sentence(survey: Survey, name: str) -> str:
-    own, timms = survey.drift[name], survey.drift[BASELINE]
+    drift, baseline = survey.drift[name], survey.drift[BASELINE]
     if survey.exact(name):
-        phrase = f"but for rounding (embeddings within {own.embed_max_abs:.1e})" if own.embed_max_abs else "bit for bit"
+        most = drift.embed_max_abs
+        phrase = f"but for rounding (embeddings within {most:.1e})" if most else "bit for bit"
         return f"{name} gives timm's own result {phrase}"
-    words = [f"{name} moves the embeddings by {percent(own.embed_rel_rms)} (RMS)"]
-    if own.neighbours < 1:
-        words.append(f"gives {percent(1 - own.neighbours)} of the images another nearest neighbour")
-    if own.accuracy is not None and timms.accuracy is not None:
-        words.append(f"takes accuracy from {percent(timms.accuracy)} to {percent(own.accuracy)}")
+    words = [f"{name} moves the embeddings by {percent(drift.embed_rel_rms)} (RMS)"]
+    if drift.neighbours < 1:
+        words.append(f"gives {percent(1 - drift.neighbours)} of the images another nearest neighbour")
+    if drift.accuracy is not None and baseline.accuracy is not None:
+        words.append(f"takes accuracy from {percent(baseline.accuracy)} to {percent(drift.accuracy)}")
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -50,9 +51,9 @@ def percent(value: float) -> str:
     return "0 %" if not value else "< 0.01 %" if 0 < value < 5e-5 else f"{100 * value:.2f} %"
 
 
-def columns(timms: Drift) -> dict[str, str]:
+def columns(baseline: Drift) -> dict[str, str]:
     """Headings of the table of contenders, by the field of :class:`Drift`; a model without classes has no such ones."""
-    return {key: heading for key, heading in HEADINGS.items() if getattr(timms, key) is not None}
+    return {key: heading for key, heading in HEADINGS.items() if getattr(baseline, key) is not None}
 
 
 def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:

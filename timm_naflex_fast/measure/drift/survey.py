@@ -108,7 +108,7 @@ def survey(
         raise ValueError("there is no image to measure on")
     seen = {name: {key: torch.cat([one[key] for one in found]) for key in found[0]} for name, found in passes.items()}
     squares, cells = seen[BASELINE]["squares"], [n for table in tables for n in table.shape[1:-1]]
-    drift = {name: _drift(own, seen[BASELINE], labels) for name, own in seen.items()}
+    drift = {name: _drift(results, seen[BASELINE], labels) for name, results in seen.items()}
     shrinks = [max(n / patches for n, patches in zip(cells, grid)) for grid in grids]
     shown = [name for name in drift if drift[name].embed_roundings > 1]
     shown = [name for name in shown if name in STRATEGY_NAMES] or shown[:1]
@@ -119,7 +119,7 @@ def survey(
     by_grid = []
     for grid in sorted(set(grids), key=lambda grid: (grid[1] / grid[0], grid)):  # by aspect, then by size
         here = [place for place, other in enumerate(grids) if other == grid]
-        off = {name: relative_rms(own["moved"][here], squares[here]) for name, own in seen.items()}
+        off = {name: relative_rms(results["moved"][here], squares[here]) for name, results in seen.items()}
         by_grid.append(dict(grid=grid, images=len(here), shrink=shrinks[here[0]], embed_rel_rms=off))
     return Survey(len(grids), drift, by_grid, left_out, kept)
 
@@ -162,14 +162,14 @@ def _pictures(model: Any, batches: Batches, shown: Sequence[str], why: dict[int,
     return [found[place] for place in why if place in found]
 
 
-def _drift(own: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
-    classes = own.get("classes")
+def _drift(results: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
+    classes = results.get("classes")
     return Drift(
-        embed_max_abs=own["largest_move"].max().item(),
-        embed_roundings=own["roundings"].max().item(),
-        embed_rel_rms=relative_rms(own["moved"], timms["squares"]),
-        pooled_cosine_distance=cosine_distance(own["pooled"], timms["pooled"]).mean().item(),
-        neighbours=agreement(nearest(own["pooled"]), nearest(timms["pooled"])),
+        embed_max_abs=results["largest_move"].max().item(),
+        embed_roundings=results["roundings"].max().item(),
+        embed_rel_rms=relative_rms(results["moved"], timms["squares"]),
+        pooled_cosine_distance=cosine_distance(results["pooled"], timms["pooled"]).mean().item(),
+        neighbours=agreement(nearest(results["pooled"]), nearest(timms["pooled"])),
         agreement=None if classes is None else agreement(classes, timms["classes"]),
         accuracy=None if classes is None or not labels else agreement(classes, torch.cat(labels)),
     )
