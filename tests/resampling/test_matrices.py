@@ -30,6 +30,7 @@ def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(n, n0, mode, anti
     matrix = axis_matrix(1, n, n, n0, spec)
     assert torch.equal(axis_matrix(1, n, n, n0, spec, torch.bfloat16), matrix.bfloat16())  # one cast
     *parts, reads = axis_taps(n, n, n0, spec, n + 2, torch.float32, transpose)
+    assert axis_taps(n, n, n0, spec, n + 2, torch.float64, transpose).weights.dtype == "float64"
     columns, weights, real = map(torch.from_numpy, parts)
     matrix = matrix.t() if transpose else matrix
     assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, columns.long(), weights), matrix)
@@ -39,7 +40,7 @@ def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(n, n0, mode, anti
 
 @given(st.sampled_from([(1, 5, 4, 8), (5, 4, 8), (1, 5, 1, 8), (1, 1, 4, 8), (5, 1, 1)]), st.integers(0, 200), modes)
 def test_axes_of_length_1_may_have_any_stride(shape, stride, mode):
-    assert cell_positions(1, True).tolist() == [-1] and cell_positions(2, True).tolist() == [-1, 1]
+    assert [cell_positions(n, True).tolist() for n in (1, 2, 3)] == [[-1], [-1, 1], [-1, 0, 1]]
     table = torch.randn(shape)
     strides = [stride if n == 1 else usual for n, usual in zip(shape, table.stride())]  # NumPy's new axes have 0
     spec = ResizeSpec(mode)
