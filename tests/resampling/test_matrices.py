@@ -27,8 +27,8 @@ def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corner
 @given(sizes, sizes, modes, *3 * [st.booleans()], st.sampled_from(["interpolate", "grid_sample", "affine_grid"]))
 def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(n, n0, mode, antialias, align_corners, transpose, way):
     spec = ResizeSpec(mode, antialias, align_corners, False, way, (n + 2, n + 2))
-    matrix = axis_matrix(1, n, n, n0, spec)
-    assert torch.equal(axis_matrix(1, n, n, n0, spec, torch.bfloat16), matrix.bfloat16())  # one cast
+    matrix = axis_matrix(1, (n, n), n0, spec)
+    assert torch.equal(axis_matrix(1, (n, n), n0, spec, torch.bfloat16), matrix.bfloat16())  # one cast
     *parts, reads = axis_taps(n, n, n0, spec, n + 2, torch.float32, transpose)
     assert axis_taps(n, n, n0, spec, n + 2, torch.float64, transpose).weights.dtype == "float64"
     columns, weights, real = map(torch.from_numpy, parts)
