@@ -31,7 +31,9 @@ def tracer(*tensors: Tensor) -> Tracer | None:
         # torch 2.4, which has neither, every compiler counts.
         exports = getattr(torch.compiler, "_is_exporting_flag", False) or not hasattr(torch.compiler, "is_exporting")
         return "export" if exports else "transform" if _transforming_while_traced() else "compile"
-    if is_tracing():
+    # Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs them without numbers,
+    # and the key says that a third writes them down before autograd.
+    if torch.jit.is_tracing() or _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH):
         return "export"
     if why_not_plain(*tensors):
         return "transform"
@@ -40,13 +42,9 @@ def tracer(*tensors: Tensor) -> Tracer | None:
 
 def is_tracing() -> bool:
     """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number can be read."""
-    if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing():
-        return True
-    return _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH)
+    return torch.compiler.is_dynamo_compiling() or tracer() == "export"
 
 
-# Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs them without numbers, and
-# the key says that a third writes them down before autograd.
 _mode, _has_key = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
 _PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch

@@ -47,8 +47,6 @@ class ResamplePlan(NamedTuple):
 
 def whole_numbers(patch_coord: Tensor) -> Tensor:
     """Coordinates as int64. Floats are first cut to -1 ... 2**31, and NaN to -1: to cast others is undefined."""
-    if patch_coord.dtype is torch.int64:
-        return patch_coord
     coord = patch_coord.detach()
     if coord.is_floating_point():
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
@@ -127,7 +125,7 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
             among its padding, and one that is no whole number.
     """
     on_host = patch_coord.cpu()
-    whole = whole_numbers(on_host)
+    whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
     coord: Any = whole.contiguous().numpy()
     batch, length, _ = coord.shape
     fractional = embeds_padding and on_host.is_floating_point() and bool((whole != on_host).any())
