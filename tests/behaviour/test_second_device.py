@@ -107,7 +107,7 @@ CASES |= {
     "learned, float64": partial(learned, dtype=torch.float64, x_dtype=torch.float64),
     "learned, second derivatives": partial(learned, coord=REORDERED, twice=True),
     "learned, float coordinates": partial(learned, coord=COORD.float()),
-    "learned, grid_sample, bilinear": partial(learned, strategy="grid_sample", mode="bilinear"),
+    "learned, grid_sample, float": partial(learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"),
     "learned, grid_sample, second derivatives": partial(learned, strategy="grid_sample", twice=True),
     "frozen": frozen,  # a grid comes again: nothing is compared with what was kept, which would wait once more
     "host coordinates": partial(learned, stays=True),

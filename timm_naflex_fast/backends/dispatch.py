@@ -90,9 +90,9 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     length = sizes.length
     tokens: list[int] = []
     if length is None:
-        if isinstance(sizes.sizes, Tensor):
+        if isinstance(sizes.values, Tensor):
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
-        tokens = [t * h * w for t, h, w in grids.sizes_on_host(sizes.sizes)]
+        tokens = [t * h * w for t, h, w in grids.sizes_on_host(sizes.values)]
         length = max(tokens, default=0)
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)

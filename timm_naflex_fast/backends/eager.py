@@ -32,7 +32,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
     plan = sizes.plan(table, spec)._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add_plan(out, (table,), plan, strategy)
-    return out if sizes.length is None else out.view(len(sizes.sizes), sizes.length, table.shape[-1])
+    return out if sizes.length is None else out.view(len(sizes.values), sizes.length, table.shape[-1])
 
 
 def add_batch(

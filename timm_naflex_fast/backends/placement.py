@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
     its first cell.
     """
 
-    sizes: Any
+    values: Any
     columns: tuple[int, ...] = (2, 3)
     merge: int = 1
     length: int | None = None
@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 
     def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
         """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
-        listed = grids.sizes_on_host(self.sizes, self.columns, batch=None if 3 in self.columns else len(x))
+        listed = grids.sizes_on_host(self.values, self.columns, batch=None if 3 in self.columns else len(x))
         return ResamplePlan(*self.group(listed), spec, x.dtype)
 
     def group(self, listed: grids.FrameSizes) -> tuple[list[grids.GridGroup], grids.TokenCounts]:
@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
         Those that are on the host are checked now.
         """
-        sizes = self.sizes
+        sizes = self.values
         if not isinstance(sizes, Tensor):
             listed = grids.sizes_on_host(sizes, self.columns)
             self.group(listed)

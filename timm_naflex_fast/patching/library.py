@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from .settings import ATTRIBUTE, STOCK, Counts, Settings
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
+Author = Literal["ours", "the library's", "another's"]
 Target = tuple[Any, str, Key]
 """The class or module that holds what we replace, its name there, and its key."""
 
@@ -200,7 +201,7 @@ def is_hooked(module: Any) -> bool:
     return hooks or type(module).__call__ is not nn.Module.__call__
 
 
-def whose(function: Any, library: Library) -> str:
+def whose(function: Any, library: Library) -> Author:
     """Who wrote a function: "ours", "the library's", "another's" (a spy, a change of the result, perhaps around ours).
 
     A wrapper can copy the name of what it wraps, but not its ``__globals__``.

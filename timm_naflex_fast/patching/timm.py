@@ -6,7 +6,7 @@ interpolator no ``resampler``.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Library, Replacement, decide, fall_back, original
+from .library import SAME_RESULT, Key, Library, Replacement, decide, fall_back, original
 from .settings import Settings
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -158,7 +158,9 @@ USE_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if 
 _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
 _AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
+_ANTIALIAS = " pos_embed_antialias"
 _LINEAR, _OWN_INVERSE = "resample_linear_weight", "_get_or_create_pinv_matrix"
+_INTERPOLATOR = f"base_patch_size resample_conv_weight {_LINEAR}"
 _SINCOS = "timm.layers.pos_embed_sincos"
 _ROTARY = "get_batch_embeds get_embed _build_embed_cat _build_embed _create_embed _get_pos_embed_from_coords".split()
 
@@ -168,23 +170,27 @@ _INVERSE = ((FUNCTIONS, "_compute_resize_matrix"), (FUNCTIONS, "_apply_resamplin
 _RESAMPLER = (("", _LINEAR), ("resampler", "forward"), ("resampler", _OWN_INVERSE), *_INVERSE)
 _ROPE = tuple(("rope", name) for name in _ROTARY)
 
+
+def _adds(name: str, strategies: Mapping[str, str], attributes: str, skips: tuple[Key, ...] = ()) -> dict[Key, Any]:
+    """The entry of a method that adds position embeddings."""
+    return {(EMBEDS, name): Replacement("pos_embed", _method(name), strategies, attributes, skips=skips)}
+
+
+_MATMUL = {"matmul": "matmul"}
 REPLACEMENTS = {
-    (EMBEDS, f"_apply_{kind}{suffix}"): Replacement(
-        "pos_embed", _method(f"_apply_{kind}{suffix}"), strategies, attributes, skips=skips
-    )
-    for kind, attributes, more in (("learned", _LEARNED, " pos_embed_antialias"), ("factorized", _FACTORIZED, ""))
-    for suffix, strategies, attributes, skips in (
-        ("_naflex_pos_embed", NAFLEX_BATCH, attributes + more, ()),
-        ("_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, attributes, _GRID_SAMPLE),
-        ("_pos_embed", SAME_RESULT, attributes + more, ()),
-    )
-} | {
-    (home, name): Replacement("patch_embed", function, {"matmul": "matmul"}, attributes, home is INTERPOLATOR, skips)
-    for home, name, function, attributes, skips in (
-        (INTERPOLATOR, "forward", interpolator_forward, f"base_patch_size resample_conv_weight {_LINEAR}", _RESAMPLER),
-        (RESAMPLER, "forward", resampler_forward, _OWN_INVERSE + " orig_size", (("", _OWN_INVERSE), *_INVERSE)),
-        (FUNCTIONS, "resample_patch_embed", resample_patch_embed, None, _INVERSE),
-    )
+    **_adds("_apply_learned_naflex_pos_embed", NAFLEX_BATCH, _LEARNED + _ANTIALIAS),
+    **_adds("_apply_learned_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
+    **_adds("_apply_learned_pos_embed", SAME_RESULT, _LEARNED + _ANTIALIAS),
+    **_adds("_apply_factorized_naflex_pos_embed", NAFLEX_BATCH, _FACTORIZED),
+    **_adds("_apply_factorized_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE),
+    **_adds("_apply_factorized_pos_embed", SAME_RESULT, _FACTORIZED),
+    (INTERPOLATOR, "forward"): Replacement(
+        "patch_embed", interpolator_forward, _MATMUL, _INTERPOLATOR, counted_elsewhere=True, skips=_RESAMPLER
+    ),
+    (RESAMPLER, "forward"): Replacement(
+        "patch_embed", resampler_forward, _MATMUL, _OWN_INVERSE + " orig_size", skips=(("", _OWN_INVERSE), *_INVERSE)
+    ),
+    (FUNCTIONS, "resample_patch_embed"): Replacement("patch_embed", resample_patch_embed, _MATMUL, skips=_INVERSE),
 }
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
     REPLACEMENTS[VIT, "_generate_rope_naflex"] = Replacement(
