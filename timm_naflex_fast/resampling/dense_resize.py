@@ -78,5 +78,5 @@ def gradients_by_autograd(g: Tensor, shapes: Sequence[Sequence[int]], plan: Resa
     with torch.enable_grad():
         leaves = [torch.zeros(s, dtype=torch.float64, device=g.device, requires_grad=True) for s in shapes]
         embeddings = resample(leaves, plan._replace(token_dtype=torch.float64))  # pragma: no mutate: None does the same
-        tokens = assemble(embeddings, plan.counts, _by_product).view(g.shape)
+        tokens = assemble(embeddings, plan.counts, _by_product).view(g.shape)  # pragma: no mutate: see _by_product
     return torch.autograd.grad(tokens, leaves, g.double(), create_graph=torch.is_grad_enabled())

@@ -108,7 +108,9 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
     size, channels = (table.shape[-3], table.shape[-2]), table.shape[-1]
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
     # Here ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at once.
+    # pragma: no mutate start, only speed
     by_pytorch = spec.interpolation == "bilinear" and not (spec.antialias or spec.ar_preserving)
+    # pragma: no mutate end
     to_resize = []
     for group in plan.groups:
         if not spec.at_coordinates and (group.h, group.w) == size:
