@@ -230,7 +230,7 @@ def test_nothing_of_the_size_of_the_tokens_is_kept_for_the_backward_pass():
     embeds, saved = BASE.embeds(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), lambda t: t):
         out = by_functions(BASE, embeds, (leaf := BASE.x().requires_grad_()).clone(), BASE.coord())
-    assert saved == [] and torch.equal(*torch.autograd.grad(out, leaf, BASE.x()), BASE.x())  # without the table's
+    assert saved == [] and torch.equal(*torch.autograd.grad(out, leaf, BASE.x()), BASE.x())  # untouched
 
 
 @pytest.mark.parametrize("sampler", ["interpolate", "grid_sample"])

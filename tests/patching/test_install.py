@@ -35,8 +35,7 @@ LEARNED = "_apply_learned_naflex_pos_embed"
 @pytest.mark.parametrize("mode", ["interpolate_cached", "grid_sample", "interpolate-cached", "matmul-resample"])
 def test_enable_replaces_and_disable_restores_exactly(mode):
     enable(mode=mode)
-    assert not is_pristine()
-    assert uses(small_vit()) == mode.replace("-", "_").replace("_resample", "")
+    assert not is_pristine() and uses(small_vit()) == mode.replace("-", "_").replace("_resample", "")
     enable(mode, pos_embed="grid_sample", patch_embed="stock", rope="stock")
     assert status().flags == Settings("grid_sample", "stock", "stock")
     disable()
