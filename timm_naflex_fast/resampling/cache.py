@@ -260,7 +260,7 @@ def _bytes_of(value: Any) -> int:
 
 def _copy(source: Tensor) -> _Copy:
     source = source.detach().resolve_neg().contiguous()
-    memory = bytearray(source.view(-1).view(torch.uint8).numpy())
+    memory = bytearray(source.as_strided((source.numel(),), (1,)).view(torch.uint8).numpy())
     return _Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape) if memory else source.clone(), memory)
 
 
@@ -269,7 +269,8 @@ def _same_bits(before: _Copy, now: Tensor) -> bool:
     copy, memory = before
     if copy.shape != now.shape or copy.dtype != now.dtype:
         return False
-    # One axis first: a last axis of length 1 may have any stride, and PyTorch then finds no bytes. Of all that Python
-    # has, only ``startswith`` compares memory as it stands, twice as fast as NumPy.
-    bits: Any = now.detach().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+    # One axis first: an axis of length 1 may have any stride, and PyTorch then finds no bytes. Of all that Python has,
+    # only ``startswith`` compares memory as it stands, twice as fast as NumPy.
+    now = now.detach().resolve_neg().contiguous()
+    bits: Any = now.as_strided((now.numel(),), (1,)).view(torch.uint8).numpy()
     return memory.startswith(bits)
