@@ -20,7 +20,7 @@ from torch import Tensor
 from .resampling.closed_form import keys
 from .resampling.grids import sizes_on_host
 
-Sizes = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
+Grids = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
 TIE = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 
 
@@ -100,7 +100,7 @@ class Convention:
         """The first axis of (n0, m, C), resized to n, of which the first ``keep`` remain."""
         return (self.matrix(n, len(table), keep) @ table.flatten(1)).unflatten(1, table.shape[1:])
 
-    def tokens(self, table: Tensor, sizes: Sizes) -> Tensor:
+    def tokens(self, table: Tensor, sizes: Grids) -> Tensor:
         """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in float64."""
         packed = []
         for frames, h, w in sizes:
@@ -112,7 +112,7 @@ class Convention:
         return torch.cat(packed)
 
 
-def conventions(sizes: Sizes) -> Iterator[Convention]:
+def conventions(sizes: Grids) -> Iterator[Convention]:
     """Every convention that these sizes allow, the plainest ones first."""
     merges = [m for m in (1, 2, 3, 4) if all(h % m == 0 and w % m == 0 for _, h, w in sizes)]
     choices = product(
@@ -227,7 +227,7 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     return [(error, asdict(convention)) for error, convention in best + found[10:]]
 
 
-def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Sizes, result: Tensor) -> list[tuple[float, Convention]]:
+def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Tensor) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     found = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]

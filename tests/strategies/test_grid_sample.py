@@ -52,6 +52,7 @@ def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     with running("grid_sample", model=embeds):
         embeds._apply_learned_naflex_pos_embed_grid_sample(got, patch_coord=coord)
         assert torch.equal(got, want) and status().fallbacks == {"coordinates that name no cell": 1}
+        assert status().calls == {("pos_embed", "stock"): 1, ("pos_embed", "grid_sample"): 0}
     if kind == "negative padding" and at_coordinates:  # a graph cannot ask
         embeds.requires_grad_()
         add = lambda x: add_pos_embed_(x * 1, embeds.pos_embed, coord, mode=mode, strategy="grid_sample")

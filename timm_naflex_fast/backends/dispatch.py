@@ -7,14 +7,14 @@
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
 | any graph, for plain images, whose grid its shapes tell | ``traceable.add_to_images``, for every strategy |
 
-Factorized tables take ``traceable`` in every graph. A strategy that ``needs_host`` takes ``eager``, and a compiled
+Factorized tables take ``traceable`` in every graph. A strategy with ``breaks_graph`` takes ``eager``, and a compiled
 graph breaks there; where operations are recorded or transformed it takes ``traceable``. ``patching`` decides before: in
 an eager model under ``torch.func`` timm's own code runs. The path of a call::
 
     timm's method -> patching/timm._apply      decides whether ours runs
                   -> dispatch.add              checks the shapes, picks a backend
-                  -> grids.plan_batch          reads the grids, groups the samples
-                  -> eager.add                 tells autograd, adds
+                  -> eager.add_batch           reads the grids, groups the samples: grids.plan_batch
+                  -> eager.add_plan            tells autograd, adds
                   -> strategy.resample         the embeddings of each grid
                   -> sparse_resize.SparseSum   the arithmetic
 """
@@ -66,7 +66,7 @@ def add(
         eager.add_batch(x, tables, placement, spec, strategy, otherwise)
     elif isinstance(placement, OneGrid):
         traceable.add_to_images(x, tables, placement, spec)
-    elif not (strategy.needs_host and traced_by == "compile"):
+    elif not (strategy.breaks_graph and traced_by == "compile"):
         add_in_graph = _backend(len(tables), strategy, traced_by)
         if traced_by == "capture" and (isinstance(placement, Sizes) or placement.device != x.device):
             raise RuntimeError(FROM_HOST)
@@ -82,7 +82,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     """
     if traced_by is None:
         return eager.resample(table, sizes, spec, strategy)
-    if strategy.needs_host and traced_by == "compile":
+    if strategy.breaks_graph and traced_by == "compile":
         return _resample_outside_graphs(table, sizes, spec, strategy)
     add_in_graph = _backend(1, strategy, traced_by)
     if traced_by == "capture":
@@ -109,7 +109,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
 
 def _backend(tables: int, strategy: Strategy, traced_by: Tracer) -> AddInGraph:
     """The function of a graph's backend that adds tables by coordinates."""
-    if strategy.needs_host and traced_by == "capture":
+    if strategy.breaks_graph and traced_by == "capture":
         raise RuntimeError(NEEDS_HOST)
     if traced_by != "compile" or tables == 2:
         return traceable.add

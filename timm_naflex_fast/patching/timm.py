@@ -24,8 +24,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Key, Library, Replacement, decide, fall_back, original
-from .settings import Settings
+from .library import SAME_RESULT, Decision, Key, Library, Replacement, counts, decide, fall_back, original
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -60,7 +59,7 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
     decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
     if decision.strategy == "stock":
-        return _own_code(embeds, name, x, placement, decision.settings, reason is None)
+        return _own_code(embeds, name, x, placement, decision, reason is None)
     strategy = STRATEGIES[decision.strategy]
     make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
     spec = make(
@@ -72,15 +71,16 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     )
     where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
     # timm's flag samples wherever a coordinate lies.
-    otherwise = partial(_own_code, embeds, name, x, placement, decision.settings, True, "coordinates that name no cell")
+    otherwise = partial(_own_code, embeds, name, x, placement, decision, True, "coordinates that name no cell")
     dispatch.add(x, decision.tables, where, spec, strategy, decision.traced_by, otherwise)
 
 
-def _own_code(embeds: Any, name: str, x: Tensor, where: Any, settings: Settings, known: bool, reason: str = "") -> None:
+def _own_code(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision, known: bool, late: str = "") -> None:
     """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
-    if reason:
-        fall_back(LIBRARY, "pos_embed", settings, reason)
-    if name.endswith("_naflex_pos_embed") and known and settings.pos_embed not in ("stock", *SAME_RESULT):
+    if late:  # a reason that was found after the decision was counted
+        counts.calls["pos_embed", decision.strategy] -= 1
+        fall_back(LIBRARY, "pos_embed", decision.settings, late)
+    if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *SAME_RESULT):
         name += "_grid_sample"
     original((EMBEDS, name))(embeds, x, where)
 

@@ -98,7 +98,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
             # pragma: no mutate end
         counts.append((tokens, length - tokens))
     if spec.reference == "affine_grid":
-        spec = replace(spec, batch_max=spec.lengths(max(heights), max(widths)))
+        spec = replace(spec, batch_max=spec.resized(max(heights), max(widths)))
     return ResamplePlan(list(groups.values()), counts, spec, x.dtype)
 
 

@@ -59,7 +59,7 @@ class ResizeSpec:
         object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
         object.__setattr__(self, "at_coordinates", not is_interpolate)
 
-    def lengths(self, h: int, w: int) -> tuple[int, int]:
+    def resized(self, h: int, w: int) -> tuple[int, int]:
         """The size to which the table is resized for a grid (h, w), before the crop."""
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
@@ -87,7 +87,7 @@ def axis_matrix(
 ) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis."""
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
-    resized = _resize_axis(identity, grid[axis], spec.lengths(*grid)[axis], spec, spec.batch_max[axis])
+    resized = _resize_axis(identity, grid[axis], spec.resized(*grid)[axis], spec, spec.batch_max[axis])
     return resized.to(dtype).contiguous()
 
 

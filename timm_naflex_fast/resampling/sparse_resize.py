@@ -68,7 +68,7 @@ def resize_steps(
         return ()
     y, x = (
         cached_taps(n, length, n0, spec, batch_max, dtype, transpose)
-        for n, length, n0, batch_max in zip((h, w), spec.lengths(h, w), size, spec.batch_max)
+        for n, length, n0, batch_max in zip((h, w), spec.resized(h, w), size, spec.batch_max)
     )
     if both_axes_together(y.reads, x.reads, (h, w), w0):
         both = _kron(y, x, w if transpose else w0, transpose)
@@ -159,7 +159,7 @@ def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list
     """The groups whose grids have the same A_h: the same height, resized to the same length."""
     heights: dict[tuple[int, int], list[GridGroup]] = {}
     for group in groups:
-        heights.setdefault((spec.lengths(group.h, group.w)[0], group.h), []).append(group)
+        heights.setdefault((spec.resized(group.h, group.w)[0], group.h), []).append(group)
     return heights.values()
 
 

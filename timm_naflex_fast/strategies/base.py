@@ -26,8 +26,8 @@ class Strategy:
         resample: gives each group with the embeddings (h*w, C) of its grid; one at a time, if possible.
         reference: whose result it gives: "interpolate", that of ``F.interpolate``, or "grid_sample", that of timm's
             ``pos_embed_use_grid_sample``, which is for NaFlex batches alone.
-        needs_host: it reads the grids on the host, so ``torch.compile`` breaks the graph there; where operations are
-            recorded for export, the traceable backend computes instead.
+        breaks_graph: it has no operator, so ``torch.compile`` breaks the graph, and no CUDA graph can hold it. Where
+            operations are recorded for export, the traceable backend computes instead.
         resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w) alone.
         for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes when this one is
             chosen; None: timm's own code.
@@ -35,7 +35,7 @@ class Strategy:
 
     resample: Callable[[Tables, ResamplePlan], Embeddings]
     reference: str = "interpolate"
-    needs_host: bool = False
+    breaks_graph: bool = False
     resizes_square: bool = False
     for_grid_sample: str | None = None
 

@@ -22,7 +22,7 @@ def resample(tables: Tables, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Te
     spec = plan.spec
     for group in plan.groups:
         h, w = group.h, group.w
-        lengths = spec.lengths(h, w)
+        lengths = spec.resized(h, w)
         if len(tables) == 1:
             (table,) = tables
             if table.shape[-3:-1] != (h, w):
@@ -38,4 +38,4 @@ def resample(tables: Tables, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Te
             yield group, (y[:, None] + x).flatten(0, 1)
 
 
-STRATEGY = Strategy(resample, needs_host=True, resizes_square=True)
+STRATEGY = Strategy(resample, breaks_graph=True, resizes_square=True)
