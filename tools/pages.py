@@ -262,8 +262,9 @@ def api() -> str:
     for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
         for name in names:
             function = getattr(module, name)
-            taken = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
-            call = str(inspect.Signature(taken)).replace(", *,", ",\n    *,")
+            told = inspect.signature(function)
+            taken = [p.replace(annotation=p.empty) for p in told.parameters.values()]
+            call = str(told.replace(parameters=taken)).replace(", *,", ",\n    *,")
             sentence = " ".join(str(function.__doc__).split("\n\n")[0].split())
             parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}")
     return "\n\n".join(parts)
