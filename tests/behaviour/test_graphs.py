@@ -184,7 +184,7 @@ def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how):
     x, good = torch.zeros(2, 20, 8), torch.tensor([(1, 2, 4), (1, 4, 4)])
     graph = written(how, model, x, good)
     torch.testing.assert_close(graph(x, good), model(x, good), atol=2e-6, rtol=0)
-    for long_empty_or_odd in ((6, 4), (0, 4), (2, 3)):
+    for long_empty_or_odd in ((6, 4), (0, 4), (2, 3), (3, 2)):
         with pytest.raises(RuntimeError, match="grid_sizes must be at least 1, multiples of merge"):
             graph(x, torch.tensor([(1, 2, 4), (1, *long_empty_or_odd)]))
 
@@ -199,7 +199,7 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
 
     graph = torch.compile(embed, backend="aot_eager", fullgraph=strategy == "matmul")
     for want, got in zip(embed(table), graph(table)):
-        torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+        torch.testing.assert_close(got, want, atol=2e-6 * (strategy == "matmul"), rtol=0)
         grads = [torch.autograd.grad(out.square().sum(), table, retain_graph=True)[0] for out in (got, want)]
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
@@ -207,11 +207,10 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
 # Of two samples: with frames, four columns, no integers; and of one sample alone.
 @pytest.mark.parametrize("sizes", [[s] * 2 for s in ((1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True))] + [[(3, 4)]])
 def test_sizes_that_do_not_fit_the_tokens(sizes):
-    sizes = torch.tensor(sizes)
-
-    def add(x):
+    def add(x, sizes):
         return add_pos_embed_(x * 1, torch.ones(6, 5, 4), grid_sizes=sizes)
 
     for run in (add, torch.func.functionalize(add), torch.compile(add, fullgraph=True)):
-        with pytest.raises(Exception, match="grid_sizes must hold"):
-            run(torch.zeros(2, 12, 4))
+        for given in (sizes, torch.tensor(sizes)):
+            with pytest.raises(Exception, match="grid_sizes must hold"):
+                run(torch.zeros(2, 12, 4), given)

@@ -82,8 +82,7 @@ def test_overlapping_requests_in_threads():
     def serve(seed):
         for _ in range(15):
             with enable(MODES[seed % 3], model=model if seed % 2 else None):
-                copied = copy.deepcopy(model)
-                now = status()
+                copied, now = copy.deepcopy(model), status()
                 assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(MODES)
                 embed(copied)
 

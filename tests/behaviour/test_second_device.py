@@ -15,11 +15,15 @@ from tests.support.rotary import AUGMENTED, CLASSES, build
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast import tracing
+from timm_naflex_fast.backends import dispatch
+from timm_naflex_fast.backends.placement import OneGrid, Sizes
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.settings import read_rope
+from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("clean")
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
@@ -71,13 +75,15 @@ def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
     return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
 
-def linear_kernel(to):
-    return [resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, "bicubic", True)]
-
-
-def inverses(to):
-    """As a compiled graph computes them, on the device of the kernel."""
-    return [axis_inverse(n, 16, "bicubic", True, to(torch.ones(1)).device) for n in (9, 25)]
+def in_graph(to, where, shapes=((6, 5, 8),), antialias=True, resamples=False):
+    """By plain operations."""
+    how = ResizeSpec("bicubic", antialias), STRATEGIES["matmul"], "capture" if SecondDevice.captures else "export"
+    tables, where = tuple(to(random(*shape)) for shape in shapes), where(to)
+    if resamples:
+        return [dispatch.resample(*tables, where, *how)]
+    x = to(random(5, 12 if isinstance(where, OneGrid) else 31, 8))
+    dispatch.add(x, tables, where, *how)
+    return [x]
 
 
 def rope(to, kind, times, **options):
@@ -123,8 +129,16 @@ CASES |= {
     "patch kernel": patch_kernel,
     "patch kernel, bilinear, float64": partial(patch_kernel, mode="bilinear", dtype=torch.float64),
     "patch kernel, bfloat16": partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
-    "patch kernel, linear": linear_kernel,
-    "patch kernel, in a graph": inverses,
+    "patch kernel, linear": lambda to: [
+        resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, "bicubic", True)
+    ],
+    "patch kernel, in a graph": lambda to: [axis_inverse(n, 16, "bicubic", True, to(COORD).device) for n in (9, 25)],
+    "graph, host coordinates": partial(in_graph, where=lambda to: COORD),
+    "graph, factorized": partial(in_graph, where=lambda to: to(COORD), shapes=((6, 8), (5, 8))),
+    "graph, gathered": partial(in_graph, where=lambda to: to(COORD), shapes=((128, 2, 8),), antialias=False),
+    "graph, images": partial(in_graph, where=lambda to: OneGrid(3, 4)),
+    "graph, sizes": partial(in_graph, where=lambda to: Sizes(torch.tensor(SIZES))),
+    "graph, padded": partial(in_graph, where=lambda to: Sizes(to(torch.tensor(SIZES)), length=31), resamples=True),
 }
 UNCHANGED = {"": {}, ", reference size": dict(ref_feat_shape=(4, 4))}
 ALL = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
@@ -138,7 +152,8 @@ CASES |= {
 # Where the host waits for the device, by the first words of a case; everything else never waits.
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = dict.fromkeys(("learned", "factorized", "packed, sizes on the device", "rope, mixed"), READS_GRIDS)
-WAITS |= {"frozen": {"resampling/grids.py": 3}}
+WAITS |= {"frozen": {"resampling/grids.py": 3}, "graph, host coordinates": {"backends/traceable.py": 1}}
+WAITS |= {"graph, sizes": {"backends/placement.py": 1}}
 WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 
@@ -157,6 +172,8 @@ def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
         except RuntimeError as error:  # rotary embeddings that read the grids leave it to CUDA
             refused = "permitted when stream is capturing" if name.startswith("rope") else "no CUDA graph can record"
             assert refused in str(error)
+        else:
+            assert "interpolate_cached" not in name and "host" not in name
     for a, b, c in zip(got, want, again, strict=True):
         assert type(a) is OnDevice and a.dtype == b.dtype and torch.equal(a.held, c.held) and torch.equal(a.held, b)
     assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})

@@ -84,19 +84,18 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
         return eager.resample(table, sizes, spec, strategy)
     if strategy.breaks_graph and traced_by == "compile":
         return _resample_outside_graphs(table, sizes, spec, strategy)
-    add_in_graph = _backend(1, strategy, traced_by)
+    add_in_graph = _backend(1, strategy, traced_by)  # pragma: no mutate: only speed
     if traced_by == "capture":
         raise RuntimeError(FROM_HOST)
     length = sizes.length
-    tokens: list[int] = []
     if length is None:
         if isinstance(sizes.values, Tensor):
             raise ValueError("in a graph, packed embeddings need sizes on the host: give a sequence, or a length")
         tokens = [t * h * w for t, h, w in grids.sizes_on_host(sizes.values)]
-        length = max(tokens, default=0)
+        length = max(tokens, default=0)  # pragma: no mutate: no images, no length
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)
-    if add_in_graph is traceable.add:
+    if add_in_graph is traceable.add:  # pragma: no mutate: only speed
         out = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     else:
         out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])

@@ -28,7 +28,7 @@ NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; i
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``, packed or padded; see ``dispatch.resample``."""
-    refuse_in_cuda_graph(table.device, NEEDS_HOST)
+    refuse_in_cuda_graph(table.device, NEEDS_HOST)  # pragma: no mutate: only its words
     plan = sizes.plan(table, spec)._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     out = torch.zeros(sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device)
     add_plan(out, (table,), plan, strategy)
@@ -62,26 +62,30 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
         # ``allow_mutation_on_saved_tensors`` copies x at the first in-place operator on it. It looks x up as it was
         # saved, so this has to come before ``mark_dirty``; our writes below go to views, which it does not see.
         with torch.no_grad():
-            x[:1, :1].add_(-0.0)
+            x[:1, :1].add_(-0.0)  # pragma: no mutate: any part, and any zero: a token of a grid follows
     inputs: Tables = ()
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         inputs = tables
         cache.invalidate(*tables)
-    if torch.is_grad_enabled() and (inputs or x.requires_grad):
+    if torch.is_grad_enabled() and (inputs or x.requires_grad):  # pragma: no mutate: only speed
         ndim = 3 if len(tables) == 1 else 2
         backward = partial(_gradients, [table.shape[-ndim:] for table in inputs], plan)
         AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
-    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():  # pragma: no mutate: only speed
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost no more.
-        uncached = inputs or watched or not tables[0].is_cpu
+        uncached = inputs or watched or not tables[0].is_cpu  # pragma: no mutate: only speed
+        # pragma: no mutate start, only speed
         embeddings = strategy.resample(tables, plan) if uncached else _frozen(tables, plan, strategy)
+        # pragma: no mutate end
         if watched:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
             x.add_(assemble(cast, plan.counts).view(x.shape))
             return
         tokens = Tokens(x, plan.counts)
         for group, embedding in embeddings:
+            # pragma: no mutate start, only speed
             tokens.add(group, embedding if embedding.dtype is tokens.dtype else embedding.to(tokens.dtype))
+            # pragma: no mutate end
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
@@ -98,34 +102,42 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
     learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
     made = cache.made_from(tables)
+    # pragma: no mutate start, only speed
     own_size = tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.at_coordinates else None
-    again, others, cells = {}, [], 0
+    # pragma: no mutate end
+    again, others, cells = {}, [], 0  # pragma: no mutate: an estimate
     for group in plan.groups:
         key = (group.h, group.w, strategy, plan.spec, plan.token_dtype, plan.dtype)
         if key in made and key[:2] != own_size:
             again[key] = group
-            cells += 4 * group.h * group.w
+            cells += 4 * group.h * group.w  # pragma: no mutate: an estimate
         else:
             others.append(group)
             made.setdefault(key)  # seen once, at least
+    # pragma: no mutate start, only speed
     if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
+        # pragma: no mutate end
         return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:
         h, w, *_ = key
+        # pragma: no mutate start, nobody reads the samples; the cast is memory
         ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(h, w, [])]))
         return embedding.to(plan.token_dtype)
+        # pragma: no mutate end
 
     kept = zip(again.values(), cache.cached_resized(tables, list(again), build))
+    # pragma: no mutate start, only speed
     return [*kept, *strategy.resample(tables, plan._replace(groups=others))] if others else kept
+    # pragma: no mutate end
 
 
 def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -> Sequence[Tensor]:
     """The gradients of tables of these shapes from that of the tokens ``g``."""
-    refuse_in_cuda_graph(g.device, NEEDS_HOST)
+    refuse_in_cuda_graph(g.device, NEEDS_HOST)  # pragma: no mutate: only its words
     if not plan.counts:  # it is empty
         return [g.new_zeros(shape) for shape in shapes]
-    if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
+    if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):  # pragma: no mutate: speed
         return dense_resize.gradients_by_autograd(g, shapes, plan)
     with torch.no_grad():
         return sparse_resize.gradients(Tokens(g.detach(), plan.counts), shapes, plan)

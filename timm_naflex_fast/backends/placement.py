@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
         if not isinstance(sizes, Tensor):
             listed = grids.sizes_on_host(sizes, self.columns)
             self.group(listed)
-            return torch.tensor(listed, device=like.device).view(-1, 3)
+            return torch.tensor(listed, device=like.device).view(-1, 3)  # pragma: no mutate: only a GPU tells
         whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
         if not whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
             raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
@@ -74,7 +74,7 @@ class Sizes(NamedTuple):
         """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them carry (0, 0)."""
         sizes = self.on_device(x, x.shape[1])
         grids.check_count(len(sizes), len(x))
-        return row_major(sizes, x.shape[1], self.merge)
+        return row_major(sizes, x.shape[1])
 
 
 Placement = Tensor | OneGrid | Sizes

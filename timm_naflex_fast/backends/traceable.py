@@ -49,7 +49,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
 def embeddings(tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
     """The embedding (B, N, C) of each token; that of padding is -0.0, which added changes no token."""
     if patch_coord.shape[1] == 0:
-        return tables[0].new_zeros(*patch_coord.shape[:2], tables[0].shape[-1], dtype=dtype)
+        return tables[0].new_zeros(*patch_coord.shape[:2], tables[0].shape[-1], dtype=dtype)  # pragma: no mutate: empty
     positions = token_positions(patch_coord, spec)
     if len(tables) == 1:
         table = tables[0].reshape(tables[0].shape[-3:])  # (H0, W0, C)
@@ -134,8 +134,8 @@ def resized_lengths(
 
 def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     """Whether gathered taps cost less than one product: on a CPU from 128 rows on, bilinear from 32 (measured)."""
-    taps = 16 if spec.interpolation == "bicubic" else 4
-    return not spec.antialias and 8 * taps <= table.shape[0]
+    taps = 16 if spec.interpolation == "bicubic" else 4  # pragma: no mutate: only speed
+    return not spec.antialias and 8 * taps <= table.shape[0]  # pragma: no mutate: speed
 
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
@@ -145,14 +145,14 @@ def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> T
         axis_weights(position, length, n0, spec)
         for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
     )
-    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)
+    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)  # pragma: no mutate: 2 is the same axis
     return weights @ table.double().flatten(0, 1)
 
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
-    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)  # pragma: no mutate: any zero
     for cell, weight in _taps(table.shape, positions, spec):
         embeddings = embeddings + F.embedding(cell, flat) * weight.to(flat.dtype)
     return embeddings

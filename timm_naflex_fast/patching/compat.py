@@ -26,8 +26,7 @@ def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
     """Those of a model's modules that are of this class; if none is, the class itself and all derived from it."""
     if not isinstance(owner, type):  # a module of Python
         return [owner]
-    derived: list[type] = owner.__subclasses__()
-    below = [cls for direct in derived for cls in holders(direct, ())]
+    below = [cls for derived in list[type](owner.__subclasses__()) for cls in holders(derived, ())]
     return [module for module in modules if isinstance(module, owner)] or [owner, *below]
 
 

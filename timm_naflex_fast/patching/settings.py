@@ -48,7 +48,7 @@ def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
     raise ValueError(f"{value!r} is not valid for {argument}; valid: {', '.join(map(repr, valid))}")
 
 
-def parse_settings(mode: str = "matmul", *, strict: bool = False, **overrides: str | None) -> Settings:
+def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Settings:
     """Settings for ``mode``; an argument that is given overrides its component.
 
     ``mode`` is the strategy of the position embeddings, with the exact fast one of everything else;
@@ -63,7 +63,7 @@ def parse_settings(mode: str = "matmul", *, strict: bool = False, **overrides: s
     for component, name in overrides.items():
         if name is not None:
             modes[component] = check_name(component, name, VALID_MODES[component])
-    return Settings(**modes, strict=bool(strict))
+    return Settings(**modes, strict=strict)
 
 
 def default_mode() -> Mode:
