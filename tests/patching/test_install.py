@@ -68,6 +68,7 @@ def test_threads_never_see_half_a_patch():
         (dict(pos_embed="nope"), "'nope' is not valid for pos_embed"),
         (dict(patch_embed="grid_sample"), "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'"),
         (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
+        (dict(library="jax"), "'jax' is not valid for library; valid: 'timm', 'transformers', 'torchtitan'"),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
         (dict(model="naflexvit"), "valid is any torch.nn.Module that does, such as timm.create_model("),
     ],

@@ -170,7 +170,9 @@ def test_a_part_whose_needs_are_not_installed_is_left_out(monkeypatch):
 
 
 def test_what_is_refused():
-    refused(ValueError, r"grid_sample.*'stock', 'interpolate_cached', 'matmul'", "grid_sample")
+    valid = "'grid_sample' is not valid for {}; valid: 'stock', 'interpolate_cached', 'matmul'"
+    refused(ValueError, valid.format("mode with torchtitan"), "grid_sample")
+    refused(ValueError, valid.format("pos_embed"), pos_embed="grid_sample")
     refused(ValueError, "torchtitan knows no model", model=torch.nn.Linear(2, 2))
     sys.modules["torchtitan"].__version__ = "0.2.9"
     refused(RuntimeError, r"torchtitan 0\.2\.9 is not supported .*: it is too old")
