@@ -108,8 +108,10 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
-        with pytest.warns(UserWarning, match=rf"{named} but .*call enable\(\) before"):
+        by = f"{__name__}.NaFlexEmbeds.{LEARNED}" if other is spied else "unittest.mock.MagicMock"
+        with pytest.warns(UserWarning, match=rf"{named} but {by} and stays .*call enable\(\) before") as said:
             enable("grid_sample", model=model if for_one else None)
+        assert said[0].filename == __file__
         assert torch.equal(embed(model), want) and NaFlexEmbeds.__dict__[LEARNED] is other
         assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced and named in str(status())
         with warnings.catch_warnings():

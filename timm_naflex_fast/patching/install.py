@@ -293,7 +293,7 @@ def status(model: nn.Module | None = None) -> Status:
     """
     modules, libraries = ([], list(_libraries.values())) if model is None else _modules_of(model)
     with _lock:
-        _refresh(install=False)
+        _refresh(install=False)  # pragma: no mutate: None does as well
         newest = [] if modules else [_newest(chosen.overrides) for chosen in _model_settings]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")

@@ -226,7 +226,7 @@ def record_call(library: str, component: str, strategy: str, reason: str | None 
     counts.calls[component, strategy] += 1
     if reason is not None:
         counts.fallbacks[reason] += 1
-        warn_once(f"{reason} stays with {library}'s own code", 7)
+        warn_once(f"{reason} stays with {library}'s own code", 7)  # pragma: no mutate: about the model's caller
 
 
 def warn_once(message: str, stacklevel: int) -> None:
