@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from .library import Library, Target, defined_in, original, originals, owner_of, targets, whose
+from .library import Library, Target, author_of, defined_in, original, originals, owner_of, targets
 
 
 def found_at(holder: Any, name: str) -> tuple[Any, Any]:
@@ -30,7 +30,7 @@ def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
     return [module for module in modules if isinstance(module, owner)] or [owner, *below]
 
 
-def not_ours(library: Library, modules: Collection[nn.Module] = (), *, subclasses: bool = True) -> list[str]:
+def foreign_methods(library: Library, modules: Collection[nn.Module] = (), *, subclasses: bool = True) -> list[str]:
     """What stays in force where ours should be, in sentences: on these modules, or on the library's own classes.
 
     Without modules also on classes that are derived from them, unless ``subclasses`` is False: ``strict`` is not to
@@ -41,7 +41,7 @@ def not_ours(library: Library, modules: Collection[nn.Module] = (), *, subclasse
     for owner, name, key in targets(library):
         for holder in holders(owner, modules) if modules or subclasses else [owner]:
             place, function = found_at(holder, name)
-            author = whose(function, library)
+            author = author_of(function, library)
             if place is owner:
                 stays = author == "another's" and key not in originals
             else:

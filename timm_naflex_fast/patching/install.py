@@ -18,14 +18,15 @@ from weakref import WeakSet
 from torch import nn
 
 from ..resampling import cache
-from .compat import check, not_ours, unsupported
-from .library import Library, counts, imported_targets, original, originals, targets, warn_once, whose
+from .compat import check, foreign_methods, unsupported
+from .library import Library, author_of, counts, imported_targets, original, originals, targets, warn_once
 from .settings import ATTRIBUTE, STOCK, Counts, Mode, ModelSettings, Override, check_name, parse_settings
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
-LIBRARIES = ("timm", "transformers", "torchtitan")  # each has a file here of its name, with its ``LIBRARY``
+WITH_MODELS = ("timm", "transformers")
+LIBRARIES = (*WITH_MODELS, "torchtitan")  # each has a file here of its name, with its ``LIBRARY``
 
 _lock = threading.RLock()
 cache.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
@@ -74,7 +75,9 @@ def _install(libraries: Iterable[Library]) -> None:
     todo = []
     for library in libraries:
         now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
-        found = [target for target, function in now if function is None or whose(function, library) == "the library's"]
+        found = [
+            target for target, function in now if function is None or author_of(function, library) == "the library's"
+        ]
         check(library, found)
         todo += [(library, target) for target in found]
     for library, (owner, name, key) in todo:
@@ -85,7 +88,7 @@ def _install(libraries: Iterable[Library]) -> None:
 def _uninstall(library: Library) -> None:
     removed = []
     for owner, name, key in imported_targets(library):
-        author = whose(vars(owner).get(name), library)
+        author = author_of(vars(owner).get(name), library)
         if author == "ours":
             setattr(owner, name, original(key))
         if author != "another's":  # else another's wrapper may still call ours
@@ -101,9 +104,9 @@ def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Mo
         ValueError: not a module, or nothing of any library inside.
     """
     # A library that is not imported has no module in the model; to import our file about it would import it.
-    libraries = [_library(name) for name in names or LIBRARIES[:2] if names or sys.modules.get(name)]
+    libraries = [_library(name) for name in names or WITH_MODELS if names or sys.modules.get(name)]
     if not libraries or not all(library.model_classes for library in libraries):
-        raise ValueError("a model is one of timm or transformers, imported before; torchtitan knows no model")
+        raise ValueError(f"a model is one of {' or '.join(WITH_MODELS)}, imported before; torchtitan knows no model")
     wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in libraries)
     modules, found = list[nn.Module](), list[Library]()
     for library in libraries if isinstance(model, nn.Module) else ():
@@ -245,7 +248,7 @@ def enable(
     override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
     with _lock:
         if settings != STOCK:
-            for sentence in chain.from_iterable(not_ours(o, modules, subclasses=not strict) for o in libraries):
+            for sentence in chain.from_iterable(foreign_methods(o, modules, subclasses=not strict) for o in libraries):
                 message = f"{sentence} and stays in force; to put it over ours, call enable() before"
                 if strict:
                     raise RuntimeError(f"{message}. Nothing was changed")

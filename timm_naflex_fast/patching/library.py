@@ -158,13 +158,13 @@ def decide(
         if reason is not None:
             strategy, found = "stock", ()
     if reason is not None and not replacement.counted_elsewhere:
-        fall_back(library, replacement.component, settings, reason)
+        record_fallback(library, replacement.component, settings, reason)
     elif strategy != "stock" or not replacement.counted_elsewhere:
         record_call(library.name, replacement.component, strategy)
     return Decision(strategy, found, traced_by, settings)
 
 
-def fall_back(library: Library, component: str, settings: Settings, reason: str) -> None:
+def record_fallback(library: Library, component: str, settings: Settings, reason: str) -> None:
     """Count that the library's own code runs in place of what was chosen.
 
     Raises:
@@ -187,7 +187,7 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
         if found is None:
             continue
         function = vars(found).get(name, getattr(type(found), name, None))
-        if function is not None and whose(function, library) == "another's":
+        if function is not None and author_of(function, library) == "another's":
             return f"{getattr(found, '__name__', type(found).__name__)}.{name} (not the library's own)"
         if path and name == "forward" and is_hooked(found):
             return f"a hook of {type(found).__name__}"
@@ -201,7 +201,7 @@ def is_hooked(module: Any) -> bool:
     return hooks or type(module).__call__ is not nn.Module.__call__
 
 
-def whose(function: Any, library: Library) -> Author:
+def author_of(function: Any, library: Library) -> Author:
     """Who wrote a function: "ours", "the library's", "another's" (a spy, a change of the result, perhaps around ours).
 
     A wrapper can copy the name of what it wraps, but not its ``__globals__``.

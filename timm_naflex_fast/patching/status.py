@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from .compat import found_at, holders, not_ours, version_of
-from .library import Library, counts, targets, whose
+from .compat import foreign_methods, found_at, holders, version_of
+from .library import Library, author_of, counts, targets
 from .settings import ATTRIBUTE, STOCK, Override, Settings
 
 
@@ -61,11 +61,11 @@ def describe(
     chosen = next((chosen.settings for chosen in found if chosen is not None and chosen.settings is not None), None)
     for library in libraries:
         for owner, name, key in targets(library):
-            if any(whose(found_at(holder, name)[1], library) == "ours" for holder in holders(owner, modules)):
+            if any(author_of(found_at(holder, name)[1], library) == "ours" for holder in holders(owner, modules)):
                 replacement = library.replacements[key]
                 mode = getattr(chosen or library.settings, replacement.component)
                 replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
-        notes += not_ours(library, modules)
+        notes += foreign_methods(library, modules)
         notes += [note for before, note in library.notes.items() if version_of(library) < before]
     settings = chosen or next((library.settings for library in libraries if library.settings != STOCK), STOCK)
     timm = getattr(sys.modules.get("timm"), "__version__", "(not imported)")

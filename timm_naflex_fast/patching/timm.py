@@ -24,7 +24,7 @@ from ..rope.batched import batched_rope
 from ..rope.settings import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Decision, Key, Library, Replacement, counts, decide, fall_back, original
+from .library import SAME_RESULT, Decision, Key, Library, Replacement, counts, decide, original, record_fallback
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -79,7 +79,7 @@ def _own_code(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision,
     """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
     if late:  # a reason that was found after the decision was counted
         counts.calls["pos_embed", decision.strategy] -= 1
-        fall_back(LIBRARY, "pos_embed", decision.settings, late)
+        record_fallback(LIBRARY, "pos_embed", decision.settings, late)
     if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *SAME_RESULT):
         name += "_grid_sample"
     original((EMBEDS, name))(embeds, x, where)
@@ -115,7 +115,7 @@ def interpolator_forward(
     """Modifications: a separable product; a frozen weight's resampled kernel is reused; an empty batch works."""
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    if not (fits and _is_ours(self, key, proj_weight, self.interpolation)):
+    if not (fits and _decide_kernel(self, key, proj_weight, self.interpolation)):
         _calling.interpolator = self  # older releases call ``resample_patch_embed``, for which its settings hold
         try:
             return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
@@ -129,7 +129,7 @@ def interpolator_forward(
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls; a small kernel takes their product."""
     fits, key = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2, (RESAMPLER, "forward")
-    if not (fits and _is_ours(self, key, patch_embed, self.interpolation)):
+    if not (fits and _decide_kernel(self, key, patch_embed, self.interpolation)):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias)
 
@@ -139,12 +139,12 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward. The mode for every model holds, or that of the caller's module."""
     fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
-    if not (fits and _is_ours(getattr(_calling, "interpolator", None), key, patch_embed, interpolation)):
+    if not (fits and _decide_kernel(getattr(_calling, "interpolator", None), key, patch_embed, interpolation)):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
 
-def _is_ours(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> bool:
+def _decide_kernel(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> bool:
     known = interpolation in INTERPOLATIONS
     reason = None if known else f"a patch kernel with interpolation mode {interpolation!r}"
     return decide(LIBRARY, key, module, weight, reason=reason).strategy != "stock"
