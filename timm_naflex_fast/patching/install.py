@@ -75,9 +75,7 @@ def _install(libraries: Iterable[Library]) -> None:
     todo = []
     for library in libraries:
         now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
-        found = [
-            target for target, function in now if function is None or author_of(function, library) == "the library's"
-        ]
+        found = [target for target, method in now if method is None or author_of(method, library) == "the library's"]
         check(library, found)
         todo += [(library, target) for target in found]
     for library, (owner, name, key) in todo:

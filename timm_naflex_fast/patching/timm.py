@@ -145,6 +145,7 @@ def resample_patch_embed(
 
 
 def _decide_kernel(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> bool:
+    """Whether ours computes a patch kernel. Counted; an error under ``strict`` where it cannot."""
     known = interpolation in INTERPOLATIONS
     reason = None if known else f"a patch kernel with interpolation mode {interpolation!r}"
     return decide(LIBRARY, key, module, weight, reason=reason).strategy != "stock"
