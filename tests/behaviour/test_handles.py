@@ -4,15 +4,17 @@ import copy
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from tests.support.checks import during
-from tests.support.oracles import embed, is_pristine, small_vit, uses
-from tests.support.running import ran
+from tests.support.checks import during, slow
+from tests.support.oracles import embed, is_pristine, small_vit, uses, vit_batch
+from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import settings
 from timm_naflex_fast.patching.settings import STOCK
@@ -98,3 +100,21 @@ def test_a_handle_that_was_left_is_not_entered_again():
     assert is_pristine()
     with pytest.raises(RuntimeError, match=r"has ended; call enable\(\) again"), everywhere:
         pass
+
+
+def embedded(model, seed):
+    return embed(model, vit_batch([(3, 4), (5, 2)], seed=seed)), status().calls
+
+
+@pytest.mark.parametrize("method", ["fork", slow("spawn")])
+def test_models_in_dataloader_workers(method):
+    model = small_vit().requires_grad_(False)
+    want = [embedded(model, seed)[0] for seed in range(4)]
+    # Exact in this process; in a spawned one timm is as it came.
+    with enable("grid_sample"), running("interpolate_cached", model=model):
+        embed(model), embed(model)
+        options = dict(batch_size=None, num_workers=1, multiprocessing_context=method)
+        loader = DataLoader(range(4), collate_fn=partial(embedded, model), **options)
+        for (got, calls), item in zip(loader, want, strict=True):
+            torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
+            assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")

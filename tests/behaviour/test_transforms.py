@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,6 +16,7 @@ from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.tracing import is_tracing, why_unsupported
 
 SIZES = [(3, 4), (5, 2), (3, 4)]
 COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
@@ -141,3 +143,16 @@ def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
                 assert mode == "stock" or ("pos_embed", "stock") not in status().calls
         for theirs, ours in zip(*found):
             assert relative(ours, theirs) <= 1e-5
+
+
+def test_why_unsupported_names_the_tensor():
+    assert why_unsupported(torch.ones(2), torch.nn.Parameter(torch.ones(2))) is None
+    mine = torch.ones(2).as_subclass(type("Mine", (torch.Tensor,), {}))
+    assert why_unsupported(mine) == "a tensor of the class Mine"
+    assert why_unsupported(torch.ones(2, device="meta")) == "a meta tensor"
+    with forward_ad.dual_level():
+        assert why_unsupported(torch.ones(2)) is None  # the level is the process's, the tangent the tensor's
+        assert why_unsupported(forward_ad.make_dual(torch.ones(2), torch.ones(2))) == "forward-mode differentiation"
+    with FakeTensorMode() as fake:
+        assert is_tracing() and why_unsupported(fake.from_tensor(torch.ones(2))) is None
+    assert not is_tracing()

@@ -160,8 +160,10 @@ def executed(monkeypatch):
     """What ``run`` would start: (command, environment)."""
     calls = []
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
-    monkeypatch.delenv("TIMM_NAFLEX_FAST_MODE", raising=False)
-    monkeypatch.delenv("RANK", raising=False)
+    for name in ("TIMM_NAFLEX_FAST_MODE", "RANK", launcher.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    launcher.prepare_process()  # without its variable it prepares nothing
+    assert status().flags == Settings()
     yield calls
     disable()
 
@@ -208,12 +210,6 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, message, exec
     assert main(["run", *words.split(), "script.py"]) == 2 and not executed and status().flags == Settings()
     err = capfd.readouterr().err
     assert message in err and err.count("\n") == 1
-
-
-def test_a_variable_that_is_gone_prepares_nothing(monkeypatch):
-    monkeypatch.delenv(launcher.VARIABLE, raising=False)
-    launcher.prepare_process()
-    assert status().flags == Settings()
 
 
 @pytest.mark.slow

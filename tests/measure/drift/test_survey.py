@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.measured import batches, table_model
-from tests.support.oracles import small_vit, vit_batch
+from tests.support.measured import GRIDS, batches, table_model
+from tests.support.oracles import embed, small_vit, vit_batch
 from tests.support.running import ran
-from timm_naflex_fast.measure.contenders import CONTENDERS
+from timm_naflex_fast.measure.contenders import CONTENDERS, use
 from timm_naflex_fast.measure.drift.pictures import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
 from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
+from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patching.settings import MODES
 
 
@@ -86,3 +87,23 @@ def test_measures_by_hand():
     many = torch.randn(1500, 8)  # more than one part of the similarity matrix
     directions = F.normalize(many.double(), dim=-1)
     assert torch.equal(nearest(many), (directions @ directions.t()).fill_diagonal_(-2).argmax(-1))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in MODES])
+def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, mode):
+    model, batch = small_vit(pos_embed_interp_mode=mode).eval(), vit_batch(GRIDS)
+    timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-")).eval()
+    timms.load_state_dict(model.state_dict())
+    with use(name, model):
+        assert torch.equal(embed(model, batch), embed(timms, batch))
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_everything_is_put_back_after_an_error(name):
+    model = table_model()
+    before, stock = dict(model.embeds.__dict__), embed(model)
+    with ran(*{name} & {*STRATEGY_NAMES}), pytest.raises(RuntimeError, match="half way"), use(name, model):
+        assert torch.allclose(embed(model), stock, atol=2e-6) == (name in ("stock", "interpolate_cached", "matmul"))
+        raise RuntimeError("half way")
+    assert model.embeds.__dict__ == before and torch.equal(embed(model), stock)

@@ -1,14 +1,20 @@
-"""Folders as people have them: damaged files, pipes, names with anything in them."""
+"""What bench and drift read and write: folders as people have them, provenance, files, tables."""
 
+import json
 import os
+import re
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.oracles import small_vit
+from timm_naflex_fast.measure import output
 from timm_naflex_fast.measure.bench.workloads import read_sizes
 from timm_naflex_fast.measure.images import NaFlexImages, image_sources, read
+from timm_naflex_fast.text_table import table
 
 
 def test_what_cannot_be_read_is_named_and_skipped(tmp_path):
@@ -42,3 +48,44 @@ def test_images_have_the_models_channels(photos):
     assert [inputs["patches"].shape for inputs, _ in batches] == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
     with pytest.raises(ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"):
         NaFlexImages(image_sources(photos), small_vit(in_chans=2))
+
+
+def test_provenance():
+    about = output.provenance("naflex-fast bench")
+    assert list(about) == ["command", "commit", "date", "machine", "python", "torch", "timm"]
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|release .*", about["commit"])
+    assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
+
+
+def test_files_that_cannot_be_written(tmp_path):
+    (old := tmp_path / "old.json").write_text("kept")
+    for file in (old, tmp_path / "new.json", tmp_path / ("a" * 250), "/dev/null", None):
+        output.check_writable(file)
+    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
+    for file in (tmp_path, tmp_path / "missing" / "a.json", old / "a.json", tmp_path / ("a" * 256)):
+        with pytest.raises(OSError, match=f"'{file}'"):
+            output.check_writable(file)
+
+
+def test_results_are_written(tmp_path):
+    new, link = tmp_path / ("a" * 250), tmp_path / "link"
+    link.symlink_to(new)
+    output.write_text(link, "a byte: \udcff")
+    assert new.read_text() == "a byte: \\udcff" and link.is_symlink() and {*tmp_path.iterdir()} == {new, link}
+    output.write_json("/dev/null", {})
+    assert not Path("/dev/null").is_file()
+    output.write_json(new, {"a": [float("inf"), float("nan"), 1.5]})
+    assert json.loads(new.read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
+
+
+def test_what_is_printed():
+    assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+
+
+def test_figures_stand_to_the_right_and_words_to_the_left():
+    lines = [{"who": "stock", "ms": "1", "saved": "1.0 %"}, {"who": "us", "ms": "234", "saved": "noise", "more": "< 5"}]
+    assert table(lines).splitlines() == [
+        "who     ms  saved  more",
+        "stock    1  1.0 %     -",
+        "us     234  noise   < 5",
+    ]
