@@ -37,7 +37,7 @@ PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21"
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
 # Folders and files of tests.
 PATCH = ("handles", "compiled_choice", "transformers_models")
-MODEL = ("models", "rope_models", "distributed", "dtensor", "workers")
+MODEL = ("models", "rope_models", "distributed", "dtensor")
 LAYERS = {
     "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
     "patch": ("patching", *(f"behaviour/test_{name}.py" for name in PATCH)),
