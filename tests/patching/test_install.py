@@ -20,7 +20,7 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
-from tests.support.oracles import PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from tests.support.oracles import OLD_TORCH, PRISTINE, defined_in, embed, is_pristine, small_vit, uses
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
@@ -50,10 +50,8 @@ def test_threads_never_see_half_a_patch():
     with ThreadPoolExecutor(2) as pool:
         threads = [pool.submit(lambda: [embed(model) for _ in range(150)]) for _ in range(2)]
         while not all(thread.done() for thread in threads):
-            enable("grid_sample")
-            embed(model)
-            disable()
-            embed(model)  # each state holds about as long: both threads see both, on a busy machine too
+            enable("grid_sample"), embed(model)
+            disable(), embed(model)  # each state holds about as long: both threads see both, on a busy machine too
     outputs = [out for thread in threads for out in thread.result()]
     found = {tuple(torch.allclose(out, want, atol=1e-5) for want in wants) for out in outputs}
     assert found == {(True, False), (False, True)}
@@ -172,6 +170,7 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     assert status().calls == {("pos_embed", "matmul"): 1}
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 def test_of_several_libraries_all_are_checked_before_the_first_is_changed(monkeypatch):
     siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 
@@ -267,6 +266,7 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
         embed(model)
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
     """Another thread may hold a library's import lock and wait for ours, or have imported half of a file of ours."""
     monkeypatch.setitem(sys.modules, "timm_naflex_fast.patching.torchtitan", ModuleType("half"))
