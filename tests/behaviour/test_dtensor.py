@@ -71,6 +71,7 @@ def test_a_sharded_table_and_tokens_that_are_a_dtensor_are_named_errors(mesh):
         fast.add_pos_embed_(tokens, TABLE, COORD)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="this torch resizes no DTensor")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
     """One image, because timm's own loop mixes DTensors with plain tensors: of one number it may."""
@@ -80,7 +81,6 @@ def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
         tensor.distribute_module(embeds, mesh)
         patches = tensor.distribute_tensor(patches, mesh, [tensor.Replicate()])
         with enable():
-            model = torch.compile(embeds, backend="eager") if compiled else embeds
-            got = model(patches, patch_coord=COORD[:1])[0]
+            got = (torch.compile(embeds, backend="eager") if compiled else embeds)(patches, patch_coord=COORD[:1])[0]
             assert set(status().fallbacks) == {"a tensor of the class DTensor"}
     torch.testing.assert_close(got.to_local(), want, atol=2e-6, rtol=0)
