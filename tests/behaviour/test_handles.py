@@ -110,11 +110,9 @@ def embedded(model, seed):
 def test_models_in_dataloader_workers(method):
     model = small_vit().requires_grad_(False)
     want = [embedded(model, seed)[0] for seed in range(4)]
-    # Exact in this process; in a spawned one timm is as it came.
-    with enable("grid_sample"), running("interpolate_cached", model=model):
+    with enable("grid_sample"), running("interpolate_cached", model=model):  # a spawned process has timm as it came
         embed(model), embed(model)
-        options = dict(batch_size=None, num_workers=1, multiprocessing_context=method)
-        loader = DataLoader(range(4), collate_fn=partial(embedded, model), **options)
-        for (got, calls), item in zip(loader, want, strict=True):
+        how = dict(num_workers=1, collate_fn=partial(embedded, model), multiprocessing_context=method)
+        for (got, calls), item in zip(DataLoader(range(4), None, **how), want, strict=True):
             torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
             assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")

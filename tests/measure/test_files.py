@@ -76,9 +76,6 @@ def test_results_are_written(tmp_path):
     assert not Path("/dev/null").is_file()
     output.write_json(new, {"a": [float("inf"), float("nan"), 1.5]})
     assert json.loads(new.read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
-
-
-def test_what_is_printed():
     assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
 
 
