@@ -83,9 +83,7 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
             return
         tokens = Tokens(x, plan.counts)
         for group, embedding in embeddings:
-            # pragma: no mutate start, only speed
-            tokens.add(group, embedding if embedding.dtype is tokens.dtype else embedding.to(tokens.dtype))
-            # pragma: no mutate end
+            tokens.add(group, embedding.to(tokens.dtype))
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
@@ -114,9 +112,8 @@ def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embedding
         else:
             others.append(group)
             made.setdefault(key)  # seen once, at least
-    # pragma: no mutate start, only speed
-    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
-        # pragma: no mutate end
+    larger = len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]  # pragma: no mutate: only speed
+    if not again or larger:  # pragma: no mutate: only speed
         return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:

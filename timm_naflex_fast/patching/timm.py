@@ -53,13 +53,15 @@ def _method(name: str) -> Callable[..., None]:
 def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     """Add the tables, resampled by the chosen strategy; or call the method of timm's own that this one replaces."""
     learned, interpolation = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
-    unknown = f"a position table (replaced are {', '.join(INTERPOLATIONS)}) with interpolation mode {interpolation!r}"
-    reason = unknown if learned and interpolation not in INTERPOLATIONS else None
+    reason, known = None, not learned or interpolation in INTERPOLATIONS
+    if not known:
+        valid = ", ".join(INTERPOLATIONS)
+        reason = f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
     tensors = (x, placement) if isinstance(placement, Tensor) else (x,)
     where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
     decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
     if decision.strategy == "stock":
-        return _own_code(embeds, name, x, placement, decision, reason is None)
+        return _own_code(embeds, name, x, placement, decision, known)
     strategy = STRATEGIES[decision.strategy]
     make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
     spec = make(
