@@ -82,12 +82,12 @@ def written(how, module, *inputs):
     return torch.export.export(module, inputs, strict=False).module()
 
 
-def one_by_one(table, sizes, *, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
-    """Each image's embeddings, (t*h*w, C) float64, by F.interpolate."""
+def one_by_one(table, sizes, *, dtype=None, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
+    """Each image's embeddings, (t*h*w, C), by F.interpolate in ``dtype``, float64 unless told."""
     out = []
     for size in sizes:
         t, h, w = (1, *size) if len(size) == 2 else size
-        grid = table.double()
+        grid = table.to(dtype or torch.float64)
         if (h, w) != tuple(table.shape[:2]):
             to = (max(h, w),) * 2 if ar_preserving else (h, w)
             how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
