@@ -1,1 +1,1 @@
-"""The maths of resampling: imports torch and nothing else of this package."""
+"""The maths of resampling. Of this package it imports ``tracing`` alone: no strategy, no backend, no library."""

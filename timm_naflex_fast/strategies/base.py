@@ -1,4 +1,4 @@
-"""What a strategy is: how the embeddings of grids are computed from tables, whose result that is, and two facts.
+"""What a strategy is: a function that computes the embeddings of grids from tables, and what is to know of it.
 
 The gradient needs no strategy: the transposed sums of ``resampling/sparse_resize.py`` serve all that give one result.
 """
