@@ -122,7 +122,7 @@ def _backend(tables: int, strategy: Strategy, traced_by: Tracer) -> AddInGraph:
 # compiler here and now.)
 @torch._disable_dynamo
 def _add_outside_graphs(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
-    add(x, tables, placement, spec, strategy, tracer(x))
+    add(x, tables, placement, spec, strategy, tracer(x))  # pragma: no mutate: in a CUDA graph an error has other words
 
 
 _resample_outside_graphs = torch._disable_dynamo(eager.resample)

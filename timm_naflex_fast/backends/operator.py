@@ -87,13 +87,13 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
 
 def _setup_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     g, patch_coord, _, _, *ctx.settings = inputs
-    ctx.shape, ctx.dtype = g.shape, g.dtype
+    ctx.shape = g.shape
     ctx.save_for_backward(patch_coord)
 
 
 def _backward_of_grad(ctx: Any, grad_table: Tensor) -> tuple[Any, ...]:
     total, _ = add_learned(grad_table.new_zeros(ctx.shape), grad_table, ctx.saved_tensors[0], *ctx.settings)
-    return total.to(ctx.dtype), *[None] * (3 + len(ctx.settings))
+    return total, *[None] * (3 + len(ctx.settings))  # autograd casts
 
 
 add_learned.register_autograd(_backward, setup_context=_setup)

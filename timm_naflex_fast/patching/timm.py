@@ -63,11 +63,12 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
     if decision.strategy == "stock":
         return _own_code(embeds, name, x, placement, decision, known)
     strategy = STRATEGIES[decision.strategy]
-    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # the compiler reads no lru_cache
+    # The compiler reads no lru_cache.
+    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # pragma: no mutate: only speed
     spec = make(
         interpolation if learned else "linear",
-        getattr(embeds, "pos_embed_antialias", True),
-        learned and getattr(embeds, "pos_embed_align_corners", False),
+        getattr(embeds, "pos_embed_antialias", True),  # pragma: no mutate: what older timm does
+        learned and getattr(embeds, "pos_embed_align_corners", False),  # pragma: no mutate: what older timm does
         embeds.pos_embed_ar_preserving,
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
@@ -102,7 +103,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     decision = decide(LIBRARY, (VIT, "_generate_rope_naflex"), self, reason=reason)
     if isinstance(rope, str) or decision.strategy == "stock":
         return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
-    check_tokens(x[:, self.num_prefix_tokens :] if self.num_prefix_tokens else x, x.shape[-1], patch_coord)
+    check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
     return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
 
 
