@@ -31,7 +31,7 @@ def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer,
     real, checked, patch_embed_function = contract.attributes_of, set(), patch_embed.resample_patch_embed
     monkeypatch.setattr(contract, "attributes_of", lambda function: checked.add(function) or real(function))
     enable()
-    assert not is_pristine() and status().timm == "1.0.99.dev0"
+    assert not is_pristine() and status().timm == "1.0.99.dev0" and contract.version_of(LIBRARY) == (1, 0, 99)
     originals = {*library.originals.values()}
     assert len(originals) == len(LIBRARY.replacements) and originals - checked == {patch_embed_function}
     enable("grid_sample")
@@ -85,6 +85,8 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     )
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
+    monkeypatch.delattr(patch_embed, "PatchEmbedInterpolator")
+    refused("timm 1.0.15 is not supported", "has no attribute 'PatchEmbedInterpolator'")
 
 
 class Tripled(PatchEmbedInterpolator):
@@ -92,11 +94,13 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "instance", "hook", "resampler"])
+@pytest.mark.parametrize("how", ["subclass", "instance", "hook", "resampler", "function"])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
+def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
     plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
     tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
+    weight = torch.randn(5, 768, requires_grad=not frozen)
+    once = plain(patches, weight, None, (8, 8))
     if how == "instance":
         own = tripled.resample_linear_weight
         tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
@@ -105,18 +109,25 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
             pytest.skip("this timm has no resampler")
         if how == "hook":
             tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+        elif how == "function":
+            apply = patch_embed._apply_resampling
+            monkeypatch.setattr(patch_embed, "_apply_resampling", lambda *args: 3 * apply(*args))
         else:
             inverse = tripled.resampler._get_or_create_pinv_matrix
             tripled.resampler._get_or_create_pinv_matrix = lambda *args: 3 * inverse(*args)
-    weight = torch.randn(5, 768, requires_grad=not frozen)
     want = tripled(patches, weight, None, (8, 8))
-    assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(want, 3 * once, rtol=1e-4, atol=1e-4)
     plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         for _ in range(2):
             assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
         (who,) = status().calls  # what another's method calls in the end is ours, unless it is that of the inverse
-        assert who == ("patch_embed", "stock" if how == "resampler" else "matmul") and status().calls[who] >= 2
+        by = "stock" if how in ("resampler", "function") else "matmul"
+        assert who == ("patch_embed", by) and status().calls[who] >= 2
+        if how == "function":
+            assert status().fallbacks == {"timm.layers.patch_embed._apply_resampling (not the library's own)": 2}
+            monkeypatch.undo()
+        plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
         before = status().calls.get(("patch_embed", "matmul"), 0)
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1

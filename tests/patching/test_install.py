@@ -42,8 +42,8 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert is_pristine() and status().flags == STOCK
 
 
-def test_threads_never_see_half_a_patch():
-    model = small_vit()
+def test_threads_never_see_half_a_patch(monkeypatch):
+    model, seen = small_vit(), []
     wants = [embed(model)]
     with running("grid_sample"):
         wants.append(embed(model))
@@ -60,6 +60,9 @@ def test_threads_never_see_half_a_patch():
             enable("grid_sample"), embed(model)
             disable(), embed(model)
     assert found == {(True, False), (False, True)} and not any(thread.exception() for thread in threads)
+    monkeypatch.setattr(install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real()))
+    enable("matmul", model=model), enable("grid_sample", model=model)
+    assert seen == ["stock", "matmul"]  # not yet the new ones
 
 
 @pytest.mark.parametrize(
@@ -140,12 +143,18 @@ def no_subclass_stays():
 @pytest.mark.usefixtures("no_subclass_stays")
 @pytest.mark.filterwarnings("error")
 def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
-    Overrides = type("Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+    class Calls(NaFlexEmbeds):
+        def _apply_learned_naflex_pos_embed(self, x, patch_coord):
+            super()._apply_learned_naflex_pos_embed(x, patch_coord)
+
+    doubles = type("Doubles", (), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+    derived = Calls, type("Derived", (doubles, NaFlexEmbeds), {})
     with enable(strict=True):
         assert uses(small_vit()) == "matmul"
     library.warned.clear()
-    with pytest.warns(UserWarning, match=f"{Overrides.__name__}.{LEARNED} is not the library's own"):
+    with pytest.warns(UserWarning, match=f"Doubles.{LEARNED} is not the library's own") as said:
         enable()
+    assert len(said) == 1 and f"Doubles.{LEARNED} is" in str(status()) and derived
 
 
 @pytest.mark.usefixtures("no_subclass_stays")
@@ -171,8 +180,9 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     embed(model)
     assert status().calls == {}
     enable(model=other)
-    embed(other)
-    assert status().calls == {("pos_embed", "matmul"): 1}
+    other.embeds.__dict__[LEARNED] = getattr(other.embeds, LEARNED)  # as a mock that has ended leaves it
+    assert uses(other) == status(other).replaced[f"NaFlexEmbeds.{LEARNED}"] == "matmul"
+    assert status().calls == {("pos_embed", "matmul"): 1} and "library's own but" not in str(status(other))
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")

@@ -9,6 +9,7 @@ from torch import nn
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.settings import Settings
+from timm_naflex_fast.patching.status import describe
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -31,6 +32,7 @@ def test_each_enable_counts_what_ran_since():
     disable(model)
     embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
+    assert status().model_classes == ("NaFlexVit",)
     disable()
     assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
 
@@ -58,3 +60,5 @@ def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkey
     monkeypatch.setattr(sys.modules["timm"], "__version__", version)
     for text in map(str, (status(), status(small_vit()))):
         assert ("SigLIP-2's position table by bicubic" in text) == named
+    monkeypatch.delitem(sys.modules, "timm")
+    assert describe((), (), (), "").timm == "(not imported)"

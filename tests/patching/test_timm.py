@@ -76,6 +76,10 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
     want = timms(weight, [6, 10])
     with running(component="patch_embed"):
         late.resample_patch_embed = patch_embed.resample_patch_embed
+        enable("stock").restore()  # takes ours off and puts it on again
+        assert late.resample_patch_embed is patch_embed.resample_patch_embed is not timms
+        late.resample_patch_embed = timms
+        enable("matmul").restore()
         for module in (*holders, late):
             assert module.resample_patch_embed is not timms
             assert relative(module.resample_patch_embed(weight, [6, 10]), want) <= 1e-5

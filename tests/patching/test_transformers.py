@@ -146,6 +146,8 @@ def test_hunyuans_other_modes_and_one_patch_for_every_position():
     with enable(library="transformers"):
         assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max()
         assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6 and one.shape == (1, 24, 32)
+        with enable("interpolate_cached", model=model):
+            assert torch.equal(embed("hunyuan", model), want)
         assert status().calls == {("pos_embed", "matmul"): 2}
         model[0].config.interpolate_mode = "nearest"  # takes no align_corners: transformers' own code raises
         with pytest.raises(ValueError, match="align_corners"):
@@ -165,13 +167,15 @@ def test_bad_sizes_are_refused():
 
 
 def test_both_libraries_and_what_is_refused():
-    model = made("siglip2")
+    model, vit = made("siglip2"), small_vit()
     with enable(library=("timm", "transformers")):
         timms = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
         assert {timms, *(f"{cls.__name__}.{name}" for cls, name in METHODS.items())} <= status().replaced.keys()
         with enable("interpolate_cached", library="transformers"):
             assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
             assert status().replaced[timms] == "matmul"
+        with enable("interpolate_cached", model=torch.nn.ModuleList([vit, model])):
+            assert status(vit).replaced[timms] == status(model).flags.pos_embed == "interpolate_cached"
     valid = "valid: 'stock', 'interpolate_cached', 'matmul'"
     for wrong in (dict(library="transformers"), dict(library=("timm", "transformers")), dict(model=model)):
         with pytest.raises(ValueError, match=valid):
