@@ -24,13 +24,9 @@ def test_each_enable_counts_what_ran_since():
         embed(model), embed(model)
         assert status().calls == {("pos_embed", "interpolate_cached"): 2}
     assert status().calls == {("pos_embed", "matmul"): 1}
-    enable("grid_sample")
-    embed(model)
-    first.restore()
-    embed(model)
+    enable("grid_sample"), embed(model), first.restore(), embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 2}
-    disable(model)
-    embed(model)
+    disable(model), embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
     assert status().model_classes == ("NaFlexVit",)
     disable()
@@ -39,8 +35,7 @@ def test_each_enable_counts_what_ran_since():
 
 def test_the_status_of_one_model():
     model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
-    enable("interpolate_cached", patch_embed="stock")
-    enable("matmul", model=model)
+    enable("interpolate_cached", patch_embed="stock"), enable("matmul", model=model)
     name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
     assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
     assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
