@@ -31,7 +31,7 @@ def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer,
     real, checked, patch_embed_function = contract.attributes_of, set(), patch_embed.resample_patch_embed
     monkeypatch.setattr(contract, "attributes_of", lambda function: checked.add(function) or real(function))
     enable()
-    assert not is_pristine() and status().timm == "1.0.99.dev0"
+    assert not is_pristine() and status().timm == "1.0.99.dev0" and contract.version_of(LIBRARY) == (1, 0, 99)
     originals = {*library.originals.values()}
     assert len(originals) == len(LIBRARY.replacements) and originals - checked == {patch_embed_function}
     enable("grid_sample")
@@ -74,9 +74,7 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
 
 
 def test_what_is_refused_whatever_the_version(monkeypatch):
-    def forward(self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False):
-        pass
-
+    forward = lambda self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False: None
     monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
     monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
     refused(
@@ -86,6 +84,11 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     )
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
+    monkeypatch.delattr(patch_embed, "PatchEmbedInterpolator")
+    refused("timm 1.0.15 is not supported", "has no attribute 'PatchEmbedInterpolator'")
+
+
+INVERSE = "_get_or_create_pinv_matrix"
 
 
 class Tripled(PatchEmbedInterpolator):
@@ -93,31 +96,35 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "instance", "hook", "resampler"])
+@pytest.mark.parametrize("how", ["subclass", "hook", "resample_linear_weight", INVERSE, "_apply_resampling"])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen):
+def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
     plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
     tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
-    if how == "instance":
-        own = tripled.resample_linear_weight
-        tripled.resample_linear_weight = lambda weight, size: 3 * own(weight, size)
-    elif how != "subclass":
-        if not hasattr(tripled, "resampler"):
-            pytest.skip("this timm has no resampler")
-        if how == "hook":
-            tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
-        else:
-            inverse = tripled.resampler._get_or_create_pinv_matrix
-            tripled.resampler._get_or_create_pinv_matrix = lambda *args: 3 * inverse(*args)
     weight = torch.randn(5, 768, requires_grad=not frozen)
+    once = plain(patches, weight, None, (8, 8))
+    if how not in ("subclass", "resample_linear_weight") and not hasattr(plain, "resampler"):
+        pytest.skip("this timm has no resampler")
+    if how == "hook":
+        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+    elif how != "subclass":
+        owner = next(o for o in (patch_embed, tripled, getattr(tripled, "resampler", None)) if hasattr(o, how))
+        own = getattr(owner, how)
+        monkeypatch.setattr(owner, how, lambda *args: 3 * own(*args))
     want = tripled(patches, weight, None, (8, 8))
-    assert torch.allclose(want, 3 * plain(patches, weight, None, (8, 8)), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(want, 3 * once, rtol=1e-4, atol=1e-4)
     plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         for _ in range(2):
             assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
         (who,) = status().calls  # what another's method calls in the end is ours, unless it is that of the inverse
-        assert who == ("patch_embed", "stock" if how == "resampler" else "matmul") and status().calls[who] >= 2
+        by = "stock" if how in (INVERSE, "_apply_resampling") else "matmul"
+        assert who == ("patch_embed", by) and status().calls[who] >= 2
+        if by == "stock":
+            where = "PatchEmbedResamplerFixedOrigSize" if how == INVERSE else "timm.layers.patch_embed"
+            assert status().fallbacks == {f"{where}.{how} (not the library's own)": 2}
+        monkeypatch.undo()
+        plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
         before = status().calls.get(("patch_embed", "matmul"), 0)
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1
@@ -134,20 +141,12 @@ def test_a_patched_rotary_module_keeps_its_effect():
 
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
 @pytest.mark.parametrize("on_all", [False, True])
-def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all):
+def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all, request):
     module, patches, fired = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3), []
     if not hasattr(module, "resampler"):
         pytest.skip("this timm has no resampler")
-
-    def hook(hooked, *_):
-        fired.append(hooked is module.resampler)
-
     register = getattr(torch.nn.modules.module if on_all else module.resampler, f"register_{'module_' * on_all}{kind}")
-    handle = register(hook)
-    try:
-        with enable():
-            module(patches, torch.randn(5, 768, requires_grad=True), None, (8, 8)).sum().backward()
-            assert fired.count(True) == 1
-            assert status().calls == {("patch_embed", "matmul"): 1}  # that of the resampler itself
-    finally:
-        handle.remove()
+    request.addfinalizer(register(lambda hooked, *_: fired.append(hooked is module.resampler)).remove)
+    with enable():
+        module(patches, torch.randn(5, 768, requires_grad=True), None, (8, 8)).sum().backward()
+        assert fired.count(True) == 1 and status().calls == {("patch_embed", "matmul"): 1}  # that of the resampler

@@ -42,8 +42,8 @@ def test_enable_replaces_and_disable_restores_exactly(mode):
     assert is_pristine() and status().flags == STOCK
 
 
-def test_threads_never_see_half_a_patch():
-    model = small_vit()
+def test_threads_never_see_half_a_patch(monkeypatch):
+    model, seen = small_vit(), []
     wants = [embed(model)]
     with running("grid_sample"):
         wants.append(embed(model))
@@ -60,6 +60,9 @@ def test_threads_never_see_half_a_patch():
             enable("grid_sample"), embed(model)
             disable(), embed(model)
     assert found == {(True, False), (False, True)} and not any(thread.exception() for thread in threads)
+    monkeypatch.setattr(install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real()))
+    enable("matmul", model=model), enable("grid_sample", model=model)
+    assert seen == ["stock", "matmul"]  # not yet the new ones
 
 
 @pytest.mark.parametrize(
@@ -140,12 +143,15 @@ def no_subclass_stays():
 @pytest.mark.usefixtures("no_subclass_stays")
 @pytest.mark.filterwarnings("error")
 def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
-    Overrides = type("Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+    calls = lambda self, x, patch_coord: NaFlexEmbeds._apply_learned_naflex_pos_embed(self, x, patch_coord)
+    doubles = type("Doubles", (), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+    derived = type("Derived", (doubles, NaFlexEmbeds), {}), type("Calls", (NaFlexEmbeds,), {LEARNED: calls})
     with enable(strict=True):
         assert uses(small_vit()) == "matmul"
     library.warned.clear()
-    with pytest.warns(UserWarning, match=f"{Overrides.__name__}.{LEARNED} is not the library's own"):
+    with pytest.warns(UserWarning, match=f"Doubles.{LEARNED} is not the library's own") as said:
         enable()
+    assert len(said) == 1 and f"Doubles.{LEARNED} is" in str(status()) and derived
 
 
 @pytest.mark.usefixtures("no_subclass_stays")
@@ -171,17 +177,15 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     embed(model)
     assert status().calls == {}
     enable(model=other)
-    embed(other)
-    assert status().calls == {("pos_embed", "matmul"): 1}
+    other.embeds.__dict__[LEARNED] = getattr(other.embeds, LEARNED)  # as a mock that has ended leaves it
+    assert uses(other) == status(other).replaced[f"NaFlexEmbeds.{LEARNED}"] == "matmul"
+    assert status().calls == {("pos_embed", "matmul"): 1} and "library's own but" not in str(status(other))
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 def test_of_several_libraries_all_are_checked_before_the_first_is_changed(monkeypatch):
     siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
-
-    def forward(self, pixel_values, spatial_shapes, extra=None):
-        pass
-
+    forward = lambda self, pixel_values, spatial_shapes, extra=None: None
     monkeypatch.setattr(siglip2.Siglip2VisionEmbeddings, "forward", defined_in(siglip2, forward))
     for order in (("timm", "transformers"), ("transformers", "timm")):
         with pytest.raises(RuntimeError, match=r"extra=None.*Nothing was changed"):
@@ -231,8 +235,6 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace():
             setattr(NaFlexEmbeds, LEARNED, found.pop())
 
     for steps in itertools.product((lambda: enable("grid_sample"), disable, put_on, leave), repeat=3):
-        if put_on not in steps:
-            continue
         for step in steps:
             step()
         embed(model)  # runs, whatever holds
@@ -289,8 +291,5 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
     enable("grid_sample")
     assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")
     enable("matmul", model=model)
-    enable(library="transformers")
-    enable("stock").restore()
-    disable(model)
-    status(), status(model)
-    disable()
+    enable(library="transformers"), enable("stock").restore(), disable(model)
+    status(), status(model), disable()

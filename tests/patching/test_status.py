@@ -9,6 +9,7 @@ from torch import nn
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching.settings import Settings
+from timm_naflex_fast.patching.status import describe
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -23,22 +24,18 @@ def test_each_enable_counts_what_ran_since():
         embed(model), embed(model)
         assert status().calls == {("pos_embed", "interpolate_cached"): 2}
     assert status().calls == {("pos_embed", "matmul"): 1}
-    enable("grid_sample")
-    embed(model)
-    first.restore()
-    embed(model)
+    enable("grid_sample"), embed(model), first.restore(), embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 2}
-    disable(model)
-    embed(model)
+    disable(model), embed(model)
     assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
+    assert status().model_classes == ("NaFlexVit",)
     disable()
     assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
 
 
 def test_the_status_of_one_model():
     model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
-    enable("interpolate_cached", patch_embed="stock")
-    enable("matmul", model=model)
+    enable("interpolate_cached", patch_embed="stock"), enable("matmul", model=model)
     name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
     assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
     assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
@@ -58,3 +55,5 @@ def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkey
     monkeypatch.setattr(sys.modules["timm"], "__version__", version)
     for text in map(str, (status(), status(small_vit()))):
         assert ("SigLIP-2's position table by bicubic" in text) == named
+    monkeypatch.delitem(sys.modules, "timm")
+    assert describe((), (), (), "").timm == "(not imported)"

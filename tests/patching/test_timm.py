@@ -61,9 +61,7 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, monkeypatch):
     assert not torch.equal(got, kept) and torch.equal(got, project(model)) and project(model, 0).shape == (0, 6, 32)
     disable()
     assert finished_tables() == 0
-    weight.requires_grad_()
-    enable(model=model)
-    model.embeds(PATCHES, patch_coord=COORD)
+    weight.requires_grad_(), enable(model=model), model.embeds(PATCHES, patch_coord=COORD)
     assert status().calls["patch_embed", "matmul"] == 1 and finished_tables() == 0  # one that is trained is not kept
 
 
@@ -76,6 +74,10 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
     want = timms(weight, [6, 10])
     with running(component="patch_embed"):
         late.resample_patch_embed = patch_embed.resample_patch_embed
+        enable("stock").restore()  # takes ours off and puts it on again
+        assert late.resample_patch_embed is patch_embed.resample_patch_embed is not timms
+        late.resample_patch_embed = timms
+        enable("matmul").restore()
         for module in (*holders, late):
             assert module.resample_patch_embed is not timms
             assert relative(module.resample_patch_embed(weight, [6, 10]), want) <= 1e-5
@@ -158,15 +160,13 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     assert status().calls == {("pos_embed", who): 2} and status().fallbacks == {}
     if flagged:  # a model keeps the result that it was made for
         torch.testing.assert_close(got, [want, want], atol=5e-6, rtol=0)
-    enable(mode)
-    model.embeds(torch.zeros(1, 1, 24, 28))
+    enable(mode), model.embeds(torch.zeros(1, 1, 24, 28))
     assert status().calls == {("pos_embed", plain): 1}
     suffix = "_grid_sample" if flagged else ""
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_naflex_pos_embed{suffix}"] == who
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
     monkeypatch.setattr(library, "tracer", lambda *_: "export")
-    enable(mode)
-    embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
+    enable(mode), embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
     assert status().calls == Counter([("pos_embed", who), ("pos_embed", plain)])
 
 
@@ -180,8 +180,7 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
         return x[0]
 
     want = torch.stack([by_sample(*sample, "_grid_sample") for sample in zip(patches, coord)])
-    enable("grid_sample")
-    library.warned.clear()
+    enable("grid_sample"), library.warned.clear()
     for times in ("1 time", "2 times"):
         with nullcontext() if library.warned else pytest.warns(UserWarning, match="transform stays with timm's own"):
             got = torch.func.vmap(by_sample)(patches, coord)  # timm's own code of the flag, not that of its default
@@ -204,8 +203,7 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         parametrize.register_parametrization(model.embeds, name, twice)
 
     def times(run):
-        computed.clear()
-        run()
+        computed.clear(), run()
         return computed.copy()
 
     def transformed():
@@ -216,8 +214,7 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
     runs = (lambda: embed(model), by_mode), (lambda: model.embeds(torch.zeros(1, 1, 24, 28)), library.SAME_RESULT)
     for run, by_mode in (*runs, (transformed, None)):
         timms = times(run)
-        enable("matmul", model=other)  # so that ours is in place when timm's own is chosen
-        enable(mode)
+        enable("matmul", model=other), enable(mode)  # the first so that ours is in place when timm's own is chosen
         ran = times(run)
         (strategy,) = {strategy for _, strategy in status().calls}
         assert by_mode is None or strategy == by_mode.get(mode, "stock")

@@ -35,15 +35,15 @@ def qwens(learned_pos_embed, grids, max_num_patch, num_grid_per_side, spatial_me
     return padded(one_by_one(table, grids, **how), max_num_patch, table.dtype)
 
 
-def time_embed(num_frames, embed_dim, *, base=10000.0, device=None):
-    speed = base ** -(torch.arange(embed_dim // 2, device=device) / (embed_dim / 2))
+def time_embed(num_frames, embed_dim, *, base=10000.0, device):
+    speed = base ** -(torch.arange(embed_dim // 2, device=device.type) / (embed_dim / 2))
     angle = torch.arange(num_frames, device=device)[:, None] * speed
     return torch.cat((angle.sin(), angle.cos()), 1)
 
 
 def kimis(pos_embed, grids, max_num_patch, interpolation_mode):
-    images = one_by_one(pos_embed, grids, mode=interpolation_mode, antialias=False)
-    times = [time_embed(t, pos_embed.shape[2]).repeat_interleave(h * w, 0) * (t > 1) for t, h, w in grids]
+    images = one_by_one(pos_embed, grids, dtype=torch.float32, mode=interpolation_mode, antialias=False)
+    times = [time_embed(t, DIM, device=pos_embed.device).repeat_interleave(h * w, 0) * (t > 1) for t, h, w in grids]
     return padded(images, max_num_patch, pos_embed.dtype) + padded(times, max_num_patch, pos_embed.dtype)
 
 
@@ -97,7 +97,7 @@ def test_the_loops_in_our_words_are_those_of_the_installed_release(home, monkeyp
 @pytest.mark.parametrize(("home", "mode"), [(QWEN, "bilinear"), (KIMI, "bicubic"), (KIMI, "bilinear")])
 def test_equals_torchtitan_forward_and_gradient(functions, home, mode, strategy):
     low = table_of(home, torch.bfloat16)
-    for grids in (GRIDS, [[1, h, w] for _, h, w in GRIDS]):
+    for grids in (GRIDS, [[1, h, w] for _, h, w in GRIDS], GRIDS[3:4] * 6):
         want, want_gradient = result_and_gradient(home, grids, mode)
         want_low = call(home, low, grids, mode)
         with running(strategy, library="torchtitan"):
@@ -107,6 +107,7 @@ def test_equals_torchtitan_forward_and_gradient(functions, home, mode, strategy)
             got_low = call(home, low, grids, mode)
         assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * want.abs().max()
         assert relative(gradient, want_gradient) <= 1e-5
+        assert torch.equal(got, want) or strategy == "matmul" or home == QWEN  # which is computed in float64 here
         assert got_low.dtype == torch.bfloat16 and relative(got_low, want_low) < 2**-7
         assert (got_low != want_low).float().mean() < 0.01  # ties: float32 is cast once
     assert {home: function(home) for home in LOOPS} == functions
@@ -120,10 +121,12 @@ def test_compiled_without_a_break_and_what_stays_with_torchtitan(home, monkeypat
     with running(library="torchtitan"):
         got = torch.compile(lambda: call(home, table), backend="eager", fullgraph=True)()
         assert relative(got, want) <= 2e-6 and status().fallbacks == {}
+        torch.func.grad(lambda table: call(home, table).sum())(table.detach())
+        assert status().fallbacks == {"a torch.func transform": 1}
         if home == KIMI:
             with pytest.raises(ValueError, match="align_corners"):  # by the loop above, which knows no "nearest"
                 call(home, table, mode="nearest")
-            assert status().fallbacks == {"a table resized by nearest": 1}
+            assert status().fallbacks["a table resized by nearest"] == 1
         monkeypatch.setitem(sys.modules, "spmd_types", SimpleNamespace(is_type_checking=lambda: True))
         assert torch.equal(call(home, table), want) and status().fallbacks["torchtitan's type checks"] == 1
 

@@ -61,7 +61,7 @@ def embed(kind, model, sizes=None):
     sizes = torch.tensor(sizes or SIZES[kind])
     tokens = sizes.prod(-1)
     shape = (len(sizes), int(tokens.max()) + 4, 48) if kind == "siglip2" else (int(tokens.sum()), 48)
-    return model[0](pixels(shape).to(next(model.parameters()).dtype), sizes)
+    return model[0](pixels(shape).to(table_of(model).dtype if kind == "radio" else torch.float32), sizes)
 
 
 def pixels(shape):
@@ -140,13 +140,14 @@ def test_packed_towers_compile_and_a_list_of_sizes_breaks_no_graph(kind):
     assert counter.frame_count <= 1 + {"cosmos3": 1, "radio": 2, "hunyuan": 1}[kind]
 
 
-def test_hunyuans_other_modes_and_one_patch_for_every_position():
+@pytest.mark.parametrize("mode", MODES)
+def test_hunyuans_other_modes_and_one_patch_for_every_position(mode):
     model, size = made("hunyuan", interpolate_mode="bicubic"), torch.tensor([(1, 4, 6)])
     want, one = embed("hunyuan", model), model[0](torch.ones(1, 48), size)
-    with enable(library="transformers"):
-        assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max()
+    with enable(mode, library="transformers"):
+        assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max() * (mode == "matmul")
         assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6 and one.shape == (1, 24, 32)
-        assert status().calls == {("pos_embed", "matmul"): 2}
+        assert status().calls == {("pos_embed", mode): 2}
         model[0].config.interpolate_mode = "nearest"  # takes no align_corners: transformers' own code raises
         with pytest.raises(ValueError, match="align_corners"):
             embed("hunyuan", model)
@@ -165,13 +166,15 @@ def test_bad_sizes_are_refused():
 
 
 def test_both_libraries_and_what_is_refused():
-    model = made("siglip2")
+    model, vit = made("siglip2"), small_vit()
     with enable(library=("timm", "transformers")):
         timms = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
         assert {timms, *(f"{cls.__name__}.{name}" for cls, name in METHODS.items())} <= status().replaced.keys()
         with enable("interpolate_cached", library="transformers"):
             assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
             assert status().replaced[timms] == "matmul"
+        with enable("interpolate_cached", model=torch.nn.ModuleList([vit, model])):
+            assert status(vit).replaced[timms] == status(model).flags.pos_embed == "interpolate_cached"
     valid = "valid: 'stock', 'interpolate_cached', 'matmul'"
     for wrong in (dict(library="transformers"), dict(library=("timm", "transformers")), dict(model=model)):
         with pytest.raises(ValueError, match=valid):

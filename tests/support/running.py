@@ -37,9 +37,9 @@ def ran(*strategies, component="pos_embed"):
     record = library.record_call
 
     @torch.compiler.assume_constant_result  # as the function that it wraps
-    def count_and_record(name, component, strategy, reason=None):
+    def count_and_record(component, strategy, *reason):
         seen[component, strategy] += 1
-        record(name, component, strategy, reason)
+        record(component, strategy, *reason)
 
     with mock.patch.object(library, "record_call", count_and_record):
         yield seen

@@ -57,7 +57,7 @@ def _whole_library(name: str) -> Library:
     """
     library, problem = _library(name), None
     for home, _ in library.replacements:
-        module, _, cls = home.partition(":")
+        module, cls = home.split(":")
         try:
             getattr(importlib.import_module(module), cls or "__name__")
         except (ImportError, AttributeError) as error:
@@ -243,7 +243,7 @@ def enable(
         modes = [mode for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies]
         argument = f"mode with {known.name}" if pos_embed is None else "pos_embed"
         check_name(argument, settings.pos_embed, ["stock", *dict.fromkeys(modes)])
-    override = Override(settings, tuple(libraries), "" if model is None else type(model).__name__)
+    override = Override(settings, "" if model is None else type(model).__name__, tuple(libraries))
     with _lock:
         if settings != STOCK:
             for sentence in chain.from_iterable(foreign_methods(o, modules, subclasses=not strict) for o in libraries):
@@ -277,7 +277,7 @@ def disable(model: nn.Module | None = None) -> None:
             cache.clear_all()
         elif not all(library.settings == STOCK for library in libraries):
             # What was counted goes on.
-            return _put(Override(STOCK, tuple(libraries), type(model).__name__, replace(counts)), modules)
+            return _put(Override(STOCK, type(model).__name__, counts=replace(counts)), modules)
         for module in modules:
             vars(module).pop(ATTRIBUTE, None)
         _refresh()

@@ -54,7 +54,7 @@ class Library:
     def __post_init__(self) -> None:
         """A pickle holds a function by name: the library's, so that it can be read without this package."""
         for (home, name), (_, function, *_) in self.replacements.items():
-            module, _, cls = home.partition(":")
+            module, cls = home.split(":")
             function.__module__, function.__name__ = module, name
             function.__qualname__ = f"{cls}.{name}" if cls else name
 
@@ -87,7 +87,7 @@ def original(key: Key) -> Callable[..., Any]:
 
 def owner_of(home: str) -> Any:
     """The class ("module:Class") or module ("module:"); None if it is not loaded."""
-    module_name, _, cls = home.partition(":")
+    module_name, cls = home.split(":")
     module = sys.modules.get(module_name)
     return getattr(module, cls, None) if cls else module
 
@@ -107,7 +107,7 @@ def imported_targets(library: Library) -> list[Target]:
         if not isinstance(owner, type):
             known = library.replacements[key].function, originals.get(key, vars(owner).get(name))
             others = [module for module in inside if module is not owner and isinstance(module, ModuleType)]
-            found += [(module, name, key) for module in others if vars(module).get(name, "") in known]
+            found += [(module, name, key) for module in others if name in vars(module) and vars(module)[name] in known]
     return found
 
 
@@ -134,13 +134,15 @@ def decide(
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
     # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice an absent key of __dict__.
+    # pragma: no mutate start, only speed
     plain = isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling()
     chosen = module.__dict__.get(ATTRIBUTE) if plain else getattr(module, ATTRIBUTE, None)
+    # pragma: no mutate end
     settings = library.settings if chosen is None or chosen.settings is None else chosen.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
     found: tuple[Tensor, ...] = ()
-    traced_by = None
+    traced_by = None  # pragma: no mutate: not read under "stock"
     if strategy == "stock":
         reason = None
     else:
@@ -160,7 +162,7 @@ def decide(
     if reason is not None and not replacement.counted_elsewhere:
         record_fallback(library, replacement.component, settings, reason)
     elif strategy != "stock" or not replacement.counted_elsewhere:
-        record_call(library.name, replacement.component, strategy)
+        record_call(replacement.component, strategy)
     return Decision(strategy, found, traced_by, settings)
 
 
@@ -172,7 +174,7 @@ def record_fallback(library: Library, component: str, settings: Settings, reason
     """
     if settings.strict:
         raise RuntimeError(f"{reason} needs {library.name}'s own code, and enable(strict=True) forbids it")
-    record_call(library.name, component, "stock", reason)
+    record_call(component, "stock", reason, library.name)
 
 
 def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str | None:
@@ -183,14 +185,11 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
     if torch.compiler.is_dynamo_compiling():
         return None
     for path, name in skips:
-        found = sys.modules.get(path[:-1]) if path.endswith(":") else getattr(module, path, None) if path else module
-        if found is None:
-            continue
-        function = vars(found).get(name, getattr(type(found), name, None))
-        if function is not None and author_of(function, library) == "another's":
+        found = owner_of(path) if path.endswith(":") else getattr(module, path, None) if path else module
+        function = getattr(found, "__dict__", {}).get(name, getattr(type(found), name, None))
+        hooked = function is not None and name == "forward" and is_hooked(found)
+        if hooked or (function is not None and author_of(function, library) == "another's"):
             return f"{getattr(found, '__name__', type(found).__name__)}.{name} (not the library's own)"
-        if path and name == "forward" and is_hooked(found):
-            return f"a hook of {type(found).__name__}"
     return None
 
 
@@ -210,7 +209,7 @@ def author_of(function: Any, library: Library) -> Author:
     if any(function is replacement.function for replacement in library.replacements.values()):
         return "ours"
     if defined_in(function).partition(".")[0] == "torch":  # torch.compiler.disable, torch.no_grad
-        function = getattr(function, "__wrapped__", function)
+        function = vars(function).get("__wrapped__")
     return "the library's" if defined_in(function).partition(".")[0] == library.name else "another's"
 
 
@@ -221,7 +220,7 @@ def defined_in(function: Any) -> str:
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
 @constant_while_traced
-def record_call(library: str, component: str, strategy: str, reason: str | None = None) -> None:
+def record_call(component: str, strategy: str, reason: str | None = None, library: str = "") -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
     counts.calls[component, strategy] += 1
     if reason is not None:

@@ -92,8 +92,8 @@ class Override:
     """One ``enable()``, or one ``disable(model)``."""
 
     settings: Settings
-    libraries: tuple[Any, ...]  # each a ``Library``
-    model: str = ""  # the class of the model that it is for; "": every model
+    model: str  # the class of the model that it is for; "": every model
+    libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
 
 

@@ -59,21 +59,23 @@ def _embeddings(home: str, arguments: tuple[Any, ...], shape: Sequence[int], *, 
     strategy: Any = decide(LIBRARY, (home, _NAME), None, local, reason=reason).strategy
     if strategy == "stock":
         return original((home, _NAME))(*arguments)
+    # pragma: no mutate start, None is False here
     how |= dict(mode=mode, antialias=False, length=length, strategy=strategy)
+    # pragma: no mutate end
     cells = resample_pos_embeds(local.reshape(shape), grids, **how)
-    if home == KIMI and any(t > 1 for t, _, _ in grids):
+    if home == KIMI and any(t > 1 for t, _, _ in grids):  # pragma: no mutate: only speed
         cells = cells + _times(cells, grids)
     if not replicated:
         return cells
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(cells, table.device_mesh, table.placements)
+    return DTensor.from_local(cells, table.device_mesh)
 
 
 def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
     """What torchtitan adds to the frames of a video, (N, P, C) like ``cells``; zeros for images."""
     time_embed = sys.modules[KIMI[:-1]]._get_temporal_pos_embed
-    times = torch.zeros_like(cells, requires_grad=False)
+    times = torch.zeros_like(cells)
     for image, (t, h, w) in zip(times, grids):
         if t > 1:
             image[: t * h * w].view(t, h * w, -1)[:] = time_embed(t, cells.shape[-1], device=cells.device)[:, None]

