@@ -30,11 +30,8 @@ def run(path, *options, workers=0):
 
 @pytest.mark.parametrize(
     ("options", "mode", "off"),
-    [
-        ("--naflex-mode grid-sample", "grid_sample", "enable('stock')"),
-        ("", "matmul", "disable()"),
-        ("", "matmul", "status()"),
-    ],
+    [("--naflex-mode grid-sample", "grid_sample", "enable('stock')")]
+    + [("", "matmul", "disable()"), ("", "matmul", "status()")],
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers, tmp_path, capsys, monkeypatch):

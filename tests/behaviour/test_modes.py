@@ -14,14 +14,8 @@ from tests.support.running import running
 from timm_naflex_fast.resampling import cache
 
 MODES = pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-MODELS = {
-    "learned": {},
-    "factorized": dict(pos_embed="factorized"),
-    "frozen": {},
-    "rope": dict(rope_type="mixed"),
-    "patch kernels": dict(enable_patch_interpolator=True),
-    "frozen patch kernels": dict(enable_patch_interpolator=True),
-}
+MODELS = {"learned": {}, "factorized": dict(pos_embed="factorized"), "frozen": {}, "rope": dict(rope_type="mixed")}
+MODELS |= {f"{name}patch kernels": dict(enable_patch_interpolator=True) for name in ("", "frozen ")}
 
 
 SAVED = "sum mul add cat view split_with_sizes slice unbind _embedding_bag _upsample_bicubic2d_aa mm eye".split()

@@ -77,11 +77,8 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     forward = lambda self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False: None
     monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
     monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
-    refused(
-        "PatchEmbedInterpolator.forward takes (self, patches",
-        "is_linear=False",
-        "NaFlexEmbeds._apply_factorized_pos_embed is missing",
-    )
+    missing = "NaFlexEmbeds._apply_factorized_pos_embed is missing"
+    refused("PatchEmbedInterpolator.forward takes (self, patches", "is_linear=False", missing)
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
     monkeypatch.delattr(patch_embed, "PatchEmbedInterpolator")

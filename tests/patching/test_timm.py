@@ -121,7 +121,9 @@ def test_a_mode_that_is_not_separable_is_left_to_timm(call):
         with pytest.raises(ValueError, match="align_corners option"):
             embed(small_vit(pos_embed_interp_mode="nearest"))
         (why,) = status().fallbacks
-        assert why.startswith("a position table") and why.endswith("with interpolation mode 'nearest'")
+        assert why.startswith("a position table (replaced are bilinear, bicubic)") and why.endswith(
+            "with interpolation mode 'nearest'"
+        )
 
 
 def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to_timm():

@@ -117,15 +117,10 @@ def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
     longest = max(h * w for h, w in sizes)
     values = dict(antialias=draw(st.booleans()), align_corners=draw(st.booleans())) if NEW_TIMM else {}
     values |= dict(mode=draw(st.sampled_from(["bilinear", "bicubic"])), ar_preserving=draw(st.booleans()))
-    return Case(
-        table_size=table,
-        channels=draw(st.integers(2, 9)),
-        sizes=sizes,
-        length=max(1, longest + draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))),
-        dtype=draw(st.sampled_from(dtypes)),
-        seed=draw(st.integers(0, 2**20)),
-        **(values | fixed),
-    )
+    values |= dict(table_size=table, channels=draw(st.integers(2, 9)), sizes=sizes)
+    values |= dict(length=max(1, longest + draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))))
+    values |= dict(dtype=draw(st.sampled_from(dtypes)), seed=draw(st.integers(0, 2**20)))
+    return Case(**(values | fixed))
 
 
 def stock(case, embeds, x, coord):
