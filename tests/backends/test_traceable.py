@@ -66,3 +66,9 @@ def test_tokens_of_a_grid_without_cells_or_with_too_many_become_nan():
         positions = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
         valid = cell == (0, 4287)  # 64 cells for each token, and 4,096; the number of the last two's overflows to 0
         assert positions.embedded.all() and positions.y.isnan().any() == positions.x.isnan().all() != valid
+
+
+def test_dtypes_in_which_numbers_are_counted_and_handed_on():
+    flag = ResizeSpec("bilinear", reference="grid_sample")
+    assert traceable.token_positions(torch.full((1, 1, 2), 255, dtype=torch.uint8), flag).h.item() == 256
+    assert traceable.gradient(torch.ones(1, 1, 2), (2, 3, 2), torch.zeros(1, 1, 2), flag).dtype == torch.float32

@@ -47,12 +47,14 @@ def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     else:
         coord[1, 12 if kind == "negative padding" else 3] = -1
     embeds.requires_grad_(False)
-    want, got, x = torch.zeros(3, 3, 15, 4)
+    want, got, x, without_flag = torch.zeros(4, 3, 15, 4)
     stock(case, embeds, want, coord)
     with running("grid_sample", model=embeds):
         embeds._apply_learned_naflex_pos_embed_grid_sample(got, patch_coord=coord)
         assert torch.equal(got, want) and status().fallbacks == {"coordinates that name no cell": 1}
         assert status().calls == {("pos_embed", "stock"): 1, ("pos_embed", "grid_sample"): 0}
+        embeds._apply_learned_naflex_pos_embed(without_flag, patch_coord=coord)
+        assert torch.equal(without_flag, want)
     if kind == "negative padding" and at_coordinates:  # a graph cannot ask
         embeds.requires_grad_()
         add = lambda x: add_pos_embed_(x * 1, embeds.pos_embed, coord, mode=mode, strategy="grid_sample")

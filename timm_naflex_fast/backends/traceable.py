@@ -103,10 +103,12 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     coord = whole_numbers(patch_coord)  # (B, N, 2)
     h, w = grid_sizes(coord)[..., None].unbind(1)  # (B, 1)
     in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w  # (B, N)
-    no_grid = (h < 1) | (w < 1) | (h > LARGEST) | (w > LARGEST) | (h * w > 64 * coord.shape[1] + 4096)
+    overflow = (h > LARGEST) | (w > LARGEST)  # pragma: no mutate: about so many
+    no_grid = (h < 1) | (w < 1) | overflow | (h * w > 64 * coord.shape[1] + 4096)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid
     # Padding takes the place (0, 0): its own coordinate may be anything.
-    y, x = (axis.to(torch.float32).masked_fill(~in_grid, 0).masked_fill(wrong, torch.nan) for axis in coord.unbind(-1))
+    coord = coord.masked_fill(~in_grid[..., None], 0)  # pragma: no mutate: any cell
+    y, x = coord.to(torch.float32).masked_fill(wrong[..., None], torch.nan).unbind(-1)
     return TokenPositions(h.clamp(min=1), w.clamp(min=1), y, x, in_grid | wrong)
 
 

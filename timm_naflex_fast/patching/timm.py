@@ -93,7 +93,8 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
-    rope, in_graph = read_rope(self.rope), tracer(x, patch_coord) not in (None, "capture")
+    rope = read_rope(self.rope)
+    in_graph = tracer(x, patch_coord) not in (None, "capture")  # pragma: no mutate: speed, or a GPU tells
     if isinstance(rope, str):
         reason: str | None = rope
     elif rope.augmentation is not None and in_graph:
@@ -104,7 +105,8 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     if isinstance(rope, str) or decision.strategy == "stock":
         return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
-    return batched_rope(rope, patch_coord.to(x.device), x.dtype, in_graph=in_graph)
+    coord = patch_coord.to(x.device)  # pragma: no mutate: a GPU tells
+    return batched_rope(rope, coord, x.dtype, in_graph=in_graph)
 
 
 def interpolator_forward(
@@ -119,12 +121,14 @@ def interpolator_forward(
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
     if not (fits and _decide_kernel(self, key, proj_weight, self.interpolation)):
-        _calling.interpolator = self  # older releases call ``resample_patch_embed``, for which its settings hold
+        # Older releases call ``resample_patch_embed``, for which this module's settings hold.
+        _calling.interpolator = self  # pragma: no mutate: see above
         try:
             return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
         finally:
-            _calling.interpolator = None
-    how = self.in_chans, getattr(self, "channels_last", True), self.interpolation, self.antialias
+            _calling.interpolator = None  # pragma: no mutate: see above
+    channels_last = getattr(self, "channels_last", True)  # pragma: no mutate: so in older releases
+    how = self.in_chans, channels_last, self.interpolation, self.antialias
     weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *how)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
@@ -142,8 +146,9 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward. The mode for every model holds, or that of the caller's module."""
     fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
-    if not (fits and _decide_kernel(getattr(_calling, "interpolator", None), key, patch_embed, interpolation)):
-        return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
+    caller = getattr(_calling, "interpolator", None)  # pragma: no mutate: only older releases have one
+    if not (fits and _decide_kernel(caller, key, patch_embed, interpolation)):  # pragma: no mutate: the same
+        return original(key)(patch_embed, new_size, interpolation, antialias, verbose)  # pragma: no mutate: its log
     return resample_patch_kernel(patch_embed, tuple(new_size), mode=interpolation, antialias=antialias)
 
 
