@@ -40,8 +40,8 @@ def counting() -> Iterator[dict[str, int]]:
     - peak: the most bytes that are held at once, beyond those before.
     - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as one of the GPU still.
     """
-    usable = cache.usable()
-    cached, on_gpu = patch.object(cache, "usable", lambda: usable), patch.object(Tensor, "is_cpu", False)
+    watched = cache.watched()
+    cached, on_gpu = patch.object(cache, "watched", lambda: watched), patch.object(Tensor, "is_cpu", False)
     with cached, on_gpu, _Operators() as operators, _Reads(operators.count):
         yield operators.count
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tests.support.checks import one_by_one
 from tests.support.oracles import Largest
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed, resample_pos_embeds
-from timm_naflex_fast.identify import TIE, Convention, conventions, words
+from timm_naflex_fast.identify import DECIMALS, Convention, conventions, describe
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
@@ -100,7 +100,7 @@ def test_every_convention_is_tried_and_given_back():
     assert len(list(conventions([(1, 7, 5)]))) == 1728 // 2 and len(ALL) == 1728
     found = identify_resampling(random_table(9), (7, 5), torch.randn(35, 3))
     assert {Convention(**settings) for _, settings in found} == set(conventions([(1, 7, 5)]))
-    errors = [round(error, TIE) for error, _ in found[10:]]
+    errors = [round(error, DECIMALS) for error, _ in found[10:]]
     assert errors == sorted(errors)
 
 
@@ -117,7 +117,7 @@ def test_a_convention_in_words():
         "weights rounded to bfloat16",
         Convention(transposed="table"): "with antialiasing, table transposed",
     }.items():
-        assert words(convention) == f"bicubic {said}"
+        assert describe(convention) == f"bicubic {said}"
 
 
 def test_bad_input_is_named():

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .backends.placement import Sizes
+from .backends.token_layout import Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling import matrices
 from .resampling.checks import check_interpolation, check_size
 from .strategies import STRATEGIES, Strategy
-from .tracing import is_dtensor, tracer
+from .tracing import context_of, is_dtensor
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -80,17 +80,17 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    x, table = _tokens(x), _table(table, "table", "H0", "W0")
+    x, table = _checked_tokens(x), _checked_table(table, "table", "H0", "W0")
     chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is not None:
-        patch_coord = _real(patch_coord, "patch_coord")
-        dispatch.add(x, (table,), patch_coord, spec, chosen, tracer(x, table, patch_coord))
+        patch_coord = _checked_numbers(patch_coord, "patch_coord")
+        dispatch.add(x, (table,), patch_coord, spec, chosen, context_of(x, table, patch_coord))
     else:
         length = x.shape[1] if x.ndim == 3 else None
         sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.at_coordinates)
-        dispatch.add(x, (table,), sizes, spec, chosen, tracer(x, table))
+        dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
     return x
 
 
@@ -126,13 +126,13 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x, tables = _tokens(x), (_table(table_y, "table_y", "H0"), _table(table_x, "table_x", "W0"))
+    x, tables = _checked_tokens(x), (_checked_table(table_y, "table_y", "H0"), _checked_table(table_x, "table_x", "W0"))
     if table_y.shape[-1] != table_x.shape[-1]:
         got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
         raise ValueError(f"table_y and table_x must be of one width; got {got}")
-    patch_coord = _real(patch_coord, "patch_coord")
+    patch_coord = _checked_numbers(patch_coord, "patch_coord")
     chosen, spec = _choose(strategy, "linear", False, False, ar_preserving)
-    dispatch.add(x, tables, patch_coord, spec, chosen, tracer(x, *tables, patch_coord))
+    dispatch.add(x, tables, patch_coord, spec, chosen, context_of(x, *tables, patch_coord))
     return x
 
 
@@ -177,7 +177,7 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    table = _table(table, "table", "H0", "W0")
+    table = _checked_table(table, "table", "H0", "W0")
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
     chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
@@ -186,7 +186,7 @@ def resample_pos_embeds(
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
-    return dispatch.resample(table, sizes, spec, chosen, tracer(table))
+    return dispatch.resample(table, sizes, spec, chosen, context_of(table))
 
 
 def resample_pos_embed(
@@ -209,7 +209,7 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    table, (h, w) = _real(table, "table"), check_size(size)
+    table, (h, w) = _checked_numbers(table, "table"), check_size(size)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
@@ -256,22 +256,22 @@ def _choose(strategy: str, mode: str, *how: bool) -> tuple[Strategy, matrices.Re
     return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *how)
 
 
-def _table(table: Tensor, name: str, *axes: str) -> Tensor:
+def _checked_table(table: Tensor, name: str, *axes: str) -> Tensor:
     """A table of these axes and C channels, with a leading 1 or not."""
-    table, ndim = _real(table, name), len(axes) + 1
+    table, ndim = _checked_numbers(table, name), len(axes) + 1
     if table.ndim not in (ndim, ndim + 1) or (table.ndim > ndim and len(table) != 1):
         shape = f"{', '.join(axes)}, C)"
         raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}")
     return table
 
 
-def _tokens(x: Tensor) -> Tensor:
+def _checked_tokens(x: Tensor) -> Tensor:
     if is_dtensor(x):
         raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
-    return _real(x, "x")
+    return _checked_numbers(x, "x")
 
 
-def _real(tensor: Any, name: str) -> Tensor:
+def _checked_numbers(tensor: Any, name: str) -> Tensor:
     """The tensor itself; of a replicated DTensor, what this rank holds: its gradient is a replicated DTensor again.
 
     So every rank must compute the same, as with tensor parallelism. Where ranks see different images, the caller says

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .resampling.closed_form import keys
+from .resampling.closed_form import cubic_kernel
 from .resampling.grids import sizes_on_host
 
 Grids = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
-TIE = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
+DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Convention:
         taps = centre.floor() + torch.arange(-math.ceil(2 * stretch), math.ceil(2 * stretch) + 2)  # (keep, taps)
         distance = (taps - centre).abs() / stretch
         cubic = self.cubic_coefficient
-        weights = (1 - distance).clamp(min=0) if cubic is None else keys(distance, cubic)
+        weights = (1 - distance).clamp(min=0) if cubic is None else cubic_kernel(distance, cubic)
         if self.antialias or self.drops_border or self.zeros_outside:  # else a tap outside takes the border's value
             weights = weights * ((taps >= 0) & (taps < n0))
         if self.antialias or self.drops_border:  # the weights that are left are scaled to a sum of 1
@@ -157,7 +157,7 @@ FAMILIES = {
 """Tests compare each with the original library's own code, where it is installed."""
 
 
-def question(family: str) -> dict[str, Tensor]:
+def example_inputs(family: str) -> dict[str, Tensor]:
     """The table (H0, W0, 8) float32 and the sizes (B, 2) that a port of this family is to resample.
 
     The same numbers everywhere: Python's generator, unlike PyTorch's, promises that.
@@ -231,7 +231,7 @@ def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Te
     """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     found = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
-    return sorted(found, key=lambda pair: round(pair[0], TIE))
+    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
 
 def tolerance(result: Tensor) -> float:
@@ -239,7 +239,7 @@ def tolerance(result: Tensor) -> float:
     return max(2e-4, 2 * torch.finfo(result.dtype).eps)
 
 
-def words(convention: Convention) -> str:
+def describe(convention: Convention) -> str:
     """A convention in words, what is usual left out."""
     c = convention
     exchanged = {"order": "tokens column by column", "size": "height and width exchanged", "table": "table transposed"}

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Tracer = Literal["compile", "export", "transform", "capture"]
-PLAIN: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
+Context = Literal["compile", "export", "transform", "capture"] | None
+OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def tracer(*tensors: Tensor) -> Tracer | None:
+def context_of(*tensors: Tensor) -> Context:
     """Who traces or transforms the operations that follow; None: nobody, this is plain eager code.
 
     - ``"compile"``: TorchDynamo reads this code for ``torch.compile``.
@@ -35,14 +35,14 @@ def tracer(*tensors: Tensor) -> Tracer | None:
     # and the key says that a third writes them down before autograd.
     if torch.jit.is_tracing() or _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH):
         return "export"
-    if why_not_plain(*tensors):
+    if why_unsupported_in_eager(*tensors):
         return "transform"
     return "capture" if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device) else None
 
 
 def is_tracing() -> bool:
     """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number can be read."""
-    return torch.compiler.is_dynamo_compiling() or tracer() == "export"
+    return torch.compiler.is_dynamo_compiling() or context_of() == "export"
 
 
 _mode, _has_key = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
@@ -86,13 +86,13 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     """
     if is_tracing():  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
-    return why_not_plain(*tensors)
+    return why_unsupported_in_eager(*tensors)
 
 
-def why_not_plain(*tensors: Tensor) -> str | None:
+def why_unsupported_in_eager(*tensors: Tensor) -> str | None:
     """:func:`why_unsupported` for who knows that nothing is recorded."""
     for tensor in tensors:
-        if type(tensor) not in PLAIN:
+        if type(tensor) not in OWN_MEMORY:
             return f"a tensor of the class {type(tensor).__name__}"
         if tensor.is_meta:
             return "a meta tensor"

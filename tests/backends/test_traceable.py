@@ -8,7 +8,7 @@ import torch
 
 from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock, tables
 from timm_naflex_fast.backends import dispatch, traceable
-from timm_naflex_fast.backends.placement import OneGrid, Sizes
+from timm_naflex_fast.backends.token_layout import OneGrid, Sizes
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.strategies import STRATEGIES
 
@@ -53,8 +53,8 @@ def test_equals_the_eager_backend_rounded_as_often(mode, shapes, ar_preserving, 
         for where in (OneGrid(*grid), row_major([grid] * 2), Sizes(torch.tensor([grid] * 2, dtype=torch.uint8), (2,))):
             x = torch.randn(2, math.prod(grid), 16).to(dtype)
             outs = want, got = x.clone(), x
-            for out, traced_by in zip(outs, (None, "export")):
-                dispatch.add(out, tuple(tables), where, spec, STRATEGIES["matmul"], traced_by)
+            for out, context in zip(outs, (None, "export")):
+                dispatch.add(out, tuple(tables), where, spec, STRATEGIES["matmul"], context)
             grads = [torch.autograd.grad(out.float().square().sum(), tables) for out in outs]
             assert all(relative(*both) <= (1e-5 if dtype == torch.float32 else 0.02) for both in zip(*grads))
             assert relative(got, want) <= (2e-6 if dtype == torch.float32 else 0.01)
@@ -63,9 +63,8 @@ def test_equals_the_eager_backend_rounded_as_often(mode, shapes, ar_preserving, 
 
 def test_tokens_of_a_grid_without_cells_or_with_too_many_become_nan():
     for cell in ((0, 4287), (0, 4288), (-1, 0), (0, -1), (2**24 - 1, 2**40 - 1), (2**40 - 1, 2**24 - 1)):
-        positions = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
-        valid = cell == (0, 4287)  # 64 cells for each token, and 4,096; the number of the last two's overflows to 0
-        assert positions.embedded.all() and positions.y.isnan().any() == positions.x.isnan().all() != valid
+        place = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())  # the last two's number overflows
+        assert place.embedded.all() and place.y.isnan().any() == place.x.isnan().all() == (cell != (0, 4287))
 
 
 def test_dtypes_in_which_numbers_are_counted_and_handed_on():

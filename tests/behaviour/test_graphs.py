@@ -96,7 +96,7 @@ def files(tmp_path_factory):
     + [slow("learned", "bicubic", None), slow("factorized", "bilinear", None), slow("factorized", "bilinear", SIZE)],
 )
 def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(runtime, kind, mode, size, files):
-    if runtime not in ("eager", *export.check(Path("model.onnx"))):
+    if runtime not in ("eager", *export.runtimes_for(Path("model.onnx"))):
         pytest.skip("it is not installed")
     module, program, file = files(kind, mode, size, "matmul")
     run = (lambda inputs: module(**inputs)) if runtime == "eager" else export.LOADERS[runtime](file, program)

@@ -64,7 +64,7 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
                 assert uses(model) == [*(modes or everywhere or {0: "stock"}).values()][-1]
     finally:
         disable()
-    assert is_pristine() and status().models == () and settings.ATTRIBUTE not in models[0].embeds.__dict__
+    assert is_pristine() and status().models == () and settings.SETTINGS_ATTRIBUTE not in models[0].embeds.__dict__
 
 
 @pytest.mark.usefixtures("clean")
@@ -74,7 +74,7 @@ def test_checkpoints_and_pickles_hold_nothing_of_ours():
     enable("grid_sample", model=model)
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     data = pickle.dumps(model)
-    assert b"timm_naflex_fast" not in data and getattr(pickle.loads(data).embeds, settings.ATTRIBUTE) is None
+    assert b"timm_naflex_fast" not in data and getattr(pickle.loads(data).embeds, settings.SETTINGS_ATTRIBUTE) is None
 
 
 @ran("grid_sample")

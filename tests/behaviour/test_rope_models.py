@@ -148,7 +148,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
     library.warned.clear()
-    monkeypatch.setattr(replacements, "tracer", lambda *_: "export")
+    monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():
         torch.manual_seed(0)

@@ -16,13 +16,13 @@ from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import dispatch
-from timm_naflex_fast.backends.placement import OneGrid, Sizes
+from timm_naflex_fast.backends.token_layout import OneGrid, Sizes
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.settings import read_rope
+from timm_naflex_fast.rope.modules import read_rope
 from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -36,7 +36,7 @@ REORDERED[3] = REORDERED[3].roll(1, 0)
 @pytest.fixture(autouse=True)
 def plain_class(monkeypatch):
     """The package leaves subclasses of Tensor to PyTorch; here they stand for plain tensors."""
-    monkeypatch.setattr(tracing, "PLAIN", (*tracing.PLAIN, OnDevice))
+    monkeypatch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -153,7 +153,7 @@ CASES |= {
 READS_GRIDS = {"resampling/grids.py": 1}
 WAITS = dict.fromkeys(("learned", "factorized", "packed, sizes on the device", "rope, mixed"), READS_GRIDS)
 WAITS |= {"frozen": {"resampling/grids.py": 3}, "graph, host coordinates": {"backends/traceable.py": 1}}
-WAITS |= {"graph, sizes": {"backends/placement.py": 1}}
+WAITS |= {"graph, sizes": {"backends/token_layout.py": 1}}
 WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
 
 

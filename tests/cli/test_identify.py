@@ -13,7 +13,7 @@ from tests.support.checks import one_by_one, slow
 from tests.support.oracles import relative
 from timm_naflex_fast.cli import identify as command
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import FAMILIES, Convention, question
+from timm_naflex_fast.identify import FAMILIES, Convention, example_inputs
 
 SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
 CHANNELS, TABLE = 8, torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
@@ -93,14 +93,15 @@ def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(id
     assert "lacks result" in identify(None, *family)[1]
     code, line = identify(None, "--write")
     assert code == 2 and "File exists" in line and new.read_bytes() == written
-    assert question("siglip2")["table"].flatten()[:3].tolist() == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
+    numbers = example_inputs("siglip2")["table"][0, 0, :3].tolist()
+    assert numbers == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
         assert main(["identify", "--write", nowhere]) == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def asked(family):
     """The family's table (H0, W0, C), its sizes [(h, w), ...], and what its convention makes of them."""
-    table, sizes = question(family)["table"], [tuple(size) for size in question(family)["sizes"].tolist()]
+    table, sizes = example_inputs(family)["table"], [tuple(size) for size in example_inputs(family)["sizes"].tolist()]
     return table, sizes, FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes])
 
 

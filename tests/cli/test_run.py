@@ -160,7 +160,7 @@ def executed(monkeypatch):
     """What ``run`` would start: (command, environment)."""
     calls = []
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
-    for name in ("TIMM_NAFLEX_FAST_MODE", "RANK", launcher.VARIABLE):
+    for name in ("TIMM_NAFLEX_FAST_MODE", "RANK", launcher.ENV_NAME):
         monkeypatch.delenv(name, raising=False)
     launcher.prepare_process()  # without its variable it prepares nothing
     assert status().flags == Settings()
@@ -177,20 +177,20 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
 
     def end(order, process=0, work=bool):
         """Do what ``sitecustomize`` does, here, where timm is imported already; what is said at the end."""
-        monkeypatch.setenv(launcher.VARIABLE, order)
+        monkeypatch.setenv(launcher.ENV_NAME, order)
         launcher.prepare_process()
         report, libraries, first, own = at_exit.pop()
         work()
         report(libraries, first, own + process)
         return capfd.readouterr().err
 
-    (first, second) = (environment[launcher.VARIABLE] for _, environment in executed)
+    (first, second) = (environment[launcher.ENV_NAME] for _, environment in executed)
     assert end(second).startswith("naflex-fast: Settings(pos_embed='grid_sample', ") and status().flags.strict
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='stock'\); timm .* replaced; .*none of them\n"
     assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
     assert status().flags == Settings("interpolate_cached", "matmul", "stock") and not status().flags.strict
-    below = os.environ[launcher.VARIABLE]
+    below = os.environ[launcher.ENV_NAME]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")
     line = r"naflex-fast \(process \d+\): .*pos_embed by interpolate_cached 1 times\n"

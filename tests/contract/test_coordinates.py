@@ -17,7 +17,7 @@ EXACT = ["matmul", "interpolate_cached"]
 
 def wanted(table, cells, grid, spec):
     """Each token's embedding (N, C), float64, from the cell it names in a grid (h, w)."""
-    lengths = torch.tensor(spec.resized(*grid))
+    lengths = torch.tensor(spec.resized_size(*grid))
     sides = (axis_weights(cells[:, a], lengths[a], table.shape[a], spec) for a in (0, 1))
     return torch.einsum("ni,nj,ijc->nc", *sides, table)
 

@@ -167,7 +167,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     suffix = "_grid_sample" if flagged else ""
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_naflex_pos_embed{suffix}"] == who
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
-    monkeypatch.setattr(library, "tracer", lambda *_: "export")
+    monkeypatch.setattr(library, "context_of", lambda *_: "export")
     enable(mode), embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
     assert status().calls == Counter([("pos_embed", who), ("pos_embed", plain)])
 
@@ -212,8 +212,8 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         x, add = model.embeds.proj(BATCH["patches"]), getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
         torch.func.grad(lambda x: (add(x.mul(1), patch_coord=BATCH["patch_coord"]), x.sum())[1])(x)
 
-    by_mode = patching.USE_GRID_SAMPLE if flagged else patching.NAFLEX_BATCH
-    runs = (lambda: embed(model), by_mode), (lambda: model.embeds(torch.zeros(1, 1, 24, 28)), library.SAME_RESULT)
+    by_mode = patching.AS_GRID_SAMPLE if flagged else patching.AS_CHOSEN
+    runs = (lambda: embed(model), by_mode), (lambda: model.embeds(torch.zeros(1, 1, 24, 28)), library.AS_INTERPOLATE)
     for run, by_mode in (*runs, (transformed, None)):
         timms = times(run)
         enable("matmul", model=other), enable(mode)  # the first so that ours is in place when timm's own is chosen

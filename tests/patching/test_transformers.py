@@ -84,7 +84,8 @@ def test_equals_transformers(kind, mode, own):
     with enable(mode, model=model) if own else enable(mode, library="transformers"):
         with torch.no_grad():
             plain = [embed(kind, model) for _ in range(3)]  # kept tables too
-        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in ("tracer", "why_not_plain")}
+        names = ("context_of", "why_unsupported_in_eager")
+        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in names}
         with mock.patch.multiple(library, **watch):
             got = embed(kind, model)
         (patches,), (table,) = (each.call_args.args for each in watch.values())
@@ -215,7 +216,7 @@ def test_what_stays_with_transformers(kind, monkeypatch):
     tower, skipped = made(kind), SKIPPED.get(kind, "resize_positional_embeddings")
     want, resize = embed(kind, tower), getattr(tower[0], skipped)
     with enable(library="transformers"), monkeypatch.context() as patched:
-        patched.setattr(library, "tracer", lambda *_: "export")
+        patched.setattr(library, "context_of", lambda *_: "export")
         assert torch.equal(embed(kind, tower), want) or kind == "siglip2"
         assert status().fallbacks == ({} if kind == "siglip2" else {"a packed batch in an exported graph": 1})
     tower[0].__dict__[skipped] = lambda *args, **options: 3 * resize(*args, **options)

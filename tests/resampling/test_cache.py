@@ -59,7 +59,7 @@ def test_what_other_threads_use_meanwhile_does_not_disturb_the_count():
     table, entry = torch.zeros(10), []
     met(table, (1, 1), Key(), Key())
     entry.append(next(iter(cache._entries.values())))
-    assert cache.stats()[0] == {cache.FROZEN: 3} and cache.stats()[1] > 3 * 4000
+    assert cache.stats()[0] == {cache.RESIZED: 3} and cache.stats()[1] > 3 * 4000
     cache.invalidate(table)
     assert cache.stats()[1] == 0
 
@@ -77,7 +77,7 @@ def test_oldest_use_out_first(monkeypatch):
     for n in range(5):
         assert met(source, (1, 1)) == []  # the copy of the source is used as recently as its tables
         other(n)
-    assert other(4) is other(4) and nbytes() and cache.stats()[0] == {cache.FROZEN: 1, "others": 2}
+    assert other(4) is other(4) and nbytes() and cache.stats()[0] == {cache.RESIZED: 1, "others": 2}
     cache.clear_all()
     met(table, (1, 1), (2, 2), (3, 3))
     full = nbytes()
@@ -85,7 +85,7 @@ def test_oldest_use_out_first(monkeypatch):
         change()
         monkeypatch.setattr(cache, "_limit", full)  # exactly what is needed
         met(table, (1, 1), (2, 2), (3, 3))
-        assert nbytes() == full and cache.stats()[0] == {cache.FROZEN: 3}
+        assert nbytes() == full and cache.stats()[0] == {cache.RESIZED: 3}
     monkeypatch.setattr(cache, "_limit", nbytes() + 500)
     other(1)
     assert met(table, (2, 2), (3, 3)) == []  # the oldest table goes before the copy that all of them need
@@ -96,11 +96,11 @@ def test_oldest_use_out_first(monkeypatch):
 def test_what_was_asked_for_is_forgotten_when_any_source_changes():
     sources = torch.zeros(3), torch.zeros(3)
     for source in sources:
-        cache.made_from(sources)["asked for"] = None
+        cache.resized_by_key(sources)["asked for"] = None
         list(cache.cached_resized(sources, ["made"], lambda copies, _: copies[0][:]))
         assert len({tensor.data_ptr() for tensor in kept_tensors()}) == 3  # two copies, and no view of one
         source += 1
-        assert not cache.made_from(sources) and not nbytes() > 128
+        assert not cache.resized_by_key(sources) and not nbytes() > 128
     list(cache.cached_resized(sources[:1], ["made"], lambda copies, key: met(sources[0], key) and copies[0]))
     assert nbytes()  # as where another thread has made the same meanwhile: it counts once
     copy = cache._copy(torch.zeros(1))

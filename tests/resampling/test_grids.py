@@ -44,10 +44,10 @@ def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(monkeypatch, i
     coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
     assert grids._row_major(4).startswith(row_major([(3, 4)]).numpy().tobytes())
     with monkeypatch.context() as at_once:
-        at_once.setattr(grids, "QUICK", 12)
+        at_once.setattr(grids, "MAX_SAVED", 12)
         at_once.setattr(grids, "mul", grids.mul if turned else None)  # which only the slow way needs
         found, _ = grids.read_grids(coord), turned or grids.read_grids(row_major([(1, 4)]))
-    monkeypatch.setattr(grids, "QUICK", 0)
+    monkeypatch.setattr(grids, "MAX_SAVED", 0)
     slowly = grids.read_grids(coord)
     assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * images
     assert (found[2] is None) == (slowly[2] is None) == (not turned)

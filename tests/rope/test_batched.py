@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from tests.support.oracles import Largest, relative, row_major
 from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.settings import read_rope
+from timm_naflex_fast.rope.modules import read_rope
 
 CHANGES = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
 CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]

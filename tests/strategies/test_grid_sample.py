@@ -39,7 +39,7 @@ def test_as_close_to_float64_as_timms_flag(table, mode, align_corners):
 def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     at_coordinates = hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")  # older timm gathers from a dense grid
     if kind == "fractional" and not at_coordinates:
-        pytest.skip("this timm's flag takes whole numbers alone")
+        pytest.skip("this timm's grid_sample flag takes whole numbers alone")
     case = Case(sizes=[(3, 4), (5, 2), (5, 2)], mode=mode, length=15, use_grid_sample=True)
     embeds, coord = case.embeds(), case.coord(torch.float32 if kind == "fractional" else torch.int64)
     if kind == "fractional":

@@ -8,7 +8,7 @@ import pytest
 from tests.support.oracles import finished_tables
 from timm_naflex_fast.patching import install
 from timm_naflex_fast.patching.install import disable, status
-from timm_naflex_fast.patching.settings import ATTRIBUTE
+from timm_naflex_fast.patching.settings import SETTINGS_ATTRIBUTE
 
 WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
 
@@ -42,7 +42,7 @@ def _snapshot():
 
     def put_back():
         for module, own in owns:
-            vars(module)[ATTRIBUTE] = own
+            vars(module)[SETTINGS_ATTRIBUTE] = own
         install._overrides[:] = overrides
         install._refresh()
 

@@ -12,7 +12,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.patching.library import counts
+from timm_naflex_fast.patching.library import call_counts
 from timm_naflex_fast.resampling import cache
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
@@ -195,9 +195,9 @@ embed = torch.no_grad()(embeds)
 
 def uses(model):
     """Who computes a model's position embeddings: counted while it runs, and its result must be that one's."""
-    before = counts.calls.copy()
+    before = call_counts.calls.copy()
     got = embed(model)
-    ran = {strategy for (step, strategy) in counts.calls - before if step == "pos_embed"}
+    ran = {strategy for (step, strategy) in call_counts.calls - before if step == "pos_embed"}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
     want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
     with torch.no_grad():
@@ -209,7 +209,7 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    return cache.stats()[0].get(cache.FROZEN, 0)
+    return cache.stats()[0].get(cache.RESIZED, 0)
 
 
 def kept_tensors():

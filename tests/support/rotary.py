@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
 from tests.support.oracles import PRISTINE
 from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.settings import read_rope
+from timm_naflex_fast.rope.modules import read_rope
 
 FIELDS = inspect.signature(NaFlexVitCfg).parameters
 if "rope_type" not in FIELDS:

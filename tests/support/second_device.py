@@ -82,7 +82,7 @@ class SecondDevice(TorchDispatchMode):
         waits.clear()
         one_hot = F.one_hot  # makes an arange in C++
         patch.setattr(F, "one_hot", lambda index, n: OnDevice(one_hot(index.held, n)))
-        patch.setattr(cache, "usable", lambda: True)  # this mode is the machine: nobody watches
+        patch.setattr(cache, "watched", lambda: False)  # this mode is the machine: nobody watches
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
         if not torch.cuda.is_available():  # what asks for "cuda" comes here, not to a driver
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)

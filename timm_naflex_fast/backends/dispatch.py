@@ -29,10 +29,10 @@ from ..resampling.checks import check_length, check_tokens, check_writable
 from ..resampling.matrices import ResizeSpec
 from ..strategies import Strategy
 from ..strategies.base import Tables
-from ..tracing import Tracer, constant_while_traced, tracer
+from ..tracing import Context, constant_while_traced, context_of
 from . import eager, traceable
 from .eager import NEEDS_HOST
-from .placement import OneGrid, Otherwise, Placement, Sizes, row_major
+from .token_layout import OneGrid, OnInvalid, Sizes, TokenLayout, row_major
 
 AddInGraph = Callable[[Tensor, Tables, Tensor, ResizeSpec], None]
 FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; give coordinates on the device of x"
@@ -41,51 +41,51 @@ FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; giv
 def add(
     x: Tensor,
     tables: Tables,
-    placement: Placement,
+    layout: TokenLayout,
     spec: ResizeSpec,
     strategy: Strategy,
-    traced_by: Tracer | None,
-    otherwise: Otherwise = None,
+    context: Context,
+    on_invalid: OnInvalid = None,
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place.
 
     One table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and ([1,] W0, C): they are resized by
-    1-D ``linear``, and their sum is added. ``placement``: where the tokens lie; a tensor holds coordinates (B, N, 2).
-    ``traced_by`` is what ``tracer`` says of the tensors. ``otherwise`` is called, in eager code, in place of an
+    1-D ``linear``, and their sum is added. ``layout``: where the tokens lie; a tensor holds coordinates (B, N, 2).
+    ``context``: what ``context_of`` says of the tensors. ``on_invalid`` is called, in eager code, in place of an
     ``InvalidCoordinateError``.
 
     Raises:
         ValueError: shapes that do not fit, or coordinates that name no cell.
         RuntimeError: ``x`` may not be changed in place.
     """
-    check_tokens(x, tables[0].shape[-1], placement if isinstance(placement, Tensor) else None)
-    if isinstance(placement, OneGrid):
-        check_length(x, placement)
-    if traced_by is None:
+    check_tokens(x, tables[0].shape[-1], layout if isinstance(layout, Tensor) else None)
+    if isinstance(layout, OneGrid):
+        check_length(x, layout)
+    if context is None:
         check_writable(x)
-        eager.add_batch(x, tables, placement, spec, strategy, otherwise)
-    elif isinstance(placement, OneGrid):
-        traceable.add_to_images(x, tables, placement, spec)
-    elif not (strategy.breaks_graph and traced_by == "compile"):
-        add_in_graph = _backend(len(tables), strategy, traced_by)
-        if traced_by == "capture" and (isinstance(placement, Sizes) or placement.device != x.device):
+        eager.add_batch(x, tables, layout, spec, strategy, on_invalid)
+    elif isinstance(layout, OneGrid):
+        traceable.add_to_images(x, tables, layout, spec)
+    elif not (strategy.breaks_graph and context == "compile"):
+        add_in_graph = _backend(len(tables), strategy, context)
+        if context == "capture" and (isinstance(layout, Sizes) or layout.device != x.device):
             raise RuntimeError(FROM_HOST)
-        add_in_graph(x, tables, placement.coordinates(x) if isinstance(placement, Sizes) else placement, spec)
+        add_in_graph(x, tables, layout.coordinates(x) if isinstance(layout, Sizes) else layout, spec)
     else:
-        _add_outside_graphs(x, tables, placement, spec, strategy)
+        _add_outside_graphs(x, tables, layout, spec, strategy)
 
 
-def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, traced_by: Tracer | None) -> Tensor:
+def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, context: Context) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``: packed (T, C), or (B, N, C) for a ``length``.
 
     Tokens after an image get zeros, or its first cell.
     """
-    if traced_by is None:
+    if context is None:
         return eager.resample(table, sizes, spec, strategy)
-    if strategy.breaks_graph and traced_by == "compile":
+    if strategy.breaks_graph and context == "compile":
         return _resample_outside_graphs(table, sizes, spec, strategy)
-    add_in_graph = _backend(1, strategy, traced_by)  # pragma: no mutate: only speed
-    if traced_by == "capture":
+    add_in_graph = _backend(1, strategy, context)  # pragma: no mutate: only speed
+    if context == "capture":
         raise RuntimeError(FROM_HOST)
     length = sizes.length
     if length is None:
@@ -106,11 +106,11 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
     return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
-def _backend(tables: int, strategy: Strategy, traced_by: Tracer) -> AddInGraph:
+def _backend(tables: int, strategy: Strategy, context: Context) -> AddInGraph:
     """The function of a graph's backend that adds tables by coordinates."""
-    if strategy.breaks_graph and traced_by == "capture":
+    if strategy.breaks_graph and context == "capture":
         raise RuntimeError(NEEDS_HOST)
-    if traced_by != "compile" or tables == 2:
+    if context != "compile" or tables == 2:
         return traceable.add
     _import_operator()
     from . import operator
@@ -121,8 +121,8 @@ def _backend(tables: int, strategy: Strategy, traced_by: Tracer) -> AddInGraph:
 # Where the compiler reads these the graph breaks, as at timm's own loops. (``torch.compiler.disable`` would import the
 # compiler here and now.)
 @torch._disable_dynamo
-def _add_outside_graphs(x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy) -> None:
-    add(x, tables, placement, spec, strategy, tracer(x))  # pragma: no mutate: in a CUDA graph an error has other words
+def _add_outside_graphs(x: Tensor, tables: Tables, layout: TokenLayout, spec: ResizeSpec, strategy: Strategy) -> None:
+    add(x, tables, layout, spec, strategy, context_of(x))  # pragma: no mutate: in a CUDA graph an error has other words
 
 
 _resample_outside_graphs = torch._disable_dynamo(eager.resample)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..resampling import cache, dense_resize, grids, sparse_resize
 from ..resampling.checks import InvalidCoordinateError
-from ..resampling.dense_resize import Embeddings
+from ..resampling.dense_resize import GroupEmbeddings
 from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
 from ..resampling.tokens import AddedInPlace, Tokens, assemble
 from ..strategies.base import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
-from .placement import Otherwise, Placement, Sizes
+from .token_layout import OnInvalid, Sizes, TokenLayout
 
 NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; it can record matmul by coordinates"
 
@@ -36,18 +36,16 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) 
 
 
 def add_batch(
-    x: Tensor, tables: Tables, placement: Placement, spec: ResizeSpec, strategy: Strategy, otherwise: Otherwise = None
+    x: Tensor, tables: Tables, layout: TokenLayout, spec: ResizeSpec, strategy: Strategy, on_invalid: OnInvalid = None
 ) -> None:
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``."""
     try:
         square = strategy.resizes_square
-        plan = (
-            grids.plan_batch(x, placement, spec, square) if isinstance(placement, Tensor) else placement.plan(x, spec)
-        )
+        plan = grids.plan_batch(x, layout, spec, square) if isinstance(layout, Tensor) else layout.plan(x, spec)
     except InvalidCoordinateError:
-        if otherwise is None:
+        if on_invalid is None:
             raise
-        return otherwise()
+        return on_invalid()
     add_plan(x, tables, plan, strategy)
 
 
@@ -58,7 +56,7 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
     """
     if not plan.groups or not x.shape[-1]:
         return
-    if watched := not cache.usable():
+    if watched := cache.watched():
         # ``allow_mutation_on_saved_tensors`` copies x at the first in-place operator on it. It looks x up as it was
         # saved, so this has to come before ``mark_dirty``; our writes below go to views, which it does not see.
         with torch.no_grad():
@@ -75,7 +73,7 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums cost no more.
         uncached = inputs or watched or not tables[0].is_cpu  # pragma: no mutate: only speed
         # pragma: no mutate start, only speed
-        embeddings = strategy.resample(tables, plan) if uncached else _frozen(tables, plan, strategy)
+        embeddings = strategy.resample(tables, plan) if uncached else _cached_embeddings(tables, plan, strategy)
         # pragma: no mutate end
         if watched:  # one write to x itself: a selective checkpoint may hand back views of an earlier x
             cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
@@ -93,13 +91,13 @@ def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: R
     return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
 
 
-def _frozen(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> Embeddings:
+def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> GroupEmbeddings:
     """The embeddings of tables that need no gradient: those of a grid that comes again are cached, if that costs less.
 
     To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a grid. A grid of a
     learned table's own size takes the table as it is: nothing is cached, nothing compared.
     """
-    made = cache.made_from(tables)
+    made = cache.resized_by_key(tables)
     # pragma: no mutate start, only speed
     own_size = tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.at_coordinates else None
     # pragma: no mutate end

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.checks import LARGEST
+from ..resampling.checks import MAX_COORDINATE
 from ..resampling.closed_form import axis_weights, tap_weights
 from ..resampling.dense_resize import resize, resize_factorized
-from ..resampling.grids import grid_sizes, whole_numbers
+from ..resampling.grids import grid_sizes_from_coord, whole_numbers
 from ..resampling.matrices import ResizeSpec
 
 
@@ -40,7 +40,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``.
 
     Tokens may come in any order, and any may be missing. Those with a negative or non-finite coordinate get NaN, and
-    those of a grid with far more cells than there are tokens. With timm's flag (``spec.at_coordinates``) every token is
+    those of a grid with far more cells than there are tokens. With ``spec.at_coordinates`` every token is
     sampled at its coordinate, also at a negative one and between cells; only non-finite ones get NaN.
     """
     x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))  # pragma: no mutate: a GPU tells
@@ -65,10 +65,9 @@ def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
     wide = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
     table_size = wide[0].shape if learned else (len(wide[0]), len(wide[1]))
-    to = resized_lengths(h, w, spec, table_size if learned else None)
+    to = resized_size(h, w, spec, table_size if learned else None)
     a_h, a_w = (  # (h, H0) and (w, W0), float64
-        axis_weights(torch.arange(n, device=x.device), length, n0, spec)
-        for n, length, n0 in zip(grid_size, to, table_size)
+        axis_weights(torch.arange(keep, device=x.device), n, n0, spec) for keep, n, n0 in zip(grid_size, to, table_size)
     )
     x.add_(resize(wide[0], a_h, a_w).to(x.dtype) if learned else resize_factorized(wide, a_h, a_w, x.dtype))
 
@@ -95,15 +94,15 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Te
 
 def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to its grid."""
-    if spec.at_coordinates:  # timm's flag
+    if spec.at_coordinates:  # timm's grid_sample flag
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
-        h, w = grid_sizes(coord)[..., None].unbind(1)  # (B, 1)
+        h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x, torch.ones_like(y, dtype=torch.bool))
     coord = whole_numbers(patch_coord)  # (B, N, 2)
-    h, w = grid_sizes(coord)[..., None].unbind(1)  # (B, 1)
+    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
     in_grid = torch.arange(coord.shape[1], device=coord.device) < h * w  # (B, N)
-    overflow = (h > LARGEST) | (w > LARGEST)  # pragma: no mutate: about so many
+    overflow = (h > MAX_COORDINATE) | (w > MAX_COORDINATE)  # pragma: no mutate: about so many
     no_grid = (h < 1) | (w < 1) | overflow | (h * w > 64 * coord.shape[1] + 4096)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid
     # Padding takes the place (0, 0): its own coordinate may be anything.
@@ -113,18 +112,18 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
 
 
 def _factorized(tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype) -> Tensor:
-    to = resized_lengths(positions.h, positions.w, spec)
+    to = resized_size(positions.h, positions.w, spec)
     y, x = (
-        axis_weights(position, length, table.shape[-2], spec) @ table.flatten(0, -2).double()
-        for table, position, length in zip(tables, (positions.y, positions.x), to)
+        axis_weights(position, n, table.shape[-2], spec) @ table.flatten(0, -2).double()
+        for table, position, n in zip(tables, (positions.y, positions.x), to)
     )
     return y.to(dtype) + x.to(dtype)  # timm casts both before it adds them
 
 
-def resized_lengths(
+def resized_size(
     h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The length to which each axis is resized, before the crop, for grids (h, w); timm does not resize a learned table
+    """The cells to which each axis is resized, before the crop, for grids (h, w); timm does not resize a learned table
     (``table_size``) of the grid's own size."""
     if not spec.ar_preserving:
         return h, w
@@ -143,10 +142,9 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """Each token's embedding (B, N, C) float64: one product with a row of H0*W0 weights for each token."""
-    to = resized_lengths(positions.h, positions.w, spec, table.shape)
+    to = resized_size(positions.h, positions.w, spec, table.shape)
     y, x = (  # (B, N, H0) and (B, N, W0), float64
-        axis_weights(position, length, n0, spec)
-        for position, length, n0 in zip((positions.y, positions.x), to, table.shape)
+        axis_weights(position, n, n0, spec) for position, n, n0 in zip((positions.y, positions.x), to, table.shape)
     )
     weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)  # pragma: no mutate: 2 is the same axis
     return weights @ table.double().flatten(0, 1)
@@ -163,7 +161,7 @@ def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tens
 
 def _taps(table_shape: Sequence[int], positions: TokenPositions, spec: ResizeSpec) -> list[tuple[Tensor, Tensor]]:
     """For each pair of taps the cell that a token reads, (B, N), and its weight, (B, N, 1) float64."""
-    to_h, to_w = resized_lengths(positions.h, positions.w, spec, table_shape)
+    to_h, to_w = resized_size(positions.h, positions.w, spec, table_shape)
     rows, row_weights = tap_weights(positions.y, to_h, table_shape[0], spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, to_w, table_shape[1], spec)
     return [

@@ -28,7 +28,7 @@ def export(options: argparse.Namespace) -> int:
     check_writable(out)
     from ..measure import export as work
 
-    runtimes = work.check(out)
+    runtimes = work.runtimes_for(out)
     settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights)
     model, weights = load_model(options.model, options.checkpoint, **settings)
     patch = tuple(model.embeds.patch_size)

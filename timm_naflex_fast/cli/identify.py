@@ -28,10 +28,10 @@ def identify(options: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import save
 
-    from ..identify import FAMILIES, TIE, Convention, identify_resampling, question, tolerance, words
+    from ..identify import DECIMALS, FAMILIES, Convention, describe, example_inputs, identify_resampling, tolerance
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    asked = question(options.family)
+    asked = example_inputs(options.family)
     if options.write:
         with open(options.file, "xb") as file:  # never over what is there
             file.write(save(asked))
@@ -50,22 +50,22 @@ def identify(options: argparse.Namespace) -> int:
         raise ValueError(f"sizes must be multiples of {reference.merge}, the reference's blocks of tokens")
     best, error = next(iter(known.items()))  # they are sorted by their errors
     off, rounding = known[reference], tolerance(result)
-    if off <= max(error + 10**-TIE, rounding if result.element_size() < 4 else 0):
+    if off <= max(error + 10**-DECIMALS, rounding if result.element_size() < 4 else 0):
         best, error = reference, off
     synthetic = ""
     if torch.equal(tensors["table"], asked["table"]):
         synthetic = " of this random table; a trained table is smoother, and differs less"
     if error > rounding:
-        nearest = f"{words(replace(best, bfloat16=None))}, {100 * error:.3g} % away{synthetic}"
-        print(f"no known convention; the nearest is {nearest}; the reference is {words(reference)}")
+        nearest = f"{describe(replace(best, bfloat16=None))}, {100 * error:.3g} % away{synthetic}"
+        print(f"no known convention; the nearest is {nearest}; the reference is {describe(reference)}")
         return 1
-    alike = sum(round(other, TIE) == round(error, TIE) for other in known.values()) - 1
+    alike = sum(round(other, DECIMALS) == round(error, DECIMALS) for other in known.values()) - 1
     unsure = f"; on these sizes {alike} other conventions give the same" if alike else ""
     if best == reference:
-        print(f"{words(best)}: this is the reference (largest difference {error:.1e} of the largest value){unsure}")
+        print(f"{describe(best)}: this is the reference (largest difference {error:.1e} of the largest value){unsure}")
         return 0
     differ = f"embeddings differ by {100 * off:.3g} % of the largest value{synthetic}"
-    print(f"{words(best)}; the reference is {words(reference)}: {differ}{unsure}")
+    print(f"{describe(best)}; the reference is {describe(reference)}: {differ}{unsure}")
     return 1
 
 

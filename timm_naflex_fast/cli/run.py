@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "TIMM_NAFLEX_FAST_RUN"
+ENV_NAME = "TIMM_NAFLEX_FAST_RUN"
 # What a script imports before it can make a model: the last of timm's modules in which something is replaced.
 HOOKED_MODULES = {"timm": "timm.models.naflexvit", "transformers": "transformers", "torchtitan": "torchtitan"}
 STARTUP = str(Path(__file__).with_name("startup"))
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..patching.settings import MODE_VARIABLE, MODES, VALID_MODES
 
     parser.add_argument("--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)")
-    for flag, valid in VALID_MODES.items():
-        name = f"--{flag.replace('_', '-')}"
+    for component, valid in VALID_MODES.items():
+        name = f"--{component.replace('_', '-')}"
         parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
     parser.add_argument("--strict", action="store_true", help="an error where the library's own code would run instead")
     several = "what to patch (timm); repeat it for several"
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     from ..patching.settings import MODES, VALID_MODES, check_name, default_mode, parse_settings
 
     libraries = options.library or ["timm"]
-    overrides = {flag: getattr(options, flag) for flag in VALID_MODES}
+    overrides = {component: getattr(options, component) for component in VALID_MODES}
     flags = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python -E, -I and -S ignore what patches the script's processes; leave them out")
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     script, *words = options.script
     wanted = json.dumps({"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True})
     path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, VARIABLE: wanted, "PYTHONPATH": path}
+    environment = {**os.environ, ENV_NAME: wanted, "PYTHONPATH": path}
     before = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
     before += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
     before += ["-i"] * sys.flags.interactive + ["-u"] * getattr(sys.__stdout__, "write_through", False)
@@ -96,10 +96,10 @@ def prepare_process() -> None:
     """Patch the libraries as soon as this process imports them; at its end say what computed."""
     import wrapt
 
-    wanted = json.loads(os.environ.get(VARIABLE) or "null")
+    wanted = json.loads(os.environ.get(ENV_NAME) or "null")
     if wanted is None:  # somebody removed the variable but kept the folder
         return
-    os.environ[VARIABLE] = json.dumps({**wanted, "first": False})  # for the processes that this one starts
+    os.environ[ENV_NAME] = json.dumps({**wanted, "first": False})  # for the processes that this one starts
     atexit.register(_report, wanted["libraries"], wanted["first"], os.getpid())
     for library in wanted["libraries"]:
         wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])

@@ -30,7 +30,7 @@ inputs = dict({inputs})  # tensors
 output = program(**inputs)"""
 
 
-def check(out: Path) -> list[str]:
+def runtimes_for(out: Path) -> list[str]:
     """The runtimes that can run such a file here. Raises ValueError for another suffix, RuntimeError for what lacks."""
     if out.suffix == ".pt2":
         return ["torch.export"]
@@ -93,7 +93,7 @@ def export(
             program = write(module, example, free, file)
         advance()
         differences = {}
-        for runtime in check(out):
+        for runtime in runtimes_for(out):
             run = LOADERS[runtime](file, program)
             parts = [_difference(run(inputs), want) for inputs, want in zip(unseen, wanted)]
             differences[runtime] = max(parts, key=lambda part: (part != part, part))  # NaN is the largest

@@ -24,11 +24,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..resampling.cache import cached, cached_resized, pinned, without_autograd
 from ..resampling.checks import check_interpolation, check_size
-from ..resampling.matrices import ResizeSpec, axis_matrix
-from ..tracing import constant_while_traced, is_tracing, refuse_in_cuda_graph, tracer
+from ..resampling.matrices import ResizeSpec, Size, axis_matrix
+from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
-Size = tuple[int, int]
-SMALL = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: one product costs no more up to here
+MAX_ONE_PRODUCT = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: up to here one is cheaper
 FIRST_CALL = (
     "the first call with such a patch size copies matrices to the GPU; run the model once before you capture it"
 )
@@ -71,7 +70,7 @@ def make_factors(
     kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0, h*w).
     """
     left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
-    if channels == 1 and math.prod((*old, *new)) <= SMALL:  # pragma: no mutate: only speed
+    if channels == 1 and math.prod((*old, *new)) <= MAX_ONE_PRODUCT:  # pragma: no mutate: only speed
         factors = [torch.kron(left, right)]
     else:
         factors = [left.t(), torch.kron(right, torch.eye(channels, device=by))]
@@ -143,7 +142,7 @@ def resample_linear_kernel(
     weight.reshape(total, old[0], old[1], in_chans)  # raises PyTorch's error for a weight of other channels
     key = (old, new, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
-    if trains or weight.device.type != "cpu" or tracer(weight) is not None:
+    if trains or weight.device.type != "cpu" or context_of(weight) is not None:
         return _resample(weight, *key).reshape(total, new[0] * new[1] * in_chans)
     (kernel,) = cached_resized((weight,), [key], lambda copies, _: _resample(copies[0], *key))
     return kernel.view(total, new[0] * new[1] * in_chans)

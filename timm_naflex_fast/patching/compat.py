@@ -60,7 +60,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", sys.modules[library.name].__version__)[:3])
 
 
-def check(library: Library, found: Iterable[Target]) -> None:
+def check_supported(library: Library, found: Iterable[Target]) -> None:
     """Check what we are about to replace.
 
     Raises:

@@ -18,9 +18,9 @@ from weakref import WeakSet
 from torch import nn
 
 from ..resampling import cache
-from .compat import check, foreign_methods, unsupported
-from .library import Library, author_of, counts, imported_targets, original, originals, targets, warn_once
-from .settings import ATTRIBUTE, STOCK, Counts, Mode, ModelSettings, Override, check_name, parse_settings
+from .compat import check_supported, foreign_methods, unsupported
+from .library import Library, author_of, call_counts, imported_targets, original, originals, targets, warn_once
+from .settings import SETTINGS_ATTRIBUTE, STOCK, Counts, Mode, ModelSettings, Override, check_name, parse_settings
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -36,7 +36,7 @@ _model_settings: WeakSet[ModelSettings] = WeakSet()  # of all models; each lives
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
-def _library(name: str) -> Library:
+def _import_library(name: str) -> Library:
     """What our file about a library says. Not to be called while the lock is held.
 
     Raises:
@@ -49,13 +49,13 @@ def _library(name: str) -> Library:
         raise RuntimeError(f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}") from error
 
 
-def _whole_library(name: str) -> Library:
+def _import_whole_library(name: str) -> Library:
     """The same, and all of the library that we replace is imported.
 
     Raises:
         RuntimeError: it cannot be imported, or lacks a part.
     """
-    library, problem = _library(name), None
+    library, problem = _import_library(name), None
     for home, _ in library.replacements:
         module, cls = home.split(":")
         try:
@@ -76,7 +76,7 @@ def _install(libraries: Iterable[Library]) -> None:
     for library in libraries:
         now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
         found = [target for target, method in now if method is None or author_of(method, library) == "the library's"]
-        check(library, found)
+        check_supported(library, found)
         todo += [(library, target) for target in found]
     for library, (owner, name, key) in todo:
         originals[key] = vars(owner)[name]
@@ -102,7 +102,7 @@ def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Mo
         ValueError: not a module, or nothing of any library inside.
     """
     # A library that is not imported has no module in the model; to import our file about it would import it.
-    libraries = [_library(name) for name in names or WITH_MODELS if names or sys.modules.get(name)]
+    libraries = [_import_library(name) for name in names or WITH_MODELS if names or sys.modules.get(name)]
     if not libraries or not all(library.model_classes for library in libraries):
         raise ValueError(f"a model is one of {' or '.join(WITH_MODELS)}, imported before; torchtitan knows no model")
     wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in libraries)
@@ -120,16 +120,16 @@ def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Mo
     return modules, found
 
 
-def _put(override: Override, modules: list[nn.Module]) -> None:
+def _activate(override: Override, modules: list[nn.Module]) -> None:
     """Put an override in force: for these modules, or, without any, for every model."""
     new: dict[ModelSettings | None, ModelSettings] = {}
     for module in modules:
-        old = vars(module).get(ATTRIBUTE)
+        old = vars(module).get(SETTINGS_ATTRIBUTE)
         if old not in new:  # with the settings of before, until all modules have it
             before = () if old is None else tuple(o for o in old.overrides if o in _overrides)
             new[old] = ModelSettings((*before, override), None if old is None else old.settings)
         new[old].modules.add(module)
-        vars(module)[ATTRIBUTE] = new[old]
+        vars(module)[SETTINGS_ATTRIBUTE] = new[old]
     _model_settings.update(new.values())
     _overrides.append(override)
     _refresh()
@@ -141,8 +141,8 @@ def _newest(overrides: Iterable[Override]) -> Override | None:
 
 def _refresh(*, install: bool = True) -> None:
     """Work out what holds, from the list of overrides, and put our functions on the libraries that need them."""
-    by_model = {chosen: _newest(chosen.overrides) for chosen in list(_model_settings)}
-    _overrides[:] = [o for o in _overrides if not o.model or any(o in chosen.overrides for chosen in by_model)]
+    by_model = {of_model: _newest(of_model.overrides) for of_model in list(_model_settings)}
+    _overrides[:] = [o for o in _overrides if not o.model or any(o in of_model.overrides for of_model in by_model)]
     for_all = [override for override in _overrides if not override.model]
     by_library = {known: _newest(o for o in for_all if known in o.libraries) for known in _libraries.values()}
     active = [o for o in (*by_model.values(), *by_library.values()) if o is not None and o.settings != STOCK]
@@ -151,13 +151,13 @@ def _refresh(*, install: bool = True) -> None:
         _install(used)
     for library, newest in by_library.items():
         library.settings = STOCK if newest is None else newest.settings
-    for chosen, newest in by_model.items():
-        chosen.settings = None if newest is None else newest.settings
-        for module in list(chosen.modules) if newest is None else ():
-            if vars(module).get(ATTRIBUTE) is chosen:
-                del vars(module)[ATTRIBUTE]
+    for of_model, newest in by_model.items():
+        of_model.settings = None if newest is None else newest.settings
+        for module in list(of_model.modules) if newest is None else ():
+            if vars(module).get(SETTINGS_ATTRIBUTE) is of_model:
+                del vars(module)[SETTINGS_ATTRIBUTE]
     now = _overrides[-1].counts if _overrides else Counts()
-    counts.calls, counts.fallbacks = now.calls, now.fallbacks
+    call_counts.calls, call_counts.fallbacks = now.calls, now.fallbacks
     for library in by_library:
         if library not in used:
             _uninstall(library)
@@ -236,7 +236,7 @@ def enable(
     names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
     modules: list[nn.Module] = []
     if model is None:
-        libraries = [_whole_library(name) for name in names or ["timm"]]
+        libraries = [_import_whole_library(name) for name in names or ["timm"]]
     else:
         modules, libraries = _modules_of(model, names)
     for known in libraries:
@@ -252,7 +252,7 @@ def enable(
                     raise RuntimeError(f"{message}. Nothing was changed")
                 warn_once(message, 3)
             _install(libraries)
-        _put(override, modules)
+        _activate(override, modules)
     return Handle(override)
 
 
@@ -277,9 +277,9 @@ def disable(model: nn.Module | None = None) -> None:
             cache.clear_all()
         elif not all(library.settings == STOCK for library in libraries):
             # What was counted goes on.
-            return _put(Override(STOCK, type(model).__name__, counts=replace(counts)), modules)
+            return _activate(Override(STOCK, type(model).__name__, counts=replace(call_counts)), modules)
         for module in modules:
-            vars(module).pop(ATTRIBUTE, None)
+            vars(module).pop(SETTINGS_ATTRIBUTE, None)
         _refresh()
 
 
@@ -295,6 +295,6 @@ def status(model: nn.Module | None = None) -> Status:
     modules, libraries = ([], list(_libraries.values())) if model is None else _modules_of(model)
     with _lock:
         _refresh(install=False)  # pragma: no mutate: None does as well
-        newest = [] if modules else [_newest(chosen.overrides) for chosen in _model_settings]
+        newest = [] if modules else [_newest(of_model.overrides) for of_model in _model_settings]
         models = [override for override in _overrides if override in newest]  # not what a newer one hides everywhere
         return describe(libraries, modules, models, "every model" if model is None else f"this {type(model).__name__}")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..strategies import STRATEGIES
-from ..tracing import Tracer, constant_while_traced, tracer, why_not_plain, why_unsupported
-from .settings import ATTRIBUTE, STOCK, Counts, Settings
+from ..tracing import Context, constant_while_traced, context_of, why_unsupported, why_unsupported_in_eager
+from .settings import SETTINGS_ATTRIBUTE, STOCK, Counts, Settings
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
@@ -64,18 +64,18 @@ class Decision(NamedTuple):
 
     strategy: str  # "stock": the library's own code
     tables: tuple[Tensor, ...]
-    traced_by: Tracer | None
+    context: Context
     settings: Settings  # of the module, else those for every model
 
 
-SAME_RESULT = {name: name for name, strategy in STRATEGIES.items() if strategy.reference == "interpolate"}
+AS_INTERPOLATE = {name: name for name, strategy in STRATEGIES.items() if strategy.reference == "interpolate"}
 """The strategies, by mode, where nothing was ever trained with timm's ``pos_embed_use_grid_sample``."""
 
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions: entered before ours take their places, deleted after ours are gone."""
 
 warned: set[str] = set()
-counts = Counts()
+call_counts = Counts()
 """What counts at present: the counters of the newest ``enable()``."""
 
 
@@ -116,7 +116,7 @@ def decide(
     key: Key,
     module: nn.Module | None,
     *tensors: Tensor,
-    tables: tuple[Any, ...] = (),
+    tables_at: tuple[Any, ...] = (),
     reason: str | None = None,
 ) -> Decision:
     """What computes a component, and from what. Counted.
@@ -126,7 +126,7 @@ def decide(
         key: the entry's key.
         module: whose own settings hold; None: those for every model.
         tensors: the method's arguments that the component computes with.
-        tables: a module, and the names of its tensors that the component computes with. They are read once, and only
+        tables_at: a module, and the names of its tensors that the component computes with. They are read once, and only
             if ours may run: a parametrized table is computed anew each time that it is read.
         reason: why the library's own code has to run, if the caller knows.
 
@@ -135,35 +135,35 @@ def decide(
     """
     # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice an absent key of __dict__.
     # pragma: no mutate start, only speed
-    plain = isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling()
-    chosen = module.__dict__.get(ATTRIBUTE) if plain else getattr(module, ATTRIBUTE, None)
+    in_python = isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling()
+    of_model = module.__dict__.get(SETTINGS_ATTRIBUTE) if in_python else getattr(module, SETTINGS_ATTRIBUTE, None)
     # pragma: no mutate end
-    settings = library.settings if chosen is None or chosen.settings is None else chosen.settings
+    settings = library.settings if of_model is None or of_model.settings is None else of_model.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
     found: tuple[Tensor, ...] = ()
-    traced_by = None  # pragma: no mutate: not read under "stock"
+    context = None  # pragma: no mutate: not read under "stock"
     if strategy == "stock":
         reason = None
     else:
-        traced_by = tracer(*tensors)
-        if reason is None and traced_by is not None and tensors:
+        context = context_of(*tensors)
+        if reason is None and context is not None and tensors:
             reason = why_unsupported(*tensors)
-        if reason is None and traced_by == "export":
+        if reason is None and context == "export":
             reason = replacement.not_exported
         if reason is None:
             reason = overridden_by(library, module, replacement.skips)
-        if reason is None and tables:
-            for name in tables[1:]:
-                found += (getattr(tables[0], name),)
-            reason = why_not_plain(*found) if traced_by is None else why_unsupported(*found)
+        if reason is None and tables_at:
+            for name in tables_at[1:]:
+                found += (getattr(tables_at[0], name),)
+            reason = why_unsupported_in_eager(*found) if context is None else why_unsupported(*found)
         if reason is not None:
             strategy, found = "stock", ()
     if reason is not None and not replacement.counted_elsewhere:
         record_fallback(library, replacement.component, settings, reason)
     elif strategy != "stock" or not replacement.counted_elsewhere:
         record_call(replacement.component, strategy)
-    return Decision(strategy, found, traced_by, settings)
+    return Decision(strategy, found, context, settings)
 
 
 def record_fallback(library: Library, component: str, settings: Settings, reason: str) -> None:
@@ -222,9 +222,9 @@ def defined_in(function: Any) -> str:
 @constant_while_traced
 def record_call(component: str, strategy: str, reason: str | None = None, library: str = "") -> None:
     """Count one call for ``status()``; warn once of each reason why the library's own code has to run."""
-    counts.calls[component, strategy] += 1
+    call_counts.calls[component, strategy] += 1
     if reason is not None:
-        counts.fallbacks[reason] += 1
+        call_counts.fallbacks[reason] += 1
         warn_once(f"{reason} stays with {library}'s own code", 7)  # pragma: no mutate: about the model's caller
 
 

@@ -22,7 +22,7 @@ VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": (
 # The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
-ATTRIBUTE = "_naflex_fast_own"
+SETTINGS_ATTRIBUTE = "_naflex_fast_own"
 
 
 @dataclass(frozen=True)

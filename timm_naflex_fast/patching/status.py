@@ -9,8 +9,8 @@ from torch import nn
 
 from ..text_table import table
 from .compat import foreign_methods, found_at, holders, version_of
-from .library import Library, author_of, counts, targets
-from .settings import ATTRIBUTE, STOCK, Override, Settings
+from .library import Library, author_of, call_counts, targets
+from .settings import SETTINGS_ATTRIBUTE, STOCK, Override, Settings
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Status:
             nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
             return "\n".join([*lines, nothing, *self.notes])
         lines.append(table([{"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()]))
-        lines += [f"one {name} has its own: {chosen}" for name, chosen in zip(self.model_classes, self.models)]
+        lines += [f"one {name} has its own: {settings}" for name, settings in zip(self.model_classes, self.models)]
         counted = {": ".join(key): str(n) for key, n in sorted(self.calls.items())} or {"(nothing yet)": "0"}
         lines += ["", table([{"what ran since enable()": what, "calls": n} for what, n in counted.items()])]
         return "\n".join([*lines, *self.why_stock(), *self.notes])
@@ -57,18 +57,18 @@ def describe(
     """What holds now, for these modules of one model or, without any, for every model. ``models``: what others have."""
     replaced: dict[str, str] = {}
     notes: list[str] = []
-    found = [getattr(module, ATTRIBUTE, None) for module in modules]
-    chosen = next((chosen.settings for chosen in found if chosen is not None and chosen.settings is not None), None)
+    found = [getattr(module, SETTINGS_ATTRIBUTE, None) for module in modules]
+    own = next((one.settings for one in found if one is not None and one.settings is not None), None)
     for library in libraries:
         for owner, name, key in targets(library):
             if any(author_of(found_at(holder, name)[1], library) == "ours" for holder in holders(owner, modules)):
                 replacement = library.replacements[key]
-                mode = getattr(chosen or library.settings, replacement.component)
+                mode = getattr(own or library.settings, replacement.component)
                 replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
         notes += foreign_methods(library, modules)
         notes += [note for before, note in library.notes.items() if version_of(library) < before]
-    settings = chosen or next((library.settings for library in libraries if library.settings != STOCK), STOCK)
+    settings = own or next((library.settings for library in libraries if library.settings != STOCK), STOCK)
     timm = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
-    counted = dict(counts.calls), dict(counts.fallbacks)
+    counted = dict(call_counts.calls), dict(call_counts.fallbacks)
     settings_of_models, names = tuple(o.settings for o in models), tuple(o.model for o in models)
     return Status(settings, settings_of_models, replaced, timm, torch.__version__, *counted, names, tuple(notes), scope)

@@ -16,15 +16,15 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
-from ..backends.placement import OneGrid
+from ..backends.token_layout import OneGrid
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
 from ..resampling.checks import check_tokens
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
-from ..rope.settings import read_rope
+from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
-from ..tracing import PLAIN, tracer, why_unsupported
-from .library import SAME_RESULT, Decision, Key, Library, Replacement, counts, decide, original, record_fallback
+from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from .library import AS_INTERPOLATE, Decision, Key, Library, Replacement, call_counts, decide, original, record_fallback
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
 INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
@@ -50,18 +50,18 @@ def _method(name: str) -> Callable[..., None]:
     return add_by_coordinates if "_naflex_" in name else add_by_grid_size
 
 
-def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
+def _apply(embeds: Any, name: str, x: Tensor, layout: Any) -> None:
     """Add the tables, resampled by the chosen strategy; or call the method of timm's own that this one replaces."""
     learned, interpolation = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
     reason, known = None, not learned or interpolation in INTERPOLATIONS
     if not known:
         valid = ", ".join(INTERPOLATIONS)
         reason = f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
-    tensors = (x, placement) if isinstance(placement, Tensor) else (x,)
-    where_tables = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
-    decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables=where_tables, reason=reason)
+    tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
+    tables_at = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
+    decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables_at=tables_at, reason=reason)
     if decision.strategy == "stock":
-        return _own_code(embeds, name, x, placement, decision, known)
+        return _own_code(embeds, name, x, layout, decision, known)
     strategy = STRATEGIES[decision.strategy]
     # The compiler reads no lru_cache.
     make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # pragma: no mutate: only speed
@@ -72,18 +72,18 @@ def _apply(embeds: Any, name: str, x: Tensor, placement: Any) -> None:
         embeds.pos_embed_ar_preserving,
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
-    where = placement if isinstance(placement, Tensor) else OneGrid(*placement)
-    # timm's flag samples wherever a coordinate lies.
-    otherwise = partial(_own_code, embeds, name, x, placement, decision, True, "coordinates that name no cell")
-    dispatch.add(x, decision.tables, where, spec, strategy, decision.traced_by, otherwise)
+    where = layout if isinstance(layout, Tensor) else OneGrid(*layout)
+    # timm's grid_sample flag samples wherever a coordinate lies.
+    on_invalid = partial(_own_code, embeds, name, x, layout, decision, True, "coordinates that name no cell")
+    dispatch.add(x, decision.tables, where, spec, strategy, decision.context, on_invalid)
 
 
 def _own_code(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision, known: bool, late: str = "") -> None:
     """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
     if late:  # a reason that was found after the decision was counted
-        counts.calls["pos_embed", decision.strategy] -= 1
+        call_counts.calls["pos_embed", decision.strategy] -= 1
         record_fallback(LIBRARY, "pos_embed", decision.settings, late)
-    if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *SAME_RESULT):
+    if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE):
         name += "_grid_sample"
     original((EMBEDS, name))(embeds, x, where)
 
@@ -94,13 +94,13 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
     rope = read_rope(self.rope)
-    in_graph = tracer(x, patch_coord) not in (None, "capture")  # pragma: no mutate: speed, or a GPU tells
+    in_graph = context_of(x, patch_coord) not in (None, "capture")  # pragma: no mutate: speed, or a GPU tells
     if isinstance(rope, str):
         reason: str | None = rope
     elif rope.augmentation is not None and in_graph:
         reason = "random rotary coordinates in a recorded graph"
     else:  # a tensor without memory of its own
-        reason = None if type(patch_coord) in PLAIN else why_unsupported(patch_coord)
+        reason = None if type(patch_coord) in OWN_MEMORY else why_unsupported(patch_coord)
     decision = decide(LIBRARY, (VIT, "_generate_rope_naflex"), self, reason=reason)
     if isinstance(rope, str) or decision.strategy == "stock":
         return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
@@ -161,8 +161,8 @@ def _decide_kernel(module: Any, key: tuple[str, str], weight: Tensor, interpolat
 
 # The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
 # pos_embed_use_grid_sample keep that result, and images without coordinates have no such setting.
-NAFLEX_BATCH = {name: name for name in STRATEGIES}
-USE_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if s.for_grid_sample}
+AS_CHOSEN = {name: name for name in STRATEGIES}
+AS_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if s.for_grid_sample}
 
 _LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
@@ -180,19 +180,19 @@ _RESAMPLER = (("", _LINEAR), ("resampler", "forward"), ("resampler", _OWN_INVERS
 _ROPE = tuple(("rope", name) for name in _ROTARY)
 
 
-def _adds(name: str, strategies: Mapping[str, str], attributes: str, skips: tuple[Key, ...] = ()) -> dict[Key, Any]:
+def _entry(name: str, strategies: Mapping[str, str], attributes: str, skips: tuple[Key, ...] = ()) -> dict[Key, Any]:
     """The entry of a method that adds position embeddings."""
     return {(EMBEDS, name): Replacement("pos_embed", _method(name), strategies, attributes, skips=skips)}
 
 
 _MATMUL = {"matmul": "matmul"}
 REPLACEMENTS = {
-    **_adds("_apply_learned_naflex_pos_embed", NAFLEX_BATCH, _LEARNED + _ANTIALIAS),
-    **_adds("_apply_learned_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
-    **_adds("_apply_learned_pos_embed", SAME_RESULT, _LEARNED + _ANTIALIAS),
-    **_adds("_apply_factorized_naflex_pos_embed", NAFLEX_BATCH, _FACTORIZED),
-    **_adds("_apply_factorized_naflex_pos_embed_grid_sample", USE_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE),
-    **_adds("_apply_factorized_pos_embed", SAME_RESULT, _FACTORIZED),
+    **_entry("_apply_learned_naflex_pos_embed", AS_CHOSEN, _LEARNED + _ANTIALIAS),
+    **_entry("_apply_learned_naflex_pos_embed_grid_sample", AS_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
+    **_entry("_apply_learned_pos_embed", AS_INTERPOLATE, _LEARNED + _ANTIALIAS),
+    **_entry("_apply_factorized_naflex_pos_embed", AS_CHOSEN, _FACTORIZED),
+    **_entry("_apply_factorized_naflex_pos_embed_grid_sample", AS_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE),
+    **_entry("_apply_factorized_pos_embed", AS_INTERPOLATE, _FACTORIZED),
     (INTERPOLATOR, "forward"): Replacement(
         "patch_embed", interpolator_forward, _MATMUL, _INTERPOLATOR, counted_elsewhere=True, skips=_RESAMPLER
     ),

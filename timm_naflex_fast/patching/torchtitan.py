@@ -15,7 +15,7 @@ from torch import Tensor
 from ..functional import resample_pos_embeds
 from ..resampling.matrices import INTERPOLATIONS
 from ..tracing import is_dtensor
-from .library import SAME_RESULT, Library, Replacement, decide, original
+from .library import AS_INTERPOLATE, Library, Replacement, decide, original
 
 QWEN = "torchtitan.models.qwen3_5.vision_encoder:"
 KIMI = "torchtitan.models.kimi_k2_7.vision_encoder:"
@@ -87,7 +87,7 @@ LIBRARY = Library(
     oldest=(0, 3, 0),
     newest=(0, 3, 0),
     replacements={
-        (QWEN, _NAME): Replacement("pos_embed", qwen_pos_embeds, SAME_RESULT),
-        (KIMI, _NAME): Replacement("pos_embed", kimi_pos_embeds, SAME_RESULT),
+        (QWEN, _NAME): Replacement("pos_embed", qwen_pos_embeds, AS_INTERPOLATE),
+        (KIMI, _NAME): Replacement("pos_embed", kimi_pos_embeds, AS_INTERPOLATE),
     },
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from .library import SAME_RESULT, Library, Replacement, decide, original
+from .library import AS_INTERPOLATE, Library, Replacement, decide, original
 
 _MODELS = "transformers.models"
 SIGLIP2 = f"{_MODELS}.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
@@ -24,35 +24,35 @@ HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
-    return _linear(self, pixel_values) + resample_pos_embeds(_square(self, *tables), spatial_shapes, **options)
+    return _linear(self, pixel_values) + resample_pos_embeds(_square_table(self, *tables), spatial_shapes, **options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
-    table = _square(self, *tables)
-    return tokens + _packed(len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy)
+    table = _square_table(self, *tables)
+    return tokens + _packed_embeddings(len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy)
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=(self, "position_embedding"))
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self, "position_embedding"))
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
     # pragma: no mutate start, None is False here
     tokens, how = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
     # pragma: no mutate end
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
-    embeddings = _packed(len(tokens), table, image_grid_hw, **how, strategy=strategy)
+    embeddings = _packed_embeddings(len(tokens), table, image_grid_hw, **how, strategy=strategy)
     images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(1).tolist())
     return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
 
@@ -62,14 +62,14 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
     tables_at = self.position_embedding, "weight"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables=tables_at, reason=reason)
+    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason)
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
     tokens = _linear(self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)).flatten(1)
     tokens_given = None if len(tokens) == 1 else len(tokens)  # one for all positions
     # pragma: no mutate start, None is False here
-    embeddings = _packed(tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy)
+    embeddings = _packed_embeddings(tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy)
     # pragma: no mutate end
     return (tokens + embeddings.to(tokens.dtype))[None]
 
@@ -78,12 +78,12 @@ def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
     return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
 
 
-def _square(embeddings: Any, table: Tensor) -> Tensor:
+def _square_table(embeddings: Any, table: Tensor) -> Tensor:
     side = embeddings.position_embedding_size
     return table.reshape(side, side, -1)
 
 
-def _packed(tokens: int | None, table: Tensor, sizes: Any, **how: Any) -> Tensor:
+def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **how: Any) -> Tensor:
     """The packed position embeddings, in the table's dtype, for so many tokens; None: for however many.
 
     A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
@@ -101,11 +101,11 @@ def _packed(tokens: int | None, table: Tensor, sizes: Any, **how: Any) -> Tensor
 # ``torch.compiler.disable`` imports the compiler at once, this one where it is called.
 _outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
-_PACKED_BATCH = "a packed batch in an exported graph"
+_NOT_EXPORTED = "a packed batch in an exported graph"
 _RESIZE, _INTERPOLATE = "resize_positional_embeddings", "_interpolate_position_embedding"
-_PACKED = f"{_INTERPOLATE} cls_register_token patch_projection"
-_SQUARE = f"patch_embedding position_embedding position_embedding_size {_RESIZE}"
-_HUNYUAN = "config interpolate_pos_encoding patch_embedding patch_size"
+_RADIO_READS = f"{_INTERPOLATE} cls_register_token patch_projection"
+_SIGLIP2_READS = f"patch_embedding position_embedding position_embedding_size {_RESIZE}"
+_HUNYUAN_READS = "config interpolate_pos_encoding patch_embedding patch_size"
 
 LIBRARY = Library(
     name="transformers",
@@ -115,13 +115,13 @@ LIBRARY = Library(
     example="transformers.Siglip2VisionModel",
     replacements={
         (home, name): Replacement(
-            "pos_embed", function, SAME_RESULT, attributes, skips=(("", skipped),), not_exported=not_exported
+            "pos_embed", function, AS_INTERPOLATE, attributes, skips=(("", skipped),), not_exported=not_exported
         )
         for home, name, function, attributes, skipped, not_exported in (
-            (SIGLIP2, "forward", siglip2_forward, _SQUARE, _RESIZE, None),
-            (COSMOS3, "forward", cosmos3_forward, f"{_SQUARE} config", _RESIZE, _PACKED_BATCH),
-            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _PACKED, _INTERPOLATE, _PACKED_BATCH),
-            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN, "interpolate_pos_encoding", _PACKED_BATCH),
+            (SIGLIP2, "forward", siglip2_forward, _SIGLIP2_READS, _RESIZE, None),
+            (COSMOS3, "forward", cosmos3_forward, f"{_SIGLIP2_READS} config", _RESIZE, _NOT_EXPORTED),
+            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO_READS, _INTERPOLATE, _NOT_EXPORTED),
+            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN_READS, "interpolate_pos_encoding", _NOT_EXPORTED),
         )
     },
     copied_methods={

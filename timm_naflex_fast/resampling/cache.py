@@ -4,8 +4,8 @@
 - ``cached_resized``: position tables and patch kernels resized from a library's parameters, for as long as the
   parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all`` drops them.
 
-Modes watch operators: a selective checkpoint counts them, others change what they return. So in sight of a mode nothing
-is taken from the cache and nothing is put there (``usable``): every call computes all that it needs, in the same order.
+Dispatch modes watch operators: a selective checkpoint counts them, others change what they return. So where one watches
+(``watched``) nothing is taken from the cache or put there: every call computes all that it needs, in the same order.
 
 The bound is 512 MiB, or ``TIMM_NAFLEX_FAST_CACHE_MIB``. Over it, what was not used for the longest time goes first.
 """
@@ -27,7 +27,7 @@ from torch.utils._device import DeviceContext
 from ..tracing import in_cuda_graph
 
 Result = TypeVar("Result")
-VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
+ENV_NAME = "TIMM_NAFLEX_FAST_CACHE_MIB"
 
 
 def read_limit(text: str | None) -> int:
@@ -38,7 +38,7 @@ def read_limit(text: str | None) -> int:
     """
     text = (text or "").strip()
     if text and not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{VARIABLE}={text!r} is not valid; valid: a whole number of MiB, 0 or more, or nothing (512)")
+        raise ValueError(f"{ENV_NAME}={text!r} is not valid; valid: a whole number of MiB, 0 or more, or nothing (512)")
     return int(text or 512) * 2**20
 
 
@@ -48,7 +48,7 @@ class _Copy(NamedTuple):
 
 
 @dataclass
-class _Frozen:
+class _Resized:
     """What was made from some parameters, as long as they hold these bits."""
 
     versions: tuple[int, ...] = ()
@@ -56,12 +56,12 @@ class _Frozen:
     made: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)  # oldest use first
 
 
-_limit = read_limit(os.environ.get(VARIABLE))
+_limit = read_limit(os.environ.get(ENV_NAME))
 _lock = threading.RLock()
-_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to a result or a _Frozen, oldest use first
+_entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # (kind, ...) to a result or a _Resized, oldest use first
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
-FROZEN = "resized tables and kernels"
+RESIZED = "resized tables and kernels"
 
 
 def hold_over_fork(lock: Any) -> None:
@@ -73,16 +73,16 @@ def hold_over_fork(lock: Any) -> None:
 hold_over_fork(_lock)
 
 
-def usable() -> bool:
-    """Whether something may be taken from the cache or put there: no mode watches this thread's operators.
+def watched() -> bool:
+    """Whether a dispatch mode watches this thread's operators: then nothing is taken from the cache or put there.
 
     A default device is a mode too, and harmless: what is built here names its devices.
     """
     if torch._C._len_torch_dispatch_stack():
-        return False
-    if not torch._C._len_torch_function_stack():
         return True
-    return all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+    if not torch._C._len_torch_function_stack():
+        return False
+    return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
@@ -91,7 +91,7 @@ def cached(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
         def call(*args: Hashable) -> Result:
-            if not usable():
+            if watched():
                 return function(*args)
             key = (kind, *args)
             found = _get(_entries, key)
@@ -113,7 +113,7 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None]:
+def resized_by_key(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | None]:
     """The resized tables of these sources by key; None marks a key that was seen once, whose table is not made yet.
 
     Callers enter the keys that they see, and call :func:`cached_resized` for those that they have seen before: a grid
@@ -123,13 +123,13 @@ def made_from(sources: tuple[Tensor, ...]) -> OrderedDict[Hashable, Tensor | Non
     versions: tuple[int, ...] = ()
     for source in sources:
         versions += (source.is_inference() or source._version,)
-    parameters = (FROZEN, *map(id, sources))
+    parameters = (RESIZED, *map(id, sources))
     entry = _entries.get(parameters)
     if entry is None or entry.versions != versions:
         if entry is not None and not entry.copies:  # nothing was made: only the keys are forgotten
             entry.versions, entry.made = versions, OrderedDict()
             return entry.made
-        entry = _Frozen(versions)
+        entry = _Resized(versions)
         _keep(parameters, entry)
     return entry.made
 
@@ -144,15 +144,15 @@ def cached_resized(
     references, so an entry is found by the ids of its sources. What is built comes from the copies that are compared:
     another thread may write to the sources meanwhile.
     """
-    if not usable():
+    if watched():
         yield from map(partial(build, sources), keys)
         return
-    parameters = (FROZEN, *map(id, sources))
+    parameters = (RESIZED, *map(id, sources))
     entry = _get(_entries, parameters)
     if entry is None or not entry.copies or not all(map(_same_bits, entry.copies, sources)):
         with without_autograd():
             copies = tuple(_copy(source) for source in sources)
-        entry = _Frozen(() if entry is None else entry.versions, copies)  # start over: the sources have changed
+        entry = _Resized(() if entry is None else entry.versions, copies)  # start over: the sources have changed
         _keep(parameters, entry)
     for key in keys:
         table = _get(entry.made, key)
@@ -168,7 +168,7 @@ def cached_resized(
 def invalidate(*sources: Tensor) -> None:
     """Drop what is cached of these sources: they are about to change."""
     global _nbytes
-    parameters = (FROZEN, *map(id, sources))
+    parameters = (RESIZED, *map(id, sources))
     if parameters in _entries:
         with _lock:
             _nbytes -= _bytes_of(_entries.pop(parameters, None))  # pragma: no mutate: another thread may drop it first
@@ -188,7 +188,7 @@ def stats() -> tuple[dict[str, int], int, int]:
         counts: Counter[str] = Counter()
         # By dict's own views: other threads move what they use, without the lock, while keys are hashed in Python.
         for (kind, *_), value in list(dict.items(_entries)):
-            made = list(dict.values(value.made)) if isinstance(value, _Frozen) else [value]
+            made = list(dict.values(value.made)) if isinstance(value, _Resized) else [value]
             counts[kind] += sum(table is not None for table in made)
         return dict(+counts), _nbytes, _limit
 
@@ -228,7 +228,7 @@ def _keep(key: tuple[Any, ...], value: Any) -> None:
         _shrink()
 
 
-def _add(parameters: tuple[Any, ...], entry: _Frozen, key: Hashable, table: Tensor | None) -> None:
+def _add(parameters: tuple[Any, ...], entry: _Resized, key: Hashable, table: Tensor | None) -> None:
     global _nbytes
     with _lock:
         if _entries.get(parameters) is entry:  # else another thread has replaced it
@@ -242,7 +242,7 @@ def _shrink() -> None:
     global _nbytes
     while _nbytes > _limit and _entries:
         key, value = next(iter(_entries.items()))
-        if isinstance(value, _Frozen) and value.made:
+        if isinstance(value, _Resized) and value.made:
             _nbytes -= _bytes_of(value.made.pop(next(iter(value.made))))
         else:
             _nbytes -= _bytes_of(_entries.pop(key))
@@ -251,7 +251,7 @@ def _shrink() -> None:
 def _bytes_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes + 256  # pragma: no mutate: an estimate
-    if isinstance(value, _Frozen):
+    if isinstance(value, _Resized):
         return _bytes_of((*(copy.tensor for copy in value.copies), *dict.values(value.made)))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))

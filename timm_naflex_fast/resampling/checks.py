@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .matrices import INTERPOLATIONS
 
-LARGEST = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
+MAX_COORDINATE = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
 class InvalidCoordinateError(ValueError):

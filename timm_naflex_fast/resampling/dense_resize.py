@@ -12,10 +12,10 @@ from torch import Tensor
 
 from .cache import cached
 from .grids import GridGroup, ResamplePlan
-from .matrices import ResizeSpec, axis_matrix
+from .matrices import ResizeSpec, Size, axis_matrix
 from .tokens import Tokens, assemble
 
-Embeddings = Iterable[tuple[GridGroup, Tensor]]
+GroupEmbeddings = Iterable[tuple[GridGroup, Tensor]]
 """Each group with the embeddings (h*w, C) of its grid."""
 
 
@@ -33,23 +33,21 @@ def resize_factorized(tables: Sequence[Tensor], a_h: Tensor, a_w: Tensor, dtype:
 
 
 @cached("dense matrices")
-def axis_matrices(
-    h: int, w: int, size: tuple[int, int], spec: ResizeSpec, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """``A_h`` (h, H0) and ``A_w`` (w, W0), float64, for a table of a ``size``; identities for a grid of that size."""
-    if not spec.at_coordinates and spec.interpolation != "linear" and (h, w) == size:
-        y, x = (torch.eye(n, dtype=torch.float64, device=device) for n in size)
+def axis_matrices(h: int, w: int, table_size: Size, spec: ResizeSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``A_h`` (h, H0) and ``A_w`` (w, W0), float64; identities for a grid of the table's own size."""
+    if not spec.at_coordinates and spec.interpolation != "linear" and (h, w) == table_size:
+        y, x = (torch.eye(n, dtype=torch.float64, device=device) for n in table_size)
     else:
-        y, x = (axis_matrix(axis, (h, w), n0, spec).to(device, torch.float64) for axis, n0 in enumerate(size))
+        y, x = (axis_matrix(axis, (h, w), n0, spec).to(device, torch.float64) for axis, n0 in enumerate(table_size))
     return y, x
 
 
 def resample(tables: Sequence[Tensor], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings: of a table in float64, of two in the tokens' dtype. PyTorch can derive all."""
     wide = [table.view(table.shape[-3 if len(tables) == 1 else -2 :]).double() for table in tables]
-    size = (len(wide[0]), wide[0].shape[1] if len(wide) == 1 else len(wide[1]))
+    table_size = (len(wide[0]), wide[0].shape[1] if len(wide) == 1 else len(wide[1]))
     for group in plan.groups:
-        a_h, a_w = axis_matrices(group.h, group.w, size, plan.spec, wide[0].device)
+        a_h, a_w = axis_matrices(group.h, group.w, table_size, plan.spec, wide[0].device)
         if len(wide) == 1:
             yield group, resize(wide[0], a_h, a_w)
         else:
@@ -59,10 +57,10 @@ def resample(tables: Sequence[Tensor], plan: ResamplePlan) -> Iterator[tuple[Gri
 def factorized_gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> list[Tensor]:
     """The gradients (H0, C) and (W0, C) of two tables, float64, from that of the tokens."""
     totals = [torch.zeros(*shape, dtype=torch.float64, device=tokens.device) for shape in shapes]
-    size = (shapes[0][0], shapes[1][0])
+    table_size = (shapes[0][0], shapes[1][0])
     for group in plan.groups:
         g = tokens.sum(group, torch.promote_types(tokens.dtype, torch.float32)).unflatten(0, (group.h, group.w))
-        a_h, a_w = axis_matrices(group.h, group.w, size, plan.spec, tokens.device)
+        a_h, a_w = axis_matrices(group.h, group.w, table_size, plan.spec, tokens.device)
         totals[0] += a_h.t() @ g.sum(1, dtype=torch.float64)  # of (h, w, C) over w
         totals[1] += a_w.t() @ g.sum(0, dtype=torch.float64)
     return totals

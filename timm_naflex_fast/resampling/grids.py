@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import LARGEST, InvalidCoordinateError, as_int
+from .checks import MAX_COORDINATE, InvalidCoordinateError, as_int
 from .matrices import ResizeSpec
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
 TokenCounts = list[tuple[int, int]]
 """For each sample, how many of its tokens get an embedding, and how many come after them (padding)."""
-QUICK = 4096  # tokens of a sample: up to here whole images are told by a saved list of coordinates
+MAX_SAVED = 4096  # tokens of a sample: up to here whole images are told by a saved list of coordinates
 
 
 @dataclass
@@ -50,7 +50,7 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
     coord = patch_coord.detach()
     if coord.is_floating_point():
         coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
-        coord = coord.clamp(-1, LARGEST + 1).nan_to_num(nan=-1)  # pragma: no mutate: any numbers that name no cell
+        coord = coord.clamp(-1, MAX_COORDINATE + 1).nan_to_num(nan=-1)  # pragma: no mutate: any that name no cell
     return coord.to(torch.int64)
 
 
@@ -98,11 +98,11 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
             # pragma: no mutate end
         counts.append((tokens, length - tokens))
     if spec.reference == "affine_grid":
-        spec = replace(spec, batch_max=spec.resized(max(heights), max(widths)))
+        spec = replace(spec, batch_max=spec.resized_size(max(heights), max(widths)))
     return ResamplePlan(list(groups.values()), counts, spec, x.dtype)
 
 
-def grid_sizes(patch_coord: Tensor) -> Tensor:
+def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     """The grid of each sample, (B, 2) as (h, w), from coordinates (B, N, 2): the largest on each axis + 1.
 
     The package asks nowhere else. One maximum for each axis: OpenVINO 2026.4 computes one over both wrong.
@@ -136,14 +136,14 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
         tokens = max((len(coord.astype(np.uint8).tobytes().rstrip(b"\0")) + 1) // 2, 1)
         y, x = coord[0, tokens - 1].tolist()
     is_whole = y >= 0 and (y + 1) * (x + 1) == tokens and not fractional
-    if is_whole and tokens <= QUICK and all(map(_row_major(x + 1).startswith, coord[:, :tokens])):
+    if is_whole and tokens <= MAX_SAVED and all(map(_row_major(x + 1).startswith, coord[:, :tokens])):
         if bytes(16 * (length - tokens)).startswith(coord[:, tokens:]):  # pragma: no mutate: more zeros do as well
             return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
     # (B, N) each, and side by side: NumPy is slow on every other number. Unsigned, a negative one is larger than all.
     y, x = axes = coord.view(np.uint64).transpose(2, 0, 1).copy()
     size = np.maximum.reduce(axes, 2) + 1  # (2, B)
     heights, widths = size.tolist()
-    if not 0 < min(heights + widths) <= max(heights + widths) <= LARGEST:  # pragma: no mutate: only speed
+    if not 0 < min(heights + widths) <= max(heights + widths) <= MAX_COORDINATE:  # pragma: no mutate: only speed
         size = axes.view(np.int64).max(2).view(np.uint64) + 1
         heights, widths = size.tolist()
         _check_cells(coord, heights, widths, InvalidCoordinateError if embeds_padding else ValueError)
@@ -169,16 +169,16 @@ def _row_major(w: int) -> bytes:
     As bytes, which compare memory as it stands: on so few numbers NumPy needs longer to begin.
     """
     # NumPy takes every negative length for -1, and on Windows int32 before NumPy 2.
-    return np.indices((QUICK // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()  # pragma: no mutate: see above
+    return np.indices((MAX_SAVED // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()  # pragma: no mutate: see above
 
 
 def _check_cells(coord: Any, heights: list[int], widths: list[int], error: type[ValueError]) -> None:
     """Each sample's grid must have cells, and its tokens of ``coord`` (B, N, 2), NumPy's, must name them."""
     for sample, (h, w) in enumerate(zip(heights, widths)):
-        if not (0 < h <= LARGEST and 0 < w <= LARGEST) or coord[sample, : h * w].min() < 0:
+        if not (0 < h <= MAX_COORDINATE and 0 < w <= MAX_COORDINATE) or coord[sample, : h * w].min() < 0:
             raise error(
-                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond {LARGEST}; "
-                "coordinates count from 0, and padding tokens carry (0, 0)"
+                f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one beyond "
+                f"{MAX_COORDINATE}; coordinates count from 0, and padding tokens carry (0, 0)"
             )
 
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class ResizeSpec:
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
 
     Attributes:
-        at_coordinates: timm's flag samples the table at every token's coordinate; so padding tokens get embeddings too,
-            and a grid of the table's own size does not simply get the table.
+        at_coordinates: timm's grid_sample flag samples the table at every token's coordinate; so padding tokens get
+            embeddings too, and a grid of the table's own size does not simply get the table.
     """
 
     interpolation: str = "bicubic"
@@ -49,7 +50,7 @@ class ResizeSpec:
     align_corners: bool = False
     ar_preserving: bool = False
     reference: str = "interpolate"
-    batch_max: tuple[int, int] = (0, 0)
+    batch_max: Size = (0, 0)
     at_coordinates: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class ResizeSpec:
         object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
         object.__setattr__(self, "at_coordinates", not is_interpolate)
 
-    def resized(self, h: int, w: int) -> tuple[int, int]:
+    def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""
         return (max(h, w),) * 2 if self.ar_preserving else (h, w)
 
@@ -83,38 +84,38 @@ def interpolate(
 
 
 def axis_matrix(
-    axis: int, grid: tuple[int, int], n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32, device: Any = "cpu"
+    axis: int, grid: Size, n0: int, spec: ResizeSpec, dtype: torch.dtype = torch.float32, device: Any = "cpu"
 ) -> Tensor:
     """``A_h`` (h, N0) for axis 0, ``A_w`` (w, N0) for axis 1, of a table with N0 cells along that axis."""
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device=device)
-    resized = _resize_axis(identity, grid[axis], spec.resized(*grid)[axis], spec, spec.batch_max[axis])
+    resized = _resize_axis(identity, grid[axis], spec.resized_size(*grid)[axis], spec, spec.batch_max[axis])
     return resized.to(dtype).contiguous()
 
 
 class Taps(NamedTuple):
     """For each row of a matrix the columns that are read, and their weights, both (n, K), K those of the fullest row.
 
-    A row that reads fewer repeats its first column, with the weight 0; ``real`` (n, K) tells its own, ``reads`` how
+    A row that reads fewer repeats its first column, with the weight 0; ``is_own`` (n, K) tells its own, ``reads`` how
     many there are together. NumPy's arrays: on so few numbers its operations cost a third of PyTorch's.
     """
 
     columns: Any
     weights: Any
-    real: Any
+    is_own: Any
     reads: int
 
 
 def axis_taps(
-    n: int, length: int, n0: int, spec: ResizeSpec, batch_max: int, dtype: torch.dtype, transpose: bool
+    keep: int, n: int, n0: int, spec: ResizeSpec, batch_max: int, dtype: torch.dtype, transpose: bool
 ) -> Taps:
-    """The taps of the first ``n`` rows of the matrix (length, n0) that resizes an axis; or of the transpose of these.
+    """The taps of the first ``keep`` rows of the matrix (n, n0) that resizes an axis; or of the transpose of these.
 
     They are all cells that PyTorch reads, those of weight 0 too. Which it reads, an infinity tells: whatever reads its
     cell becomes infinite, or NaN. So a NaN of a table spreads by these taps as it does by PyTorch's own resize.
     """
     identity = torch.eye(n0, dtype=_computed_in(spec, dtype), device="cpu")
     signals = torch.cat((identity, identity / (1 - identity)), 1)  # (n0, 2*n0): infinity in place of each 1
-    resized = _resize_axis(signals, n, length, spec, batch_max).to(dtype).numpy()  # (n, 2*n0)
+    resized = _resize_axis(signals, keep, n, spec, batch_max).to(dtype).numpy()  # (keep, 2*n0)
     matrix, read = resized[:, :n0], ~np.isfinite(resized[:, n0:])
     return taps(matrix.T, read.T) if transpose else taps(matrix, read)
 
@@ -123,34 +124,34 @@ def taps(matrix: Any, read: Any) -> Taps:
     """The taps of a matrix (n, n0) of which the cells ``read`` (n, n0), boolean, are read."""
     counts = read.sum(1, keepdims=True)  # (n, 1)
     nth = np.arange(max(int(counts.max()), 1))  # (K,), side by side  # pragma: no mutate: one more weighs 0
-    real = nth < counts
-    columns = read.argmax(1)[:, None] + nth * real  # (n, K)
-    weights = matrix[np.arange(len(matrix))[:, None], columns] * real
-    return Taps(columns.astype(np.int32), weights, real, int(counts.sum()))
+    is_own = nth < counts
+    columns = read.argmax(1)[:, None] + nth * is_own  # (n, K)
+    weights = matrix[np.arange(len(matrix))[:, None], columns] * is_own
+    return Taps(columns.astype(np.int32), weights, is_own, int(counts.sum()))
 
 
 def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
-    """PyTorch cannot resize half precision everywhere, and timm's flag computes its positions in float32."""
+    """PyTorch cannot resize half precision everywhere; timm's grid_sample flag computes its positions in float32."""
     return torch.promote_types(dtype, torch.float32) if spec.reference == "interpolate" else torch.float32
 
 
-def _resize_axis(signals: Tensor, n: int, length: int, spec: ResizeSpec, batch_max: int) -> Tensor:
-    """Signals (n0, K), resized to ``length`` cells, of which the first n are kept: (n, K)."""
+def _resize_axis(signals: Tensor, keep: int, n: int, spec: ResizeSpec, batch_max: int) -> Tensor:
+    """Signals (n0, K), resized to n cells, of which the first ``keep`` are kept: (keep, K)."""
     if spec.reference == "affine_grid":
-        resized = sample(signals, affine_positions(length, batch_max), spec)
+        resized = sample_signals(signals, affine_positions(n, batch_max), spec)
     elif spec.reference == "grid_sample":
-        resized = sample(signals, cell_positions(length, spec.align_corners), spec)
+        resized = sample_signals(signals, cell_positions(n, spec.align_corners), spec)
     elif spec.interpolation == "linear":
-        resized = interpolate(signals, (length,), spec, signals.dtype)[0]  # pragma: no mutate: None does the same
+        resized = interpolate(signals, (n,), spec, signals.dtype)[0]  # pragma: no mutate: None does the same
     else:
         # One image of 2 equal columns, whose channels are the signals; one column is kept. With 1 column and
         # antialiasing PyTorch returns wrong numbers (torch 2.4 to 2.15).
         signals = signals[:, None].expand(-1, 2, -1)  # pragma: no mutate: any number above 1
-        resized = interpolate(signals, (length, 2), spec, signals.dtype)[0, :, 0]  # pragma: no mutate: any column
-    return resized[:n]
+        resized = interpolate(signals, (n, 2), spec, signals.dtype)[0, :, 0]  # pragma: no mutate: any column
+    return resized[:keep]
 
 
-def sample(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
+def sample_signals(signals: Tensor, y: Tensor, spec: ResizeSpec) -> Tensor:
     """Signals (n0, K), sampled by ``F.grid_sample`` at positions ``y`` (n,) in [-1, 1]: (n, K)."""
     # One image whose channels are the signals, n0 high and 1 wide, sampled at x = 0 and each position y.
     image = signals.t()[None, ..., None]  # (1, K, n0, 1)

@@ -33,7 +33,7 @@ from torch import Tensor
 from . import dense_resize
 from .cache import cached
 from .grids import GridGroup, ResamplePlan
-from .matrices import ResizeSpec, Taps, axis_taps, interpolate
+from .matrices import ResizeSpec, Size, Taps, axis_taps, interpolate
 from .tokens import PairwiseSum, Tokens
 
 
@@ -60,15 +60,15 @@ cached_taps = cached("axis taps")(axis_taps)
 
 @cached("resize steps")
 def resize_steps(
-    h: int, w: int, size: tuple[int, int], spec: ResizeSpec, transpose: bool, dtype: torch.dtype, device: torch.device
+    h: int, w: int, table_size: Size, spec: ResizeSpec, transpose: bool, dtype: torch.dtype, device: torch.device
 ) -> ResizeSteps:
-    """The steps from a table of a ``size`` to a grid (h, w); with ``transpose`` those of the transposed map, back."""
-    h0, w0 = size
+    """The steps from a table to a grid (h, w); with ``transpose`` those of the transposed map, back."""
+    h0, w0 = table_size
     if not spec.at_coordinates and (h, w) == (h0, w0):
         return ()
     y, x = (
-        cached_taps(n, length, n0, spec, batch_max, dtype, transpose)
-        for n, length, n0, batch_max in zip((h, w), spec.resized(h, w), size, spec.batch_max)
+        cached_taps(keep, n, n0, spec, batch_max, dtype, transpose)
+        for keep, n, n0, batch_max in zip((h, w), spec.resized_size(h, w), table_size, spec.batch_max)
     )
     if both_axes_together(y.reads, x.reads, (h, w), w0):
         both = _kron(y, x, w if transpose else w0, transpose)
@@ -105,7 +105,7 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
         yield from dense_resize.resample(tables, plan)
         return
     (table,), spec, dtype = tables, plan.spec, plan.dtype
-    size, channels = (table.shape[-3], table.shape[-2]), table.shape[-1]
+    table_size, channels, device = (table.shape[-3], table.shape[-2]), table.shape[-1], table.device
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
     # Here ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at once.
     # pragma: no mutate start, only speed
@@ -113,7 +113,7 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
     # pragma: no mutate end
     to_resize = []
     for group in plan.groups:
-        if not spec.at_coordinates and (group.h, group.w) == size:
+        if not spec.at_coordinates and (group.h, group.w) == table_size:
             yield group, flat
         elif by_pytorch and not spec.at_coordinates:
             yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
@@ -123,11 +123,11 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
     for same_height in _group_by_height(to_resize, spec):
         after_y = None
         for group in same_height:
-            steps = resize_steps(group.h, group.w, size, spec, False, dtype, table.device)  # pragma: no mutate: falsy
+            steps = resize_steps(group.h, group.w, table_size, spec, False, dtype, device)  # pragma: no mutate: falsy
             if len(steps) == 1:
                 yield group, steps[0](flat)
             else:  # a row of the table is one long row (W0*C) for the sum along y
-                after_y = steps[0](flat.view(size[0], -1)).view(-1, channels) if after_y is None else after_y
+                after_y = steps[0](flat.view(table_size[0], -1)).view(-1, channels) if after_y is None else after_y
                 yield group, steps[1](after_y)
 
 
@@ -159,7 +159,7 @@ def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list
     """The groups whose grids have the same A_h: the same height, resized to the same length."""
     heights: dict[tuple[int, int], list[GridGroup]] = {}
     for group in groups:
-        heights.setdefault((spec.resized(group.h, group.w)[0], group.h), []).append(group)
+        heights.setdefault((spec.resized_size(group.h, group.w)[0], group.h), []).append(group)
     return heights.values()
 
 
@@ -172,14 +172,14 @@ def _identity(n: int, like: Taps) -> Taps:
 def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
     """``Y (x) X``, by the taps of both, on the cells of a row-major source: one sum for each pair of rows.
 
-    With ``drop`` only real taps stay. Without, all sums are of one length, which is quicker to make for a new grid.
+    With ``drop`` only a row's own taps stay. Without, all sums are of one length, quicker to make for a new grid.
     """
     columns = np.add(*_pairs(y.columns * np.int32(source_width), x.columns))  # (h, w, Ky*Kx)
     weights = np.multiply(*_pairs(y.weights, x.weights))
     if drop:
-        real = np.logical_and(*_pairs(y.real, x.real))
-        counts = real.sum(2).ravel()
-        columns, weights, offsets = columns[real], weights[real], (counts.cumsum() - counts).astype(np.int32)
+        is_own = np.logical_and(*_pairs(y.is_own, x.is_own))
+        counts = is_own.sum(2).ravel()
+        columns, weights, offsets = columns[is_own], weights[is_own], (counts.cumsum() - counts).astype(np.int32)
     else:
         offsets = np.arange(0, columns.size, columns.shape[2], dtype=np.int32)
     return SparseSum(*(torch.from_numpy(part.ravel()) for part in (columns, offsets, weights)))

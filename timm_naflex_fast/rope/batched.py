@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..resampling.grids import read_grids, whole_numbers
 from .embeds import EmbedFn, per_cell, per_token
-from .settings import Rope
+from .modules import Rope
 
 FEW_TOKENS = 1024
 

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..resampling.grids import grid_sizes
-from .settings import Rope
+from ..resampling.grids import grid_sizes_from_coord
+from .modules import Rope
 
 EmbedFn = Callable[[int | None], Tensor]
 
 
-def layout(angles: Tensor, rotate_half: bool) -> Tensor:
+def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:
     """Angles (..., D/2) to D sines and D cosines (..., 2D), each twice: D/2 apart (``rotate_half``) or side by side."""
     values = torch.stack([angles.sin(), angles.cos()], -2)  # (..., 2, D/2)
     # Beside each other by stack: repeat_interleave takes twice as long.
@@ -43,14 +43,14 @@ def per_token(rope: Rope, coord: Tensor, dtype: torch.dtype, padded: bool = True
 
     ``padded``: whether some may be padding.
     """
-    size = own_size = grid_sizes(coord)  # (B, 2)
+    size = own_size = grid_sizes_from_coord(coord)  # (B, 2)
     if rope.scales_to_batch_max and rope.ref_feat_shape is not None and len(coord):
         size = size.amax(0, keepdim=True)
     positions = rope.positions(coord, size[:, None]).unsqueeze(1)  # (B, 1, N, 2)
     padding = is_padding(coord, own_size)[:, None, :, None]  # (B, 1, N, 1)
 
     def embeddings(block: int | None) -> Tensor:
-        tokens = layout(rope.angles(positions, block), rope.rotate_half).to(dtype)
+        tokens = sin_cos(rope.angles(positions, block), rope.rotate_half).to(dtype)
         return tokens.masked_fill(padding, 0.0) if padded else tokens
 
     return embeddings
@@ -81,11 +81,11 @@ def per_cell(rope: Rope, coord: Tensor, dtype: torch.dtype, sizes: list[tuple[in
     # Each head has its R lines, then a line of zeros for padding.
     heads = torch.arange(rope.frequencies.shape[2] if rope.mixed else 1, dtype=torch.int32, device=coord.device)
     index = torch.addcmul(first_cell[grid][:, None] + coord[..., 1], coord[..., 0], size[grid, 1:])  # (B, N)
-    index = index.to(torch.int32).masked_fill(is_padding(coord, grid_sizes(coord)), count)
+    index = index.to(torch.int32).masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), count)
     index = index[:, None] + heads[:, None] * (count + 1)  # (B, heads, N)
 
     def embeddings(block: int | None) -> Tensor:
-        lines = layout(rope.angles(positions, block), rope.rotate_half)  # ([heads,] R, 2D)
+        lines = sin_cos(rope.angles(positions, block), rope.rotate_half)  # ([heads,] R, 2D)
         lines = F.pad(lines, (0, 0, 0, 1)).flatten(0, -2)
         if lines.requires_grad:
             return F.embedding(index, lines).to(dtype)  # so that the gradients of a cell's tokens are added in float32

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..resampling.dense_resize import Embeddings
+from ..resampling.dense_resize import GroupEmbeddings
 from ..resampling.grids import ResamplePlan
 from ..resampling.matrices import ResizeSpec
 
@@ -33,7 +33,7 @@ class Strategy:
             chosen; None: timm's own code.
     """
 
-    resample: Callable[[Tables, ResamplePlan], Embeddings]
+    resample: Callable[[Tables, ResamplePlan], GroupEmbeddings]
     reference: str = "interpolate"
     breaks_graph: bool = False
     resizes_square: bool = False

@@ -22,7 +22,7 @@ def resample(tables: Tables, plan: ResamplePlan) -> Iterator[tuple[GridGroup, Te
     spec = plan.spec
     for group in plan.groups:
         h, w = group.h, group.w
-        lengths = spec.resized(h, w)
+        lengths = spec.resized_size(h, w)
         if len(tables) == 1:
             (table,) = tables
             if table.shape[-3:-1] != (h, w):

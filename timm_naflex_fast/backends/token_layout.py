@@ -77,9 +77,9 @@ class Sizes(NamedTuple):
         return row_major(sizes, x.shape[1])
 
 
-Placement = Tensor | OneGrid | Sizes
+TokenLayout = Tensor | OneGrid | Sizes
 """A tensor holds coordinates (B, N, 2)."""
-Otherwise = Callable[[], None] | None
+OnInvalid = Callable[[], None] | None
 """What is called in place of an ``InvalidCoordinateError``, if not None."""
 
 
