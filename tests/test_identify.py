@@ -105,7 +105,7 @@ def test_every_convention_is_tried_and_given_back():
 
 
 def test_a_convention_in_words():
-    plain = Convention(antialias=False, cubic_coefficient=-0.75, drops_border=True)
+    plain = Convention(antialias=False, cubic_coefficient=-0.75, drops_outside=True)
     squares = Convention(align_corners=True, half_pixel=False, ar_preserving=True, transposed="size")
     columns = Convention(half_pixel=False, transposed="order", merge=2, bfloat16="weights")
     for convention, said in {

@@ -89,7 +89,7 @@ def add_pos_embed_(
         dispatch.add(x, (table,), patch_coord, spec, chosen, context_of(x, table, patch_coord))
     else:
         length = x.shape[1] if x.ndim == 3 else None
-        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.at_coordinates)
+        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.use_grid_sample)
         dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
     return x
 
@@ -213,8 +213,8 @@ def resample_pos_embed(
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    how: dict[str, Any] = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
-    return resample_pos_embeds(table, [(h, w)], **how).view(h, w, -1)
+    options: Any = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
+    return resample_pos_embeds(table, [(h, w)], **options).view(h, w, -1)
 
 
 def resize_matrix(
@@ -247,13 +247,13 @@ def resize_matrix(
     return matrices.axis_matrix(0, (n, n), n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device)
 
 
-def _choose(strategy: str, mode: str, *how: bool) -> tuple[Strategy, matrices.ResizeSpec]:
+def _choose(strategy: str, mode: str, *options: bool) -> tuple[Strategy, matrices.ResizeSpec]:
     """The strategy of that name, and how it resizes: antialias, align_corners, ar_preserving."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
     if mode != "linear":
         check_interpolation(mode)
-    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *how)
+    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *options)
 
 
 def _checked_table(table: Tensor, name: str, *axes: str) -> Tensor:

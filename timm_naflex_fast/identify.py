@@ -39,7 +39,7 @@ class Convention:
         transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or the "table".
         merge: tokens come in blocks of merge x merge cells.
         bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the "weights" in ``A_n``.
-        drops_border: without antialiasing too, taps outside the table are dropped, not moved to its border.
+        drops_outside: without antialiasing too, taps outside the table are dropped, not moved to its border.
         zeros_outside: without antialiasing, cells outside the table are zeros (``grid_sample``'s own padding).
         edges: the outermost cells of the grid lie on the table's edges (with neither of the two above).
     """
@@ -53,7 +53,7 @@ class Convention:
     transposed: str | None = None
     merge: int = 1
     bfloat16: str | None = None
-    drops_border: bool = False
+    drops_outside: bool = False
     zeros_outside: bool = False
     edges: bool = False
 
@@ -73,9 +73,9 @@ class Convention:
         distance = (taps - centre).abs() / stretch
         cubic = self.cubic_coefficient
         weights = (1 - distance).clamp(min=0) if cubic is None else cubic_kernel(distance, cubic)
-        if self.antialias or self.drops_border or self.zeros_outside:  # else a tap outside takes the border's value
+        if self.antialias or self.drops_outside or self.zeros_outside:  # else a tap outside takes the border's value
             weights = weights * ((taps >= 0) & (taps < n0))
-        if self.antialias or self.drops_border:  # the weights that are left are scaled to a sum of 1
+        if self.antialias or self.drops_outside:  # the weights that are left are scaled to a sum of 1
             weights = weights / weights.sum(1, keepdim=True)
         index = torch.stack((torch.arange(keep)[:, None].expand_as(taps), taps.long().clamp(0, n0 - 1))).flatten(1)
         matrix = torch.sparse_coo_tensor(index, weights.flatten(), (keep, n0), check_invariants=False).coalesce()
@@ -89,12 +89,12 @@ class Convention:
         table = table.bfloat16().double() if self.bfloat16 == "table" else table
         if (h, w) == (rows, cols) and not (self.edges or (self.align_corners and self.half_pixel)):
             return table
-        tall, wide = (max(h, w),) * 2 if self.ar_preserving else (h, w)
+        height, width = (max(h, w),) * 2 if self.ar_preserving else (h, w)
         if h * cols > rows * w:  # first the axis after which less is left
-            table = self._resize(table.transpose(0, 1), wide, w).transpose(0, 1)
-            return self._resize(table, tall, h)
-        table = self._resize(table, tall, h)
-        return self._resize(table.transpose(0, 1), wide, w).transpose(0, 1)
+            table = self._resize(table.transpose(0, 1), width, w).transpose(0, 1)
+            return self._resize(table, height, h)
+        table = self._resize(table, height, h)
+        return self._resize(table.transpose(0, 1), width, w).transpose(0, 1)
 
     def _resize(self, table: Tensor, n: int, keep: int) -> Tensor:
         """The first axis of (n0, m, C), resized to n, of which the first ``keep`` remain."""
@@ -133,7 +133,7 @@ def conventions(sizes: Grids) -> Iterator[Convention]:
             continue
         drops, zeros = outside == "drops", outside == "zeros"
         plain = Convention(mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded)
-        yield replace(plain, drops_border=drops, zeros_outside=zeros, edges=half is None)
+        yield replace(plain, drops_outside=drops, zeros_outside=zeros, edges=half is None)
 
 
 class Family(NamedTuple):
@@ -222,16 +222,16 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
         raise ValueError("cannot tell: the table must differ from cell to cell; it is the same everywhere")
     result = result.detach().cpu().double().reshape(tokens, channels)
     some = slice(None, None, -(-channels // 32))  # every channel follows the same convention: 32 find the best ten
-    found = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
-    best = _ranked((convention for _, convention in found[:10]), table, sizes, result)
-    return [(error, asdict(convention)) for error, convention in best + found[10:]]
+    ranked = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
+    best = _ranked((convention for _, convention in ranked[:10]), table, sizes, result)
+    return [(error, asdict(convention)) for error, convention in best + ranked[10:]]
 
 
 def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Tensor) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    found = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
-    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
+    ranked = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
+    return sorted(ranked, key=lambda pair: round(pair[0], DECIMALS))
 
 
 def tolerance(result: Tensor) -> float:
@@ -254,7 +254,7 @@ def describe(convention: Convention) -> str:
         exchanged.get(c.transposed or "", ""): c.transposed,
         f"tokens in {c.merge} x {c.merge} blocks": c.merge > 1,
         f"{c.bfloat16} rounded to bfloat16": c.bfloat16,
-        "taps outside the table dropped": c.drops_border,
+        "taps outside the table dropped": c.drops_outside,
         "zeros outside the table": c.zeros_outside,
     }
     return f"{c.mode} {', '.join(part for part, holds in parts.items() if holds)}"

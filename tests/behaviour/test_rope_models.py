@@ -154,7 +154,7 @@ def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
         torch.manual_seed(0)
         return model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"])
 
-    with enable(), pytest.warns(UserWarning, match="fast: random rotary coordinates in a recorded graph stays"):
+    with enable(), pytest.warns(UserWarning, match="coordinates where operations are traced stays with"):
         got = draw()
     assert torch.equal(got, draw())
 

@@ -114,7 +114,7 @@ def test_gradients_of_mixed_frequencies(in_graph, data):
     tables = stock(rope, coord)
     weights = torch.randn(tables.shape, generator=torch.Generator().manual_seed(0))
     want = frequency_grad(rope, tables, weights)
-    got = frequency_grad(rope, batched_rope(read_rope(rope), coord, torch.float32, in_graph=in_graph), weights)
+    got = frequency_grad(rope, batched_rope(read_rope(rope), coord, torch.float32, traceable=in_graph), weights)
     assert relative(got, want) <= 1e-5
 
 

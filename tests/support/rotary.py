@@ -56,4 +56,4 @@ def stock(rope, coord, prefix=0, dtype=torch.float32):
 def ours(rope, coord, in_graph=False, dtype=torch.float32):
     described = read_rope(rope)
     assert not isinstance(described, str), described
-    return as_tensor(batched_rope(described, coord, dtype, in_graph=in_graph))
+    return as_tensor(batched_rope(described, coord, dtype, traceable=in_graph))

@@ -34,7 +34,7 @@ from . import eager, traceable
 from .eager import NEEDS_HOST
 from .token_layout import OneGrid, OnInvalid, Sizes, TokenLayout, row_major
 
-AddInGraph = Callable[[Tensor, Tables, Tensor, ResizeSpec], None]
+AddByCoordinates = Callable[[Tensor, Tables, Tensor, ResizeSpec], None]
 FROM_HOST = "sizes are copied from the host, which no CUDA graph can record; give coordinates on the device of x"
 
 
@@ -67,10 +67,10 @@ def add(
     elif isinstance(layout, OneGrid):
         traceable.add_to_images(x, tables, layout, spec)
     elif not (strategy.breaks_graph and context == "compile"):
-        add_in_graph = _backend(len(tables), strategy, context)
+        add_by_coordinates = _backend(len(tables), strategy, context)
         if context == "capture" and (isinstance(layout, Sizes) or layout.device != x.device):
             raise RuntimeError(FROM_HOST)
-        add_in_graph(x, tables, layout.coordinates(x) if isinstance(layout, Sizes) else layout, spec)
+        add_by_coordinates(x, tables, layout.coordinates(x) if isinstance(layout, Sizes) else layout, spec)
     else:
         _add_outside_graphs(x, tables, layout, spec, strategy)
 
@@ -84,7 +84,7 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
         return eager.resample(table, sizes, spec, strategy)
     if strategy.breaks_graph and context == "compile":
         return _resample_outside_graphs(table, sizes, spec, strategy)
-    add_in_graph = _backend(1, strategy, context)  # pragma: no mutate: only speed
+    add_by_coordinates = _backend(1, strategy, context)  # pragma: no mutate: only speed
     if context == "capture":
         raise RuntimeError(FROM_HOST)
     length = sizes.length
@@ -95,18 +95,18 @@ def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, 
         length = max(tokens, default=0)  # pragma: no mutate: no images, no length
     on_device = sizes.on_device(table, length)
     patch_coord = row_major(on_device, length, sizes.merge)
-    if add_in_graph is traceable.add:  # pragma: no mutate: only speed
+    if add_by_coordinates is traceable.add:  # pragma: no mutate: only speed
         out = traceable.embeddings((table,), patch_coord, spec, table.dtype)
     else:
         out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-        add_in_graph(out, (table,), patch_coord, spec)
+        add_by_coordinates(out, (table,), patch_coord, spec)
     out = traceable.repeat_frames(out, on_device, sizes.embeds_padding)
     if sizes.length is not None:
         return out
     return torch.cat([out[:0].flatten(0, 1), *(image[:n] for image, n in zip(out, tokens))])  # of no image too
 
 
-def _backend(tables: int, strategy: Strategy, context: Context) -> AddInGraph:
+def _backend(tables: int, strategy: Strategy, context: Context) -> AddByCoordinates:
     """The function of a graph's backend that adds tables by coordinates."""
     if strategy.breaks_graph and context == "capture":
         raise RuntimeError(NEEDS_HOST)

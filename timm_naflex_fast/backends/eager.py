@@ -86,9 +86,9 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at least."""
-    wide = torch.promote_types(g.dtype, torch.float32)
-    plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=wide)
-    return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=wide)
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=dtype)
+    return _gradients([table_shape], plan, g)[0] if plan.groups else g.new_zeros(table_shape, dtype=dtype)
 
 
 def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> GroupEmbeddings:
@@ -99,7 +99,7 @@ def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -
     """
     made = cache.resized_by_key(tables)
     # pragma: no mutate start, only speed
-    own_size = tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.at_coordinates else None
+    own_size = tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.use_grid_sample else None
     # pragma: no mutate end
     again, others, cells = {}, [], 0  # pragma: no mutate: an estimate
     for group in plan.groups:

@@ -40,7 +40,7 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see ``dispatch.add``.
 
     Tokens may come in any order, and any may be missing. Those with a negative or non-finite coordinate get NaN, and
-    those of a grid with far more cells than there are tokens. With ``spec.at_coordinates`` every token is
+    those of a grid with far more cells than there are tokens. With ``spec.use_grid_sample`` every token is
     sampled at its coordinate, also at a negative one and between cells; only non-finite ones get NaN.
     """
     x.add_(embeddings(tables, patch_coord.to(x.device), spec, x.dtype))  # pragma: no mutate: a GPU tells
@@ -63,13 +63,13 @@ def add_to_images(x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any
     """Add the tables, resized to the grid (h, w) of plain images, into each of them, ``x`` (B, h*w, C), in place."""
     learned = len(tables) == 1
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
-    wide = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
-    table_size = wide[0].shape if learned else (len(wide[0]), len(wide[1]))
+    tables64 = [table.reshape(table.shape[-3 if learned else -2 :]).double() for table in tables]
+    table_size = tables64[0].shape if learned else (len(tables64[0]), len(tables64[1]))
     to = resized_size(h, w, spec, table_size if learned else None)
     a_h, a_w = (  # (h, H0) and (w, W0), float64
         axis_weights(torch.arange(keep, device=x.device), n, n0, spec) for keep, n, n0 in zip(grid_size, to, table_size)
     )
-    x.add_(resize(wide[0], a_h, a_w).to(x.dtype) if learned else resize_factorized(wide, a_h, a_w, x.dtype))
+    x.add_(resize(tables64[0], a_h, a_w).to(x.dtype) if learned else resize_factorized(tables64, a_h, a_w, x.dtype))
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:
@@ -94,7 +94,7 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Te
 
 def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     """The grids as timm reads them: largest coordinate + 1; a sample's first h*w tokens belong to its grid."""
-    if spec.at_coordinates:  # timm's grid_sample flag
+    if spec.use_grid_sample:  # timm's grid_sample flag
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
         h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
         y, x = coord.unbind(-1)  # (B, N)
@@ -128,7 +128,7 @@ def resized_size(
     if not spec.ar_preserving:
         return h, w
     longest = torch.maximum(h, w)
-    if table_size is None or spec.at_coordinates:
+    if table_size is None or spec.use_grid_sample:
         return longest, longest
     same = (h == table_size[0]) & (w == table_size[1])
     return torch.where(same, h, longest), torch.where(same, w, longest)

@@ -86,8 +86,8 @@ def cached_factors(*key: Any) -> tuple[Tensor, ...]:
 
 def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
     """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels), or (N, h*w)."""
-    wide = product_dtype(x)
-    key = (old, new, mode, antialias, channels, wide, x.device)
+    dtype = product_dtype(x)
+    key = (old, new, mode, antialias, channels, dtype, x.device)
     if torch.compiler.is_dynamo_compiling():
         # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
         # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
@@ -98,9 +98,9 @@ def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, chann
     else:
         factors = pinned(cached_factors(*key), x.device)
     if len(factors) == 1:
-        return (x.reshape(-1, old[0] * old[1]).to(wide) @ factors[0]).to(x.dtype)
+        return (x.reshape(-1, old[0] * old[1]).to(dtype) @ factors[0]).to(x.dtype)
     left, right = factors
-    return (left @ x.reshape(-1, old[0], old[1] * channels).to(wide) @ right).to(x.dtype)
+    return (left @ x.reshape(-1, old[0], old[1] * channels).to(dtype) @ right).to(x.dtype)
 
 
 def resample_patch_kernel(

@@ -16,17 +16,17 @@ from torch import nn
 from .library import Library, Target, author_of, defined_in, original, originals, owner_of, targets
 
 
-def found_at(holder: Any, name: str) -> tuple[Any, Any]:
-    """The object, class or module that gives ``holder`` this method, and the method; (None, None) if nothing does."""
-    classes = holder.__mro__ if isinstance(holder, type) else (holder, *type(holder).__mro__)
-    return next(((place, vars(place)[name]) for place in classes if name in vars(place)), (None, None))
+def look_up(user: Any, name: str) -> tuple[Any, Any]:
+    """The object, class or module from which ``user`` has this method, and the method; (None, None) if it has none."""
+    owners = user.__mro__ if isinstance(user, type) else (user, *type(user).__mro__)
+    return next(((owner, vars(owner)[name]) for owner in owners if name in vars(owner)), (None, None))
 
 
-def holders(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
+def users_of(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
     """Those of a model's modules that are of this class; if none is, the class itself and all derived from it."""
     if not isinstance(owner, type):  # a module of Python
         return [owner]
-    below = [cls for derived in list[type](owner.__subclasses__()) for cls in holders(derived, ())]
+    below = [cls for derived in list[type](owner.__subclasses__()) for cls in users_of(derived, ())]
     return [module for module in modules if isinstance(module, owner)] or [owner, *below]
 
 
@@ -39,18 +39,18 @@ def foreign_methods(library: Library, modules: Collection[nn.Module] = (), *, su
     """
     sentences = []
     for owner, name, key in targets(library):
-        for holder in holders(owner, modules) if modules or subclasses else [owner]:
-            place, function = found_at(holder, name)
+        for user in users_of(owner, modules) if modules or subclasses else [owner]:
+            actual, function = look_up(user, name)
             author = author_of(function, library)
-            if place is owner:
-                stays = author == "another's" and key not in originals
+            if actual is owner:
+                stays = author == "foreign" and key not in originals
             else:
                 calls_ours = name in getattr(getattr(function, "__code__", None), "co_names", ())  # as by super()
-                stays = author != "ours" and place is not None and not calls_ours
+                stays = author != "ours" and actual is not None and not calls_ours
             if stays:
                 kind = type(function)
                 by = f"{defined_in(function) or kind.__module__}.{getattr(function, '__qualname__', kind.__name__)}"
-                where = place.__name__ if hasattr(place, "__name__") else f"one {type(place).__name__}"
+                where = actual.__name__ if hasattr(actual, "__name__") else f"one {type(actual).__name__}"
                 sentences.append(f"{where}.{name} is not the library's own but {by}")
     return list(dict.fromkeys(sentences))
 
@@ -60,7 +60,7 @@ def version_of(library: Library) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", sys.modules[library.name].__version__)[:3])
 
 
-def check_supported(library: Library, found: Iterable[Target]) -> None:
+def check_supported(library: Library, targets: Iterable[Target]) -> None:
     """Check what we are about to replace.
 
     Raises:
@@ -70,14 +70,14 @@ def check_supported(library: Library, found: Iterable[Target]) -> None:
     """
     version = version_of(library)
     wrong = ["it is too old"] if version < library.oldest else []  # pragma: no mutate: CI runs the oldest
-    for owner, name, key in found:
+    for owner, name, key in targets:
         method = vars(owner).get(name)
         if method is None:
             wrong.append(f"{owner.__name__}.{name} is missing")
         elif _arguments(method) != _arguments(library.replacements[key].function):
             wrong.append(f"{owner.__name__}.{name} takes {inspect.signature(method)}")
-    known = {key: replacement.attributes for key, replacement in library.replacements.items()}
-    for key, attributes in {**known, **library.copied_methods}.items() if version > library.newest else ():
+    expected = {key: replacement.attributes for key, replacement in library.replacements.items()}
+    for key, attributes in {**expected, **library.copied_methods}.items() if version > library.newest else ():
         owner, name = owner_of(key[0]), key[1]
         if owner is None or attributes is None:  # we leave a class that is missing to the library's own code
             continue

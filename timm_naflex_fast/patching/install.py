@@ -56,8 +56,8 @@ def _import_whole_library(name: str) -> Library:
         RuntimeError: it cannot be imported, or lacks a part.
     """
     library, problem = _import_library(name), None
-    for home, _ in library.replacements:
-        module, cls = home.split(":")
+    for path, _ in library.replacements:
+        module, cls = path.split(":")
         try:
             getattr(importlib.import_module(module), cls or "__name__")
         except (ImportError, AttributeError) as error:
@@ -75,9 +75,9 @@ def _install(libraries: Iterable[Library]) -> None:
     todo = []
     for library in libraries:
         now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
-        found = [target for target, method in now if method is None or author_of(method, library) == "the library's"]
-        check_supported(library, found)
-        todo += [(library, target) for target in found]
+        ready = [target for target, method in now if method is None or author_of(method, library) == "original"]
+        check_supported(library, ready)
+        todo += [(library, target) for target in ready]
     for library, (owner, name, key) in todo:
         originals[key] = vars(owner)[name]
         setattr(owner, name, library.replacements[key].function)
@@ -89,7 +89,7 @@ def _uninstall(library: Library) -> None:
         author = author_of(vars(owner).get(name), library)
         if author == "ours":
             setattr(owner, name, original(key))
-        if author != "another's":  # else another's wrapper may still call ours
+        if author != "foreign":  # else another's wrapper may still call ours
             removed.append(key)
     for key in removed:
         originals.pop(key, None)
@@ -106,18 +106,18 @@ def _modules_of(model: nn.Module, names: Iterable[str] = ()) -> tuple[list[nn.Mo
     if not libraries or not all(library.model_classes for library in libraries):
         raise ValueError(f"a model is one of {' or '.join(WITH_MODELS)}, imported before; torchtitan knows no model")
     wanted = " or ".join(f"{library.name} {', '.join(library.model_classes)}" for library in libraries)
-    modules, found = list[nn.Module](), list[Library]()
+    modules, inside_of = list[nn.Module](), list[Library]()
     for library in libraries if isinstance(model, nn.Module) else ():
         owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
         if inside := [module for module in model.modules() if isinstance(module, owners)]:
             modules += inside
-            found.append(_libraries.setdefault(library.name, library))
-    if not found:
+            inside_of.append(_libraries.setdefault(library.name, library))
+    if not inside_of:
         raise ValueError(
             f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any torch.nn.Module "
             f"that does, such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
         )
-    return modules, found
+    return modules, inside_of
 
 
 def _activate(override: Override, modules: list[nn.Module]) -> None:
@@ -144,7 +144,7 @@ def _refresh(*, install: bool = True) -> None:
     by_model = {of_model: _newest(of_model.overrides) for of_model in list(_model_settings)}
     _overrides[:] = [o for o in _overrides if not o.model or any(o in of_model.overrides for of_model in by_model)]
     for_all = [override for override in _overrides if not override.model]
-    by_library = {known: _newest(o for o in for_all if known in o.libraries) for known in _libraries.values()}
+    by_library = {lib: _newest(o for o in for_all if lib in o.libraries) for lib in _libraries.values()}
     active = [o for o in (*by_model.values(), *by_library.values()) if o is not None and o.settings != STOCK]
     used = [library for library in by_library if any(library in override.libraries for override in active)]
     if install:
@@ -239,9 +239,9 @@ def enable(
         libraries = [_import_whole_library(name) for name in names or ["timm"]]
     else:
         modules, libraries = _modules_of(model, names)
-    for known in libraries:
-        modes = [mode for r in known.replacements.values() if r.component == "pos_embed" for mode in r.strategies]
-        argument = f"mode with {known.name}" if pos_embed is None else "pos_embed"
+    for lib in libraries:
+        modes = [mode for r in lib.replacements.values() if r.component == "pos_embed" for mode in r.strategies]
+        argument = f"mode with {lib.name}" if pos_embed is None else "pos_embed"
         check_name(argument, settings.pos_embed, ["stock", *dict.fromkeys(modes)])
     override = Override(settings, "" if model is None else type(model).__name__, tuple(libraries))
     with _lock:

@@ -19,7 +19,7 @@ from .settings import SETTINGS_ATTRIBUTE, STOCK, Counts, Settings
 
 Key = tuple[str, str]
 """("module:Class", method), or ("module:", function)."""
-Author = Literal["ours", "the library's", "another's"]
+Author = Literal["ours", "original", "foreign"]
 Target = tuple[Any, str, Key]
 """The class or module that holds what we replace, its name there, and its key."""
 
@@ -53,8 +53,8 @@ class Library:
 
     def __post_init__(self) -> None:
         """A pickle holds a function by name: the library's, so that it can be read without this package."""
-        for (home, name), (_, function, *_) in self.replacements.items():
-            module, cls = home.split(":")
+        for (path, name), (_, function, *_) in self.replacements.items():
+            module, cls = path.split(":")
             function.__module__, function.__name__ = module, name
             function.__qualname__ = f"{cls}.{name}" if cls else name
 
@@ -85,30 +85,30 @@ def original(key: Key) -> Callable[..., Any]:
     return getattr(owner_of(key[0]), key[1]) if function is None else function
 
 
-def owner_of(home: str) -> Any:
+def owner_of(path: str) -> Any:
     """The class ("module:Class") or module ("module:"); None if it is not loaded."""
-    module_name, cls = home.split(":")
+    module_name, cls = path.split(":")
     module = sys.modules.get(module_name)
     return getattr(module, cls, None) if cls else module
 
 
 def targets(library: Library) -> Iterator[Target]:
     """What a library has loaded of all that we replace."""
-    for home, name in library.replacements:
-        if (owner := owner_of(home)) is not None:
-            yield owner, name, (home, name)
+    for path, name in library.replacements:
+        if (owner := owner_of(path)) is not None:
+            yield owner, name, (path, name)
 
 
 def imported_targets(library: Library) -> list[Target]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    found = list(targets(library))
+    result = list(targets(library))
     inside = [module for name, module in list(sys.modules.items()) if name.startswith(f"{library.name}.")]
-    for owner, name, key in tuple(found):
+    for owner, name, key in tuple(result):
         if not isinstance(owner, type):
-            known = library.replacements[key].function, originals.get(key, vars(owner).get(name))
+            pair = library.replacements[key].function, originals.get(key, vars(owner).get(name))
             others = [module for module in inside if module is not owner and isinstance(module, ModuleType)]
-            found += [(module, name, key) for module in others if name in vars(module) and vars(module)[name] in known]
-    return found
+            result += [(module, name, key) for module in others if name in vars(module) and vars(module)[name] in pair]
+    return result
 
 
 def decide(
@@ -141,7 +141,7 @@ def decide(
     settings = library.settings if of_model is None or of_model.settings is None else of_model.settings
     replacement = library.replacements[key]
     strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
-    found: tuple[Tensor, ...] = ()
+    tables: tuple[Tensor, ...] = ()
     context = None  # pragma: no mutate: not read under "stock"
     if strategy == "stock":
         reason = None
@@ -155,15 +155,15 @@ def decide(
             reason = overridden_by(library, module, replacement.skips)
         if reason is None and tables_at:
             for name in tables_at[1:]:
-                found += (getattr(tables_at[0], name),)
-            reason = why_unsupported_in_eager(*found) if context is None else why_unsupported(*found)
+                tables += (getattr(tables_at[0], name),)
+            reason = why_unsupported_in_eager(*tables) if context is None else why_unsupported(*tables)
         if reason is not None:
-            strategy, found = "stock", ()
+            strategy, tables = "stock", ()
     if reason is not None and not replacement.counted_elsewhere:
         record_fallback(library, replacement.component, settings, reason)
     elif strategy != "stock" or not replacement.counted_elsewhere:
         record_call(replacement.component, strategy)
-    return Decision(strategy, found, context, settings)
+    return Decision(strategy, tables, context, settings)
 
 
 def record_fallback(library: Library, component: str, settings: Settings, reason: str) -> None:
@@ -185,11 +185,11 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
     if torch.compiler.is_dynamo_compiling():
         return None
     for path, name in skips:
-        found = owner_of(path) if path.endswith(":") else getattr(module, path, None) if path else module
-        function = getattr(found, "__dict__", {}).get(name, getattr(type(found), name, None))
-        hooked = function is not None and name == "forward" and is_hooked(found)
-        if hooked or (function is not None and author_of(function, library) == "another's"):
-            return f"{getattr(found, '__name__', type(found).__name__)}.{name} (not the library's own)"
+        owner = owner_of(path) if ":" in path else getattr(module, path, None) if path else module
+        function = getattr(owner, "__dict__", {}).get(name, getattr(type(owner), name, None))
+        hooked = function is not None and name == "forward" and is_hooked(owner)
+        if hooked or (function is not None and author_of(function, library) == "foreign"):
+            return f"{getattr(owner, '__name__', type(owner).__name__)}.{name} (not the library's own)"
     return None
 
 
@@ -201,7 +201,7 @@ def is_hooked(module: Any) -> bool:
 
 
 def author_of(function: Any, library: Library) -> Author:
-    """Who wrote a function: "ours", "the library's", "another's" (a spy, a change of the result, perhaps around ours).
+    """Who wrote a function: "ours", "original", "foreign" (a spy, a change of the result, perhaps around ours).
 
     A wrapper can copy the name of what it wraps, but not its ``__globals__``.
     """
@@ -210,7 +210,7 @@ def author_of(function: Any, library: Library) -> Author:
         return "ours"
     if defined_in(function).partition(".")[0] == "torch":  # torch.compiler.disable, torch.no_grad
         function = vars(function).get("__wrapped__")
-    return "the library's" if defined_in(function).partition(".")[0] == library.name else "another's"
+    return "original" if defined_in(function).partition(".")[0] == library.name else "foreign"
 
 
 def defined_in(function: Any) -> str:

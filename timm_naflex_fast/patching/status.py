@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..text_table import table
-from .compat import foreign_methods, found_at, holders, version_of
+from .compat import foreign_methods, look_up, users_of, version_of
 from .library import Library, author_of, call_counts, targets
 from .settings import SETTINGS_ATTRIBUTE, STOCK, Override, Settings
 
@@ -57,11 +57,11 @@ def describe(
     """What holds now, for these modules of one model or, without any, for every model. ``models``: what others have."""
     replaced: dict[str, str] = {}
     notes: list[str] = []
-    found = [getattr(module, SETTINGS_ATTRIBUTE, None) for module in modules]
-    own = next((one.settings for one in found if one is not None and one.settings is not None), None)
+    of_modules = [getattr(module, SETTINGS_ATTRIBUTE, None) for module in modules]
+    own = next((one.settings for one in of_modules if one is not None and one.settings is not None), None)
     for library in libraries:
         for owner, name, key in targets(library):
-            if any(author_of(found_at(holder, name)[1], library) == "ours" for holder in holders(owner, modules)):
+            if any(author_of(look_up(user, name)[1], library) == "ours" for user in users_of(owner, modules)):
                 replacement = library.replacements[key]
                 mode = getattr(own or library.settings, replacement.component)
                 replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")

@@ -61,7 +61,7 @@ def _apply(embeds: Any, name: str, x: Tensor, layout: Any) -> None:
     tables_at = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
     decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables_at=tables_at, reason=reason)
     if decision.strategy == "stock":
-        return _own_code(embeds, name, x, layout, decision, known)
+        return _run_timm(embeds, name, x, layout, decision, known)
     strategy = STRATEGIES[decision.strategy]
     # The compiler reads no lru_cache.
     make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec  # pragma: no mutate: only speed
@@ -74,15 +74,15 @@ def _apply(embeds: Any, name: str, x: Tensor, layout: Any) -> None:
     )
     where = layout if isinstance(layout, Tensor) else OneGrid(*layout)
     # timm's grid_sample flag samples wherever a coordinate lies.
-    on_invalid = partial(_own_code, embeds, name, x, layout, decision, True, "coordinates that name no cell")
+    on_invalid = partial(_run_timm, embeds, name, x, layout, decision, True, "coordinates that name no cell")
     dispatch.add(x, decision.tables, where, spec, strategy, decision.context, on_invalid)
 
 
-def _own_code(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision, known: bool, late: str = "") -> None:
+def _run_timm(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision, known: bool, reason: str = "") -> None:
     """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
-    if late:  # a reason that was found after the decision was counted
+    if reason:  # a reason that was found after the decision was counted
         call_counts.calls["pos_embed", decision.strategy] -= 1
-        record_fallback(LIBRARY, "pos_embed", decision.settings, late)
+        record_fallback(LIBRARY, "pos_embed", decision.settings, reason)
     if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE):
         name += "_grid_sample"
     original((EMBEDS, name))(embeds, x, where)
@@ -94,11 +94,11 @@ _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: embeddings for the whole batch at once; a token gets the cell its own coordinate names."""
     rope = read_rope(self.rope)
-    in_graph = context_of(x, patch_coord) not in (None, "capture")  # pragma: no mutate: speed, or a GPU tells
+    traceable = context_of(x, patch_coord) not in (None, "capture")  # pragma: no mutate: speed, or a GPU tells
     if isinstance(rope, str):
         reason: str | None = rope
-    elif rope.augmentation is not None and in_graph:
-        reason = "random rotary coordinates in a recorded graph"
+    elif rope.augmentation is not None and traceable:
+        reason = "random rotary coordinates where operations are traced"
     else:  # a tensor without memory of its own
         reason = None if type(patch_coord) in OWN_MEMORY else why_unsupported(patch_coord)
     decision = decide(LIBRARY, (VIT, "_generate_rope_naflex"), self, reason=reason)
@@ -106,7 +106,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
         return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
     coord = patch_coord.to(x.device)  # pragma: no mutate: a GPU tells
-    return batched_rope(rope, coord, x.dtype, in_graph=in_graph)
+    return batched_rope(rope, coord, x.dtype, traceable=traceable)
 
 
 def interpolator_forward(
@@ -128,8 +128,8 @@ def interpolator_forward(
         finally:
             _calling.interpolator = None  # pragma: no mutate: see above
     channels_last = getattr(self, "channels_last", True)  # pragma: no mutate: so in older releases
-    how = self.in_chans, channels_last, self.interpolation, self.antialias
-    weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *how)
+    options = self.in_chans, channels_last, self.interpolation, self.antialias
+    weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *options)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
 

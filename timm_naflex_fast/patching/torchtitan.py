@@ -32,38 +32,36 @@ def qwen_pos_embeds(
 ) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd."""
     side = num_grid_per_side
-    arguments = learned_pos_embed, grids, max_num_patch, side, spatial_merge_size, dim
-    return _embeddings(
-        QWEN, arguments, (side, side, dim), mode="bilinear", align_corners=True, merge=spatial_merge_size
-    )
+    args = learned_pos_embed, grids, max_num_patch, side, spatial_merge_size, dim
+    return _embeddings(QWEN, args, (side, side, dim), mode="bilinear", align_corners=True, merge=spatial_merge_size)
 
 
 def kimi_pos_embeds(pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str) -> Tensor:
     """Modifications: all images and frames at once, in one step of autograd; then the frames' times, as before."""
-    arguments = pos_embed, grids, max_num_patch, interpolation_mode
-    return _embeddings(KIMI, arguments, pos_embed.shape, mode=interpolation_mode)
+    args = pos_embed, grids, max_num_patch, interpolation_mode
+    return _embeddings(KIMI, args, pos_embed.shape, mode=interpolation_mode)
 
 
-def _embeddings(home: str, arguments: tuple[Any, ...], shape: Sequence[int], *, mode: str, **how: Any) -> Tensor:
+def _embeddings(path: str, args: tuple[Any, ...], shape: Sequence[int], *, mode: str, **options: Any) -> Tensor:
     """The table, which has that ``shape``, resampled; a replicated DTensor of a replicated DTensor, as in torchtitan.
 
     torchtitan's own code also where it checks types, and for sharded tables.
     """
-    table, grids, length, *_ = arguments
+    table, grids, length, *_ = args
     reason = None if mode in INTERPOLATIONS else f"a table resized by {mode}"
     spmd = sys.modules.get("spmd_types")
     if spmd is not None and spmd.is_type_checking():
         reason = "torchtitan's type checks"
     replicated = is_dtensor(table) and all(placement.is_replicate() for placement in table.placements)
     local = table.to_local() if replicated else table
-    strategy: Any = decide(LIBRARY, (home, _NAME), None, local, reason=reason).strategy
+    strategy: Any = decide(LIBRARY, (path, _NAME), None, local, reason=reason).strategy
     if strategy == "stock":
-        return original((home, _NAME))(*arguments)
+        return original((path, _NAME))(*args)
     # pragma: no mutate start, None is False here
-    how |= dict(mode=mode, antialias=False, length=length, strategy=strategy)
+    options |= dict(mode=mode, antialias=False, length=length, strategy=strategy)
     # pragma: no mutate end
-    cells = resample_pos_embeds(local.reshape(shape), grids, **how)
-    if home == KIMI and any(t > 1 for t, _, _ in grids):  # pragma: no mutate: only speed
+    cells = resample_pos_embeds(local.reshape(shape), grids, **options)
+    if path == KIMI and any(t > 1 for t, _, _ in grids):  # pragma: no mutate: only speed
         cells = cells + _times(cells, grids)
     if not replicated:
         return cells

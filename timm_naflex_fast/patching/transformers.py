@@ -49,10 +49,10 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
     # pragma: no mutate start, None is False here
-    tokens, how = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
+    tokens, options = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
     # pragma: no mutate end
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
-    embeddings = _packed_embeddings(len(tokens), table, image_grid_hw, **how, strategy=strategy)
+    embeddings = _packed_embeddings(len(tokens), table, image_grid_hw, **options, strategy=strategy)
     images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(1).tolist())
     return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
 
@@ -83,7 +83,7 @@ def _square_table(embeddings: Any, table: Tensor) -> Tensor:
     return table.reshape(side, side, -1)
 
 
-def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **how: Any) -> Tensor:
+def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **options: Any) -> Tensor:
     """The packed position embeddings, in the table's dtype, for so many tokens; None: for however many.
 
     A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
@@ -92,7 +92,7 @@ def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **how: Any
         ValueError: the sizes name another number of tokens, or a size cannot be merged.
     """
     breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
-    embeddings = (_outside_graphs if breaks else resample_pos_embeds)(table, sizes, **how)
+    embeddings = (_outside_graphs if breaks else resample_pos_embeds)(table, sizes, **options)
     if tokens not in (None, len(embeddings)):
         raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {tokens}")
     return embeddings
@@ -111,13 +111,13 @@ LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 23, 0),
-    model_classes=tuple(home.partition(":")[2] for home in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
+    model_classes=tuple(path.partition(":")[2] for path in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
     replacements={
-        (home, name): Replacement(
+        (path, name): Replacement(
             "pos_embed", function, AS_INTERPOLATE, attributes, skips=(("", skipped),), not_exported=not_exported
         )
-        for home, name, function, attributes, skipped, not_exported in (
+        for path, name, function, attributes, skipped, not_exported in (
             (SIGLIP2, "forward", siglip2_forward, _SIGLIP2_READS, _RESIZE, None),
             (COSMOS3, "forward", cosmos3_forward, f"{_SIGLIP2_READS} config", _RESIZE, _NOT_EXPORTED),
             (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO_READS, _INTERPOLATE, _NOT_EXPORTED),

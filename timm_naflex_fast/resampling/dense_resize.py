@@ -35,7 +35,7 @@ def resize_factorized(tables: Sequence[Tensor], a_h: Tensor, a_w: Tensor, dtype:
 @cached("dense matrices")
 def axis_matrices(h: int, w: int, table_size: Size, spec: ResizeSpec, device: torch.device) -> tuple[Tensor, Tensor]:
     """``A_h`` (h, H0) and ``A_w`` (w, W0), float64; identities for a grid of the table's own size."""
-    if not spec.at_coordinates and spec.interpolation != "linear" and (h, w) == table_size:
+    if not spec.use_grid_sample and spec.interpolation != "linear" and (h, w) == table_size:
         y, x = (torch.eye(n, dtype=torch.float64, device=device) for n in table_size)
     else:
         y, x = (axis_matrix(axis, (h, w), n0, spec).to(device, torch.float64) for axis, n0 in enumerate(table_size))
@@ -44,14 +44,14 @@ def axis_matrices(h: int, w: int, table_size: Size, spec: ResizeSpec, device: to
 
 def resample(tables: Sequence[Tensor], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
     """Each group with its embeddings: of a table in float64, of two in the tokens' dtype. PyTorch can derive all."""
-    wide = [table.view(table.shape[-3 if len(tables) == 1 else -2 :]).double() for table in tables]
-    table_size = (len(wide[0]), wide[0].shape[1] if len(wide) == 1 else len(wide[1]))
+    tables64 = [table.view(table.shape[-3 if len(tables) == 1 else -2 :]).double() for table in tables]
+    table_size = (len(tables64[0]), tables64[0].shape[1] if len(tables64) == 1 else len(tables64[1]))
     for group in plan.groups:
-        a_h, a_w = axis_matrices(group.h, group.w, table_size, plan.spec, wide[0].device)
-        if len(wide) == 1:
-            yield group, resize(wide[0], a_h, a_w)
+        a_h, a_w = axis_matrices(group.h, group.w, table_size, plan.spec, tables64[0].device)
+        if len(tables64) == 1:
+            yield group, resize(tables64[0], a_h, a_w)
         else:
-            yield group, resize_factorized(wide, a_h, a_w, plan.token_dtype)
+            yield group, resize_factorized(tables64, a_h, a_w, plan.token_dtype)
 
 
 def factorized_gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> list[Tensor]:

@@ -75,7 +75,7 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
     batch, length, _ = x.shape
     if batch == 0 or length == 0:
         return ResamplePlan([], [(0, length)] * batch, spec, x.dtype)
-    heights, widths, cell, reordered = read_grids(patch_coord, spec.at_coordinates)
+    heights, widths, cell, reordered = read_grids(patch_coord, spec.use_grid_sample)
     if cell is not None:
         cell = torch.from_numpy(cell)
         rows = cell.to(patch_coord.device, non_blocking=True).unbind()  # pragma: no mutate: only speed
@@ -88,11 +88,11 @@ def plan_batch(x: Tensor, patch_coord: Tensor, spec: ResizeSpec, resizes_square:
             raise _too_many(sample, (h, w), side, length)
         group = groups.get((h, w))
         if group is None:
-            group = groups[h, w] = GridGroup(h, w, [], {}, spec.at_coordinates)
+            group = groups[h, w] = GridGroup(h, w, [], {}, spec.use_grid_sample)
         group.samples.append(sample)
         tokens = min(length, h * w)
         if is_reordered:
-            tokens = length if spec.at_coordinates else tokens
+            tokens = length if spec.use_grid_sample else tokens
             # pragma: no mutate start, only speed
             group.cell_index[sample] = rows[sample] if tokens == length else rows[sample][:tokens]
             # pragma: no mutate end

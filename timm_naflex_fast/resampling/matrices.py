@@ -41,7 +41,7 @@ class ResizeSpec:
         batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they change the rounding.
 
     Attributes:
-        at_coordinates: timm's grid_sample flag samples the table at every token's coordinate; so padding tokens get
+        use_grid_sample: timm's grid_sample flag samples the table at every token's coordinate; so padding tokens get
             embeddings too, and a grid of the table's own size does not simply get the table.
     """
 
@@ -51,14 +51,14 @@ class ResizeSpec:
     ar_preserving: bool = False
     reference: str = "interpolate"
     batch_max: Size = (0, 0)
-    at_coordinates: bool = field(init=False, repr=False, compare=False)
+    use_grid_sample: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_interpolate = self.reference == "interpolate"
         if self.interpolation == "linear" and not is_interpolate:
             object.__setattr__(self, "reference", "affine_grid")
         object.__setattr__(self, "antialias", self.antialias and is_interpolate and self.interpolation != "linear")
-        object.__setattr__(self, "at_coordinates", not is_interpolate)
+        object.__setattr__(self, "use_grid_sample", not is_interpolate)
 
     def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""

@@ -64,7 +64,7 @@ def resize_steps(
 ) -> ResizeSteps:
     """The steps from a table to a grid (h, w); with ``transpose`` those of the transposed map, back."""
     h0, w0 = table_size
-    if not spec.at_coordinates and (h, w) == (h0, w0):
+    if not spec.use_grid_sample and (h, w) == (h0, w0):
         return ()
     y, x = (
         cached_taps(keep, n, n0, spec, batch_max, dtype, transpose)
@@ -113,9 +113,9 @@ def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[G
     # pragma: no mutate end
     to_resize = []
     for group in plan.groups:
-        if not spec.at_coordinates and (group.h, group.w) == table_size:
+        if not spec.use_grid_sample and (group.h, group.w) == table_size:
             yield group, flat
-        elif by_pytorch and not spec.at_coordinates:
+        elif by_pytorch and not spec.use_grid_sample:
             yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
         else:
             to_resize.append(group)

@@ -173,5 +173,5 @@ class AddedInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """The gradient of ``x`` itself, and those of the tables in the tables' shapes; autograd casts them."""
         (g,) = grads
-        found = ctx.gradients(g) if ctx.shapes else ()
-        return g, None, *(grad.reshape(shape) for grad, shape in zip(found, ctx.shapes))
+        grads = ctx.gradients(g) if ctx.shapes else ()
+        return g, None, *(grad.reshape(shape) for grad, shape in zip(grads, ctx.shapes))

@@ -28,7 +28,7 @@ class MixedEmbeddings(Iterator[Tensor]):
 
 
 def batched_rope(
-    rope: Rope, patch_coord: Tensor, dtype: torch.dtype, *, in_graph: bool = False
+    rope: Rope, patch_coord: Tensor, dtype: torch.dtype, *, traceable: bool = False
 ) -> Tensor | MixedEmbeddings | list[Tensor]:
     """What timm's ``NaFlexVit._generate_rope_naflex`` returns, without a loop over samples.
 
@@ -37,7 +37,7 @@ def batched_rope(
         patch_coord: (B, N, 2) coordinates (y, x) of the patch tokens, in any number dtype. A sample's grid is its
             largest coordinate + 1; tokens after its h*w are padding, whose coordinates are not looked at.
         dtype: of the result. Angles, sines and cosines are computed in float32 at least, under autocast too.
-        in_graph: use only operations that a graph can hold and autograd can differentiate; read nothing back.
+        traceable: use only operations that a graph can hold and autograd can differentiate; read nothing back.
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary embeddings an
@@ -45,13 +45,13 @@ def batched_rope(
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not checked with
-            ``in_graph``, nor on a GPU where nothing is read back.
+            ``traceable``, nor on a GPU where nothing is read back.
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
     fixed, tokens = rope.augmentation is None, patch_coord.shape[0] * patch_coord.shape[1]
-    coord = patch_coord.detach().to(torch.int64) if in_graph else whole_numbers(patch_coord)
-    if in_graph or tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
+    coord = patch_coord.detach().to(torch.int64) if traceable else whole_numbers(patch_coord)
+    if traceable or tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
         embed = per_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
     else:
         heights, widths, *_ = read_grids(coord)

@@ -111,8 +111,8 @@ def read_rope(module: Any) -> Rope | str:
     if dinov3 and torch.finfo(frequencies.dtype).bits < 32:  # kept so by older timm, which then computes angles in it
         return f"DINOv3 rotary embeddings with {frequencies.dtype} periods"
     draws = module.training and settings.get("aug_active", False)
-    wide = torch.promote_types(frequencies.dtype, torch.float32) if kind != "RotaryEmbeddingMixed" else torch.float32
-    frequencies = frequencies.to(wide)
+    dtype = torch.promote_types(frequencies.dtype, torch.float32) if kind != "RotaryEmbeddingMixed" else torch.float32
+    frequencies = frequencies.to(dtype)
     if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
         frequencies = torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
     return Rope(
