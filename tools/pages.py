@@ -28,6 +28,7 @@ from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.report import HEADINGS, row_text
 from timm_naflex_fast.measure.drift.survey import Drift
 from timm_naflex_fast.measure.output import number
+from timm_naflex_fast.patching.install import Handle, Status
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -257,17 +258,19 @@ def timm_tests() -> str:
 
 
 def api() -> str:
-    """Each public function: its call, and the first sentence of its docstring."""
-    parts = []
+    """Each public function: its call, and the first sentence of its docstring; and what two of them return."""
+    parts, returned = [], (Handle, Status)
     for module, names in ((timm_naflex_fast, ("enable", "disable", "status")), (functional, functional.__all__)):
         for name in names:
             function = getattr(module, name)
             told = inspect.signature(function)
             taken = [p.replace(annotation=p.empty) for p in told.parameters.values()]
             call = str(told.replace(parameters=taken)).replace(", *,", ",\n    *,")
+            for cls in returned:
+                call = call.replace(f"{cls.__module__}.", "")
             sentence = " ".join(str(function.__doc__).split("\n\n")[0].split())
             parts.append(f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *(f"### `{cls.__name__}`\n\n{inspect.getdoc(cls)}" for cls in returned)])
 
 
 FUNCTIONS = (first_screen, graphs, model_sentence, never_slower, drift_peers, versions, timm_tests, api)
