@@ -8,15 +8,9 @@ from hypothesis import HealthCheck, settings
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
 # each mutant of mutmut the same few.
 for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
-    settings.register_profile(
-        profile,
-        max_examples=examples,
-        derandomize=profile == "mutation",
-        database=None if profile == "mutation" else settings.default.database,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-        print_blob=True,
-    )
+    same = dict(derandomize=True, database=None) if profile == "mutation" else {}
+    same |= dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+    settings.register_profile(profile, max_examples=examples, **same)
 settings.load_profile("project")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children

@@ -153,22 +153,19 @@ class Embeds(torch.nn.Module):
         self.table, self.options = torch.nn.Parameter(torch.randn(6, 5, 8)), dict(merge=2, length=length)
 
     def forward(self, x, sizes):
-        made = [
-            resample_pos_embeds(self.table, some, mode="bilinear", padding=padding, **self.options)
-            for some in (sizes, sizes[:, 1:])
-            for padding in ("zeros", "first")
-        ]
+        embed = partial(resample_pos_embeds, self.table, mode="bilinear", **self.options)
+        made = [embed(some, padding=rest) for some in (sizes, sizes[:, 1:]) for rest in ("zeros", "first")]
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, *map(slow, (torch.uint8, torch.int8, torch.int16, torch.int32))], ids=str
-)
+@pytest.mark.parametrize("dtype", ["int64", *map(slow, ("uint8", "int8", "int16", "int32"))])
 @pytest.mark.parametrize("how", ["compile", "export", "trace"])
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
     model, x = Embeds(length=450), torch.zeros(3, 450, 8)
-    sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=dtype)
-    other = torch.tensor([(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=dtype)  # its cells are more than 8 bits can count
+    sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=getattr(torch, dtype))
+    other = torch.tensor(
+        [(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype
+    )  # its cells are more than 8 bits can count
     graph = written(how, model, x, sizes)
     for some in (sizes, other):
         want, got = model(x, some), graph(x, some)

@@ -101,6 +101,7 @@ def rope(to, kind, times, **options):
     return found
 
 
+HOW = ("bicubic", True)  # interpolation, antialias
 VARIANTS = {"": {}, ", reordered": dict(coord=REORDERED), ", ar_preserving": dict(ar_preserving=True)}
 CASES = {
     f"{kind}, {strategy}{variant}": partial(make, strategy=strategy, **options)
@@ -129,9 +130,7 @@ CASES |= {
     "patch kernel": patch_kernel,
     "patch kernel, bilinear, float64": partial(patch_kernel, mode="bilinear", dtype=torch.float64),
     "patch kernel, bfloat16": partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
-    "patch kernel, linear": lambda to: [
-        resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, "bicubic", True)
-    ],
+    "patch kernel, linear": lambda to: [resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, *HOW)],
     "patch kernel, in a graph": lambda to: [axis_inverse(n, 16, "bicubic", True, to(COORD).device) for n in (9, 25)],
     "graph, host coordinates": partial(in_graph, where=lambda to: COORD),
     "graph, factorized": partial(in_graph, where=lambda to: to(COORD), shapes=((6, 8), (5, 8))),

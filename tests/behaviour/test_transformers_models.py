@@ -78,12 +78,8 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize(
     ("kind", "layers", "mode", "backend", "shapes"),
-    [
-        ("vision", 0, "matmul", "eager", 4),
-        ("vision", 0, "interpolate_cached", "eager", 1),  # breaks the graph
-        slow("labels", 1, "matmul", "eager", 4),
-        slow("vision", 1, "matmul", "inductor", 1),
-    ],
+    [("vision", 0, "matmul", "eager", 4), ("vision", 0, "interpolate_cached", "eager", 1)]  # which breaks the graph
+    + [slow("labels", 1, "matmul", "eager", 4), slow("vision", 1, "matmul", "inductor", 1)],
 )
 def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, shapes):
     model, counter = made(kind, num_hidden_layers=layers), CompileCounterWithBackend(backend)

@@ -93,7 +93,7 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "hook", "resample_linear_weight", INVERSE, "_apply_resampling"])
+@pytest.mark.parametrize("how", ["subclass", "hook", "duck", "resample_linear_weight", INVERSE, "_apply_resampling"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
     plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
@@ -104,6 +104,9 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monke
         pytest.skip("this timm has no resampler")
     if how == "hook":
         tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
+    elif how == "duck":  # no module: what looks for hooks finds none of their dictionaries
+        own = tripled._modules.pop("resampler")
+        tripled.resampler = type("Duck", (), {"__call__": lambda self, *args: 3 * own(*args), "forward": own.forward})()
     elif how != "subclass":
         owner = next(o for o in (patch_embed, tripled, getattr(tripled, "resampler", None)) if hasattr(o, how))
         own = getattr(owner, how)

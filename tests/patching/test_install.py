@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+import wrapt
 from timm.layers import patch_embed
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
@@ -106,7 +107,15 @@ def spied(self, x, patch_coord):
     x.mul_(2)
 
 
-@pytest.mark.parametrize("other", [spied, mock.MagicMock(return_value=None)], ids=["spy", "mock"])
+@wrapt.decorator
+def doubled(wrapped, _, args, options):
+    wrapped(*args, **options)
+    args[0].mul_(2)
+
+
+@pytest.mark.parametrize(
+    "other", [spied, mock.MagicMock(return_value=None), doubled(STOCK_METHODS[LEARNED])], ids=["spy", "mock", "proxy"]
+)
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_one, monkeypatch):
     model, factorized = small_vit(), small_vit(pos_embed="factorized")
@@ -114,7 +123,7 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
-        by = f"{__name__}.NaFlexEmbeds.{LEARNED}" if other is spied else "unittest.mock.MagicMock"
+        by = f"{__name__ if other is spied else type(other).__module__}.{getattr(other, '__qualname__', 'MagicMock')}"
         with pytest.warns(UserWarning, match=rf"{named} but {by} and stays .*call enable\(\) before") as said:
             enable("grid_sample", model=model if for_one else None)
         assert said[0].filename == __file__

@@ -81,7 +81,8 @@ def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) 
             return
         tokens = Tokens(x, plan.counts)
         for group, embedding in embeddings:
-            tokens.add(group, embedding.to(tokens.dtype))
+            same = embedding.dtype is tokens.dtype  # pragma: no mutate: only speed
+            tokens.add(group, embedding if same else embedding.to(tokens.dtype))
 
 
 def gradient(g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec) -> Tensor:

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -187,8 +187,8 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
     for path, name in skips:
         owner = owner_of(path) if ":" in path else getattr(module, path, None) if path else module
         function = getattr(owner, "__dict__", {}).get(name, getattr(type(owner), name, None))
-        hooked = function is not None and name == "forward" and is_hooked(owner)
-        if hooked or (function is not None and author_of(function, library) == "foreign"):
+        foreign = function is not None and author_of(function, library) == "foreign"
+        if foreign or (function is not None and name == "forward" and is_hooked(owner)):
             return f"{getattr(owner, '__name__', type(owner).__name__)}.{name} (not the library's own)"
     return None
 
@@ -196,16 +196,16 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
 def is_hooked(module: Any) -> bool:
     """Whether to call the module does more than its ``forward`` does."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks = any(getattr(module, kind) or getattr(nn.modules.module, f"_global{kind}") for kind in kinds)
+    hooks = any(getattr(module, kind, None) or getattr(nn.modules.module, f"_global{kind}") for kind in kinds)
     return hooks or type(module).__call__ is not nn.Module.__call__
 
 
 def author_of(function: Any, library: Library) -> Author:
     """Who wrote a function: "ours", "original", "foreign" (a spy, a change of the result, perhaps around ours).
 
-    A wrapper can copy the name of what it wraps, but not its ``__globals__``.
+    A wrapper can copy the name of what it wraps, but not its ``__globals__``; a proxy has those too, and another type.
     """
-    function = getattr(function, "__func__", function)
+    function = function.__func__ if type(function) is MethodType else function
     if any(function is replacement.function for replacement in library.replacements.values()):
         return "ours"
     if defined_in(function).partition(".")[0] == "torch":  # torch.compiler.disable, torch.no_grad
@@ -214,8 +214,8 @@ def author_of(function: Any, library: Library) -> Author:
 
 
 def defined_in(function: Any) -> str:
-    """The module in which a function was defined; "" for what is no function."""
-    return str(getattr(function, "__globals__", {}).get("__name__", ""))
+    """The module in which a function was defined; "" for what is no function, a proxy of one too."""
+    return str(function.__globals__.get("__name__", "")) if type(function) is FunctionType else ""
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard on the counts.
