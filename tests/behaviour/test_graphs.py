@@ -163,12 +163,9 @@ class Embeds(torch.nn.Module):
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
     model, x = Embeds(length=450), torch.zeros(3, 450, 8)
     sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=getattr(torch, dtype))
-    other = torch.tensor(
-        [(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype
-    )  # its cells are more than 8 bits can count
+    other = torch.tensor([(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype)  # more cells than 8 bits can count
     graph = written(how, model, x, sizes)
-    for some in (sizes, other):
-        want, got = model(x, some), graph(x, some)
+    for want, got in ((model(x, some), graph(x, some)) for some in (sizes, other)):
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     weight = torch.randn_like(want)
     grads = [torch.autograd.grad((out * weight).sum(), m.table)[0] for out, m in ((got, graph), (want, model))]

@@ -27,7 +27,7 @@ from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, library, transformers
 from timm_naflex_fast.patching import timm as patching_timm
-from timm_naflex_fast.patching.settings import STOCK, Settings
+from timm_naflex_fast.patching.settings import STOCK, VALID_MODES, Settings, parse_settings
 
 pytestmark = pytest.mark.usefixtures("clean")
 LEARNED = "_apply_learned_naflex_pos_embed"
@@ -64,6 +64,11 @@ def test_threads_never_see_half_a_patch(monkeypatch):
     monkeypatch.setattr(install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real()))
     enable("matmul", model=model), enable("grid_sample", model=model)
     assert seen == ["stock", "matmul"]  # not yet the new ones
+
+
+def test_a_mode_takes_the_last_of_a_components_strategies():
+    with mock.patch.dict(VALID_MODES, rope=("stock", "slower", "batched")):
+        assert parse_settings("matmul", strict=False).rope == "batched"
 
 
 @pytest.mark.parametrize(
