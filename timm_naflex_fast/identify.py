@@ -131,9 +131,8 @@ def conventions(sizes: Grids) -> Iterator[Convention]:
         # Bilinear taps lie outside where all weight is on the border's cell, or where the position itself does.
         if mode == "bilinear" and outside and (outside == "drops" or corners):
             continue
-        drops, zeros = outside == "drops", outside == "zeros"
         plain = Convention(mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded)
-        yield replace(plain, drops_outside=drops, zeros_outside=zeros, edges=half is None)
+        yield replace(plain, drops_outside=outside == "drops", zeros_outside=outside == "zeros", edges=half is None)
 
 
 class Family(NamedTuple):

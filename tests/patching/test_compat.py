@@ -130,6 +130,37 @@ def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monke
         assert status().calls["patch_embed", "matmul"] == before + 1
 
 
+def resampler_of(mode="bilinear", antialias=False):
+    return patch_embed.PatchEmbedResamplerFixedOrigSize((16, 16), mode, antialias)
+
+
+CHANGES = {
+    "another": lambda m, _: setattr(m, "resampler", resampler_of()),
+    "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
+    "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
+    "callable": lambda m, _: (m._modules.pop("resampler"), setattr(m, "resampler", resampler_of().forward)),
+    "bound elsewhere": lambda m, _: setattr(m.resampler, INVERSE, getattr(resampler_of(), INVERSE)),
+    "no_grad": lambda m, mp: mp.setattr(type(m.resampler), "forward", torch.no_grad()(type(m.resampler).forward)),
+}
+
+
+@pytest.mark.skipif(not hasattr(patch_embed, "PatchEmbedResamplerFixedOrigSize"), reason="timm 1.0.16 has none")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_resampler_keeps_its_effect(change, monkeypatch):
+    changed, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
+    weight, bias = torch.randn(5, 768, requires_grad=True), torch.zeros(5, requires_grad=True)
+    plain = changed(patches, weight, bias, (8, 8))
+    changed = PatchEmbedInterpolator((16, 16), 3, 5)  # timm has kept an inverse for the first
+    CHANGES[change](changed, monkeypatch)
+    want = changed(patches, weight, bias, (8, 8))
+    assert torch.allclose(want, plain) == (change == "no_grad")
+    with enable():
+        got = changed(patches, weight, bias, (8, 8))
+    assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+    grads = [torch.autograd.grad(out.sum(), (weight, bias), allow_unused=True)[0] is None for out in (got, want)]
+    assert grads == [change == "no_grad"] * 2
+
+
 @pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings")
 def test_a_patched_rotary_module_keeps_its_effect():
     model = small_vit(rope_type="axial")

@@ -258,6 +258,11 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace():
         assert uses(model) == "grid_sample", steps
         disable()
         assert is_pristine() and not library.originals, steps
+    with enable("grid_sample"):
+        found.append(NaFlexEmbeds.__dict__[LEARNED])
+    setattr(NaFlexEmbeds, LEARNED, lambda self, x, patch_coord: found[0](self, x, patch_coord))
+    embed(model)  # ours, saved by another, is called when it is no longer in place
+    setattr(NaFlexEmbeds, LEARNED, PRISTINE[NaFlexEmbeds][LEARNED])
 
 
 def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):

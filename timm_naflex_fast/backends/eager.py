@@ -111,8 +111,9 @@ def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -
         else:
             others.append(group)
             made.setdefault(key)  # seen once, at least
-    larger = len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]  # pragma: no mutate: only speed
-    if not again or larger:  # pragma: no mutate: only speed
+    # pragma: no mutate start, only speed
+    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
+        # pragma: no mutate end
         return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from .library import Library, Target, author_of, defined_in, original, originals, owner_of, targets
+from .library import Library, Target, author_of, defined_in, originals, owner_of, targets
 
 
 def look_up(user: Any, name: str) -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
             continue
         label = f"{owner.__name__}.{name}"
         try:
-            if changed := attributes_of(original(key)) ^ {*attributes.split()}:
+            if changed := attributes_of(originals.get(key) or getattr(owner, name)) ^ {*attributes.split()}:
                 wrong.append(f"{label} reads what it did not, or no longer: {', '.join(sorted(changed))}")
             if name.startswith("_") and name not in attributes_of(owner):
                 wrong.append(f"nothing calls {label} any more")
@@ -106,11 +106,14 @@ def unsupported(library: Library, wrong: str) -> RuntimeError:
 def attributes_of(function: Any) -> set[str]:
     """The attributes of ``self`` that a function, or any method of a class, names, by ``getattr`` too.
 
+    Of a function without ``self`` those of ``torch`` and ``F``.
+
     Raises:
         OSError: there is no source.
     """
     source = re.sub("#.*", "", inspect.getsource(function))  # pragma: no mutate: any text that names nothing
-    return {*re.findall(r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)""", source)}
+    of_self = r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)"""
+    return {*re.findall(of_self if re.search(r"\bself\b", source) else r"\b(?:torch|F)\.(\w+)", source)}
 
 
 def _arguments(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..resampling import cache
 from .compat import check_supported, foreign_methods, unsupported
-from .library import Library, author_of, call_counts, imported_targets, original, originals, targets, warn_once
+from .library import Library, author_of, call_counts, imported_targets, original, originals, saved, targets, warn_once
 from .settings import SETTINGS_ATTRIBUTE, STOCK, Counts, Mode, ModelSettings, Override, check_name, parse_settings
 from .status import Status, describe
 
@@ -79,7 +79,7 @@ def _install(libraries: Iterable[Library]) -> None:
         check_supported(library, ready)
         todo += [(library, target) for target in ready]
     for library, (owner, name, key) in todo:
-        originals[key] = vars(owner)[name]
+        originals[key] = saved[key] = vars(owner)[name]
         setattr(owner, name, library.replacements[key].function)
 
 

@@ -73,6 +73,8 @@ AS_INTERPOLATE = {name: name for name, strategy in STRATEGIES.items() if strateg
 
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions: entered before ours take their places, deleted after ours are gone."""
+saved: dict[Key, Callable[..., Any]] = {}
+"""The same, never deleted: another package may have saved ours, and call it when it is gone."""
 
 warned: set[str] = set()
 call_counts = Counts()
@@ -81,7 +83,7 @@ call_counts = Counts()
 
 def original(key: Key) -> Callable[..., Any]:
     """The library's own method or function, whether or not ours is in its place."""
-    function = originals.get(key)
+    function = originals.get(key) or saved.get(key)
     return getattr(owner_of(key[0]), key[1]) if function is None else function
 
 
@@ -188,7 +190,8 @@ def overridden_by(library: Library, module: Any, skips: tuple[Key, ...]) -> str 
         owner = owner_of(path) if ":" in path else getattr(module, path, None) if path else module
         function = getattr(owner, "__dict__", {}).get(name, getattr(type(owner), name, None))
         foreign = function is not None and author_of(function, library) == "foreign"
-        if foreign or (function is not None and name == "forward" and is_hooked(owner)):
+        called = name == "forward" and owner is not None  # by calling the module, whatever ``forward`` it has
+        if foreign or getattr(function, "__self__", owner) is not owner or (called and is_hooked(owner)):
             return f"{getattr(owner, '__name__', type(owner).__name__)}.{name} (not the library's own)"
     return None
 
@@ -208,7 +211,7 @@ def author_of(function: Any, library: Library) -> Author:
     function = function.__func__ if type(function) is MethodType else function
     if any(function is replacement.function for replacement in library.replacements.values()):
         return "ours"
-    if defined_in(function).partition(".")[0] == "torch":  # torch.compiler.disable, torch.no_grad
+    if defined_in(function).startswith(("torch._dynamo.", "torch._compile")):  # torch.compiler.disable
         function = vars(function).get("__wrapped__")
     return "original" if defined_in(function).partition(".")[0] == library.name else "foreign"
 

@@ -120,7 +120,9 @@ def interpolator_forward(
     """Modifications: a separable product; a frozen weight's resampled kernel is reused; an empty batch works."""
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
     fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    if not (fits and _decide_kernel(self, key, proj_weight, self.interpolation)):
+    resampler = getattr(self, "resampler", self)  # which has settings of its own, but in older releases
+    interpolation = getattr(resampler, "interpolation", "")  # another's may have none
+    if not (fits and _decide_kernel(self, key, proj_weight, interpolation)):
         # Older releases call ``resample_patch_embed``, for which this module's settings hold.
         _calling.interpolator = self  # pragma: no mutate: see above
         try:
@@ -128,7 +130,7 @@ def interpolator_forward(
         finally:
             _calling.interpolator = None  # pragma: no mutate: see above
     channels_last = getattr(self, "channels_last", True)  # pragma: no mutate: so in older releases
-    options = self.in_chans, channels_last, self.interpolation, self.antialias
+    options = self.in_chans, channels_last, interpolation, resampler.antialias
     weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *options)
     return F.linear(patches.flatten(2), weight, proj_bias)
 

@@ -1,9 +1,10 @@
 """transformers: the towers that resample a learned table image by image, each with its replacement.
 
 Siglip2 (also LFM2-VL's tower), Cosmos3-Edge, RADIO's packed images and HunYuan-VL. The whole batch is resampled at
-once, in float32 at least, and cast once. transformers computes Siglip2's and Cosmos3-Edge's table in its own dtype on
-CUDA. For grids (h, 1) their result is wrong: PyTorch's antialiased resize to width 1 misreads the memory layout that
-they hand over. Ours is right.
+once, in float32 at least, and cast once. transformers >= 5.24 computes Siglip2's batch at once too, by one product with
+a weight for each cell of the table. Before, it looped, on CUDA in the table's own dtype, as Cosmos3-Edge still does.
+For grids (h, 1) such a loop is wrong: PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
+over. Ours is right.
 """
 
 from typing import Any
@@ -14,11 +15,10 @@ from torch import Tensor
 from ..functional import resample_pos_embeds
 from .library import AS_INTERPOLATE, Library, Replacement, decide, original
 
-_MODELS = "transformers.models"
-SIGLIP2 = f"{_MODELS}.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
-COSMOS3 = f"{_MODELS}.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
-RADIO = f"{_MODELS}.radio.modeling_radio:RadioPatchEmbeddings"
-HUNYUAN = f"{_MODELS}.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
+SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
+COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
+RADIO = "transformers.models.radio.modeling_radio:RadioPatchEmbeddings"
+HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPatchEmbed"
 
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
@@ -27,8 +27,9 @@ def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> 
     strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight"))
     if strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
+    table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
     options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
-    return _linear(self, pixel_values) + resample_pos_embeds(_square_table(self, *tables), spatial_shapes, **options)
+    return _linear(self, pixel_values) + resample_pos_embeds(table, spatial_shapes, **options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
-    table = _square_table(self, *tables)
+    table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
     return tokens + _packed_embeddings(len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy)
 
 
@@ -78,11 +79,6 @@ def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
     return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
 
 
-def _square_table(embeddings: Any, table: Tensor) -> Tensor:
-    side = embeddings.position_embedding_size
-    return table.reshape(side, side, -1)
-
-
 def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **options: Any) -> Tensor:
     """The packed position embeddings, in the table's dtype, for so many tokens; None: for however many.
 
@@ -110,7 +106,7 @@ _HUNYUAN_READS = "config interpolate_pos_encoding patch_embedding patch_size"
 LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
-    newest=(5, 23, 0),
+    newest=(5, 24, 0),
     model_classes=tuple(path.partition(":")[2] for path in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
     example="transformers.Siglip2VisionModel",
     replacements={
@@ -125,6 +121,8 @@ LIBRARY = Library(
         )
     },
     copied_methods={
+        (SIGLIP2, _RESIZE): "LongTensor Tensor arange cat div float32",
+        (COSMOS3, _RESIZE): "LongTensor Tensor cat interpolate",
         (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
         (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
     },

@@ -146,10 +146,9 @@ def gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePla
             if len(steps) == 2:
                 after_y.add(steps[0](summed))
                 along_y = steps[1]
-            elif steps and steps[0].rows is not None:
-                total.accumulator(h0 * w0, summed).index_add_(0, steps[0].rows, steps[0](summed))
-            else:
-                total.accumulator(h0 * w0, summed).add_(steps[0](summed) if steps else summed)
+            else:  # ``summed`` may be a view of the tokens
+                part, rows = (steps[0](summed), steps[0].rows) if steps else (summed.clone(), None)
+                total.accumulate(part, rows, h0 * w0)
         if along_y is not None:
             total.add(along_y(after_y.total().view(-1, w0 * channels)).view(-1, channels))
     return [total.total().view(h0, w0, channels)]

@@ -40,9 +40,12 @@ class Tokens:
 
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
-        if self.batch is not None and not group.cell_index and 0 < len(group.samples) == len(self.batch):
+        alike = not group.cell_index or len(self.counts) == 1  # pragma: no mutate: only speed
+        if self.batch is not None and alike and 0 < len(group.samples) == len(self.batch):  # all at once
             count, padding = self.counts[0]
             if not (padding and group.embeds_padding):  # pragma: no mutate: only speed
+                if group.cell_index:
+                    embeddings = embeddings.index_select(0, group.cell_index[0].to(self.device, non_blocking=True))
                 (self.batch.narrow(1, 0, count) if padding else self.batch).add_(embeddings)  # pragma: no mutate: speed
                 return
         in_grid, after = self.views
@@ -77,8 +80,7 @@ class Tokens:
                     return summed.contiguous()
                 total.add(F.pad(summed, (0, 0, 0, missing)))  # a copy, which may be written to
             else:
-                accumulator = total.accumulator(group.h * group.w, summed)
-                accumulator.index_add_(0, cell.to(self.device, non_blocking=True), summed)
+                total.accumulate(summed, cell.to(self.device, non_blocking=True), group.h * group.w)
         out = total.total()
         if group.embeds_padding and self.views[1]:
             out[0] += torch.stack([self.views[1][sample].sum(0, dtype=dtype) for sample in group.samples]).sum(0)
@@ -123,33 +125,34 @@ class PairwiseSum:
     """The sum of tensors of one shape, as they come. Each must own its memory, which is written to; few are alive."""
 
     def __init__(self) -> None:
-        self._sums: list[Tensor] = []  # of 2^k tensors each, k smaller and smaller
-        self._count = self._added = 0
-        self._open: Tensor | None = None
+        self._sums: list[Tensor] = []  # of 2^k parts each, k smaller and smaller; the newest of one part
+        self._count = self._accumulated = 0
 
     def add(self, part: Tensor) -> None:
         """Add one more; it is written to."""
-        self._count += 1  # pragma: no mutate: the sign does not count
         pairs = self._count
-        while pairs % 2 == 0:
-            part, pairs = self._sums.pop().add_(part), pairs // 2  # pragma: no mutate: pairs is even
+        while pairs and pairs % 2 == 0:
+            newest, pairs = self._sums.pop(), pairs // 2  # pragma: no mutate: pairs is even
+            self._sums[-1].add_(newest)
         self._sums.append(part)
+        self._count += 1  # pragma: no mutate: the sign does not count
 
-    def accumulator(self, rows: int, like: Tensor) -> Tensor:
-        """Zeros (rows, C) into which one more part is to be added; the same ones for ``MAX_SEQUENTIAL`` parts."""
-        if self._open is None or self._added % MAX_SEQUENTIAL == 0:
-            self._close()
-            self._open = like.new_zeros(rows, like.shape[1])
-        self._added += 1  # pragma: no mutate: the sign does not count
-        return self._open
+    def accumulate(self, part: Tensor, rows: Tensor | None, total_rows: int) -> None:
+        """Add one more to the newest part, ``MAX_SEQUENTIAL`` in turn; the first of them is written to.
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self.add(self._open)
+        ``rows``: to which of ``total_rows`` rows those of ``part`` are added; None: it has them all, in order.
+        """
+        if self._accumulated % MAX_SEQUENTIAL == 0:
+            whole = part if rows is None else part.new_zeros(total_rows, part.shape[1]).index_add_(0, rows, part)
+            self.add(whole)
+        elif rows is None:
+            self._sums[-1].add_(part)
+        else:
+            self._sums[-1].index_add_(0, rows, part)
+        self._accumulated += 1  # pragma: no mutate: the sign does not count
 
     def total(self) -> Tensor:
         """The sum of all that came, of one at least."""
-        self._close()
         total = self._sums.pop()
         while self._sums:
             total = self._sums.pop().add_(total)
