@@ -33,7 +33,7 @@ nox.options.sessions = ["pairing", "timm_tests"]
 PAIRINGS = {f"timm-{v}": f"--with timm=={v}" for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")}
 PAIRINGS |= {"newest": "", "torch-2.4": "--with torch==2.4.1 --with torchvision==0.19.1"}
 PAIRINGS |= {"torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0"}
-PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22")}
+PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22", "5.23")}
 PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
 # Folders and files of tests.
 PATCH = ("handles", "compiled_choice", "transformers_models")

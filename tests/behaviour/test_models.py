@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.oracles import BATCH, NEW_TIMM, far, relative, row_major, small_vit, tables, trained, vit_batch
+from tests.support.oracles import NEW_TIMM, far, relative, row_major, small_vit, tables, trained, vit_batch
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 
@@ -50,16 +50,6 @@ def test_outputs_and_gradients_equal_stock(model, mode):
         with running(mode):
             for _ in range(3):  # at last from the cache
                 assert relative(model.embeds(images)[0], want) <= 1e-6
-
-
-@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-def test_autocast_equals_stock(mode):
-    model, batch = small_vit(), tuple(BATCH.values())
-    with torch.autocast("cpu", torch.bfloat16):
-        (want, want_grads), (got, got_grads) = step(model, batch, "stock"), step(model, batch, mode)
-    assert relative(got, want) <= (0 if mode == "interpolate_cached" else 1e-2)
-    table = "embeds.pos_embed"
-    assert relative(got_grads[table], want_grads[table]) <= 2e-2  # stock sums repeats in bfloat16
 
 
 def first(out):

@@ -12,7 +12,7 @@ from torch.utils import checkpoint
 from tests.support.checks import written
 from tests.support.oracles import OLD_TORCH, far, relative, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
-from tests.support.running import ran, running
+from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
@@ -114,20 +114,6 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
         got = replacement(rope.to("meta"), x.to("meta"), coord.to("meta"))
         assert got.shape == want.shape and got.device.type == "meta"
     assert relative(by_sample, want.movedim(-4, 0).unsqueeze(-4)) <= 1e-5
-
-
-@pytest.mark.usefixtures("clean")
-def test_every_mode_replaces_it_unless_the_flag_says_stock():
-    mine, other = vit("axial"), vit("axial")
-    for options in (dict(mode=mode) for mode in ("matmul", "grid_sample", "interpolate_cached")):
-        with running(component="rope", **options), torch.no_grad():
-            mine(BATCH)
-            assert status().replaced["NaFlexVit._generate_rope_naflex"] == "batched"
-    enable("stock", rope="batched", model=mine)
-    for model, count in ((mine, 1), (other, 0)):
-        with ran() as seen, torch.no_grad():
-            model(BATCH)
-        assert seen["rope", "batched"] == count
 
 
 @pytest.mark.usefixtures("clean")

@@ -148,10 +148,9 @@ def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_p
 
 
 @pytest.mark.slow
-def test_transformers_is_patched(tmp_path):
+def test_transformers_is_patched():
     pytest.importorskip("transformers", minversion="5.21")
-    (tmp_path / "script.py").write_text(SIGLIP2)
-    code, _, err = run("--library", "transformers", "script.py", cwd=tmp_path)
+    code, _, err = run("--library", "transformers", "-", given=SIGLIP2)
     assert code == 0 and re.search(r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err), err
 
 

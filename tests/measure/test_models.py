@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import sys
 from unittest.mock import Mock
 
 import numpy as np
@@ -160,13 +159,6 @@ def test_no_code_in_a_file_runs_whatever_timm_does(place, zipped, tmp_path, monk
     with pytest.raises(RuntimeError, match=r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"):
         load_model(NAME, "evil.pth", **SMALL)
     assert not (tmp_path / "PWNED").exists()
-
-
-def test_an_old_timm_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "timm.models.naflexvit", None)
-    for command in (["bench", "--model", NAME], ["drift", "--model", NAME, "--random-weights"]):
-        assert cli.main(command) == 2
-        assert "1.0.16 or newer is needed" in capsys.readouterr().err
 
 
 def test_settings_are_read_as_timms_scripts_read_them():

@@ -93,72 +93,56 @@ class Tripled(PatchEmbedInterpolator):
         return 3 * super().resample_linear_weight(weight, size)
 
 
-@pytest.mark.parametrize("how", ["subclass", "hook", "duck", "resample_linear_weight", INVERSE, "_apply_resampling"])
+def triple(owner, name, patched):
+    own = getattr(owner, name)
+    patched.setattr(owner, name, lambda *args: 3 * own(*args))
+
+
+bilinear = lambda: patch_embed.PatchEmbedResamplerFixedOrigSize((16, 16), "bilinear", False)
+CHANGES = {
+    "subclass": lambda m, _: setattr(m, "__class__", Tripled),
+    "resample_linear_weight": lambda m, patched: triple(m, "resample_linear_weight", patched),
+    "_apply_resampling": lambda _, patched: triple(patch_embed, "_apply_resampling", patched),
+    INVERSE: lambda m, patched: triple(m.resampler, INVERSE, patched),
+    "bound elsewhere": lambda m, _: setattr(m.resampler, INVERSE, getattr(bilinear(), INVERSE)),
+    "hook": lambda m, _: m.resampler.register_forward_hook(lambda module, args, out: 3 * out),
+    "resampler": lambda m, _: setattr(m, "resampler", bilinear()),
+    "callable": lambda m, _: (m._modules.pop("resampler"), setattr(m, "resampler", lambda *args: bilinear()(*args))),
+    "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
+    "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
+    "no_grad": lambda m, patched: patched.setattr(m.resampler, "forward", torch.no_grad()(m.resampler.forward)),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_method_of_another_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
-    plain, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
-    tripled = (Tripled if how == "subclass" else PatchEmbedInterpolator)((16, 16), 3, 5)
-    weight = torch.randn(5, 768, requires_grad=not frozen)
-    once = plain(patches, weight, None, (8, 8))
+def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
+    (plain, changed), patches = (PatchEmbedInterpolator((16, 16), 3, 5) for _ in "ab"), torch.randn(1, 4, 8, 8, 3)
+    weight, bias = torch.randn(5, 768, requires_grad=not frozen), torch.zeros(5, requires_grad=True)
+    once = plain(patches, weight, bias, (8, 8))
     if how not in ("subclass", "resample_linear_weight") and not hasattr(plain, "resampler"):
         pytest.skip("this timm has no resampler")
-    if how == "hook":
-        tripled.resampler.register_forward_hook(lambda module, args, out: 3 * out)
-    elif how == "duck":  # no module: what looks for hooks finds none of their dictionaries
-        own = tripled._modules.pop("resampler")
-        tripled.resampler = type("Duck", (), {"__call__": lambda self, *args: 3 * own(*args), "forward": own.forward})()
-    elif how != "subclass":
-        owner = next(o for o in (patch_embed, tripled, getattr(tripled, "resampler", None)) if hasattr(o, how))
-        own = getattr(owner, how)
-        monkeypatch.setattr(owner, how, lambda *args: 3 * own(*args))
-    want = tripled(patches, weight, None, (8, 8))
-    assert torch.allclose(want, 3 * once, rtol=1e-4, atol=1e-4)
+    CHANGES[how](changed, monkeypatch)
+    want = changed(patches, weight, bias, (8, 8))
+    assert torch.allclose(want, once) == (how == "no_grad")
     plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         for _ in range(2):
-            assert torch.allclose(tripled(patches, weight, None, (8, 8)), want, rtol=1e-4, atol=1e-4)
-        (who,) = status().calls  # what another's method calls in the end is ours, unless it is that of the inverse
-        by = "stock" if how in (INVERSE, "_apply_resampling") else "matmul"
-        assert who == ("patch_embed", by) and status().calls[who] >= 2
-        if by == "stock":
-            where = "PatchEmbedResamplerFixedOrigSize" if how == INVERSE else "timm.layers.patch_embed"
-            assert status().fallbacks == {f"{where}.{how} (not the library's own)": 2}
+            got = changed(patches, weight, bias, (8, 8))
+            assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+        parts = [torch.autograd.grad(out.sum(), (bias, weight)[: 2 - frozen], allow_unused=True) for out in (got, want)]
+        assert len({tuple(grad is None for grad in part) for part in parts}) == 1
+        # What another's method calls in the end is ours, unless it is that of the inverse.
+        where = {INVERSE: "PatchEmbedResamplerFixedOrigSize", "_apply_resampling": "timm.layers.patch_embed"}
+        name = INVERSE if how == "bound elsewhere" else how
+        stays = {f"{where[name]}.{name} (not the library's own)": 2} if name in where else {}
+        ran = {("patch_embed", "stock" if stays else "matmul")} if how != "no_grad" else set()
+        assert status().fallbacks == stays and status().calls.keys() == ran
         monkeypatch.undo()
         plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
         before = status().calls.get(("patch_embed", "matmul"), 0)
         plain(patches, weight, None, (8, 8))
         assert status().calls["patch_embed", "matmul"] == before + 1
-
-
-def resampler_of(mode="bilinear", antialias=False):
-    return patch_embed.PatchEmbedResamplerFixedOrigSize((16, 16), mode, antialias)
-
-
-CHANGES = {
-    "another": lambda m, _: setattr(m, "resampler", resampler_of()),
-    "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
-    "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
-    "callable": lambda m, _: (m._modules.pop("resampler"), setattr(m, "resampler", resampler_of().forward)),
-    "bound elsewhere": lambda m, _: setattr(m.resampler, INVERSE, getattr(resampler_of(), INVERSE)),
-    "no_grad": lambda m, mp: mp.setattr(type(m.resampler), "forward", torch.no_grad()(type(m.resampler).forward)),
-}
-
-
-@pytest.mark.skipif(not hasattr(patch_embed, "PatchEmbedResamplerFixedOrigSize"), reason="timm 1.0.16 has none")
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_resampler_keeps_its_effect(change, monkeypatch):
-    changed, patches = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3)
-    weight, bias = torch.randn(5, 768, requires_grad=True), torch.zeros(5, requires_grad=True)
-    plain = changed(patches, weight, bias, (8, 8))
-    changed = PatchEmbedInterpolator((16, 16), 3, 5)  # timm has kept an inverse for the first
-    CHANGES[change](changed, monkeypatch)
-    want = changed(patches, weight, bias, (8, 8))
-    assert torch.allclose(want, plain) == (change == "no_grad")
-    with enable():
-        got = changed(patches, weight, bias, (8, 8))
-    assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
-    grads = [torch.autograd.grad(out.sum(), (weight, bias), allow_unused=True)[0] is None for out in (got, want)]
-    assert grads == [change == "no_grad"] * 2
 
 
 @pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings")

@@ -29,8 +29,7 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
     except (ImportError, ValueError, RuntimeError, OSError) as error:
-        older = str(getattr(error, "name", "")).startswith("timm") * " (timm 1.0.16 or newer is needed)"
-        status, message = 2, f"{error}{older}"
+        status, message = 2, str(error)
     if sys.stderr is not None:  # ``print`` would take None for stdout
         print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
