@@ -10,7 +10,7 @@ from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVitCfg
 
-from tests.support.oracles import BATCH, defined_in, is_pristine, small_vit
+from tests.support.oracles import BATCH, OLD_TORCH, defined_in, is_pristine, small_vit
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import compat as contract
 from timm_naflex_fast.patching import library
@@ -98,6 +98,7 @@ def triple(owner, name, patched):
     patched.setattr(owner, name, lambda *args: 3 * own(*args))
 
 
+Ones = type("Ones", (torch.nn.Module,), {"forward": lambda *_: torch.ones(5, 3, 8, 8), "interpolation": "bicubic"})
 bilinear = lambda: patch_embed.PatchEmbedResamplerFixedOrigSize((16, 16), "bilinear", False)
 CHANGES = {
     "subclass": lambda m, _: setattr(m, "__class__", Tripled),
@@ -108,6 +109,7 @@ CHANGES = {
     "hook": lambda m, _: m.resampler.register_forward_hook(lambda module, args, out: 3 * out),
     "resampler": lambda m, _: setattr(m, "resampler", bilinear()),
     "callable": lambda m, _: (m._modules.pop("resampler"), setattr(m, "resampler", lambda *args: bilinear()(*args))),
+    "module": lambda m, _: setattr(m, "resampler", Ones()),
     "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
     "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
     "no_grad": lambda m, patched: patched.setattr(m.resampler, "forward", torch.no_grad()(m.resampler.forward)),
@@ -127,8 +129,9 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
     assert torch.allclose(want, once) == (how == "no_grad")
     plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
-        for _ in range(2):
-            got = changed(patches, weight, bias, (8, 8))
+        seen = how in ("resampler", "module", "interpolation", "antialias") and not OLD_TORCH  # in graphs too
+        for run in (changed, torch.compile(changed, backend="eager") if seen else changed):
+            got = run(patches, weight, bias, (8, 8))
             assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
         parts = [torch.autograd.grad(out.sum(), (bias, weight)[: 2 - frozen], allow_unused=True) for out in (got, want)]
         assert len({tuple(grad is None for grad in part) for part in parts}) == 1
@@ -136,7 +139,7 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
         where = {INVERSE: "PatchEmbedResamplerFixedOrigSize", "_apply_resampling": "timm.layers.patch_embed"}
         name = INVERSE if how == "bound elsewhere" else how
         stays = {f"{where[name]}.{name} (not the library's own)": 2} if name in where else {}
-        ran = {("patch_embed", "stock" if stays else "matmul")} if how != "no_grad" else set()
+        ran = {("patch_embed", "stock" if stays else "matmul")} if how not in ("no_grad", "module") else set()
         assert status().fallbacks == stays and status().calls.keys() == ran
         monkeypatch.undo()
         plain._modules.pop("resampler", None)  # older timm has none, and ours needs none

@@ -236,7 +236,7 @@ def test_strict_raises_where_the_librarys_own_code_would_run():
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_a_temporary_patch_anywhere_between_leaves_no_trace():
+def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
     """A mock, as tests put it on: it keeps what it found, and puts that back."""
     model, found = small_vit(), []
 
@@ -263,6 +263,10 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace():
     setattr(NaFlexEmbeds, LEARNED, lambda self, x, patch_coord: found[0](self, x, patch_coord))
     embed(model)  # ours, saved by another, is called when it is no longer in place
     setattr(NaFlexEmbeds, LEARNED, PRISTINE[NaFlexEmbeds][LEARNED])
+    monkeypatch.setattr(NaFlexEmbeds, f"{LEARNED}_grid_sample", spy := mock.Mock())
+    with enable("grid_sample"):  # timm's method of the flag is called: the one that is there now
+        model.embeds._apply_learned_naflex_pos_embed(torch.zeros(1, 2, 32), torch.tensor([[[0, 0], [0, -1]]]))
+    assert spy.called
 
 
 def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):

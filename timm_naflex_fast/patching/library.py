@@ -81,9 +81,12 @@ call_counts = Counts()
 """What counts at present: the counters of the newest ``enable()``."""
 
 
-def original(key: Key) -> Callable[..., Any]:
-    """The library's own method or function, whether or not ours is in its place."""
-    function = originals.get(key) or saved.get(key)
+def original(key: Key, *, is_called: bool = True) -> Callable[..., Any]:
+    """The library's own method or function, whether or not ours is in its place.
+
+    ``is_called``: ours was called. If it is not in place, then by who saved it, perhaps by what is there now.
+    """
+    function = originals.get(key) or (saved.get(key) if is_called else None)
     return getattr(owner_of(key[0]), key[1]) if function is None else function
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize
 from timm.models import naflexvit
 from torch import Tensor
 
@@ -83,9 +84,9 @@ def _run_timm(embeds: Any, name: str, x: Tensor, where: Any, decision: Decision,
     if reason:  # a reason that was found after the decision was counted
         call_counts.calls["pos_embed", decision.strategy] -= 1
         record_fallback(LIBRARY, "pos_embed", decision.settings, reason)
-    if name.endswith("_naflex_pos_embed") and known and decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE):
-        name += "_grid_sample"
-    original((EMBEDS, name))(embeds, x, where)
+    sampled = known and decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
+    suffix = "_grid_sample" if sampled and name.endswith("_naflex_pos_embed") else ""
+    original((EMBEDS, name + suffix), is_called=not suffix)(embeds, x, where)
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)
@@ -119,10 +120,10 @@ def interpolator_forward(
 ) -> Tensor:
     """Modifications: a separable product; a frozen weight's resampled kernel is reused; an empty batch works."""
     size, key = tuple(self.base_patch_size if patch_size is None else patch_size), (INTERPOLATOR, "forward")
-    fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
     resampler = getattr(self, "resampler", self)  # which has settings of its own, but in older releases
-    interpolation = getattr(resampler, "interpolation", "")  # another's may have none
-    if not (fits and _decide_kernel(self, key, proj_weight, interpolation)):
+    fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
+    fits = fits and type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
+    if not (fits and _decide_kernel(self, key, proj_weight, resampler.interpolation)):
         # Older releases call ``resample_patch_embed``, for which this module's settings hold.
         _calling.interpolator = self  # pragma: no mutate: see above
         try:
@@ -130,7 +131,7 @@ def interpolator_forward(
         finally:
             _calling.interpolator = None  # pragma: no mutate: see above
     channels_last = getattr(self, "channels_last", True)  # pragma: no mutate: so in older releases
-    options = self.in_chans, channels_last, interpolation, resampler.antialias
+    options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
     weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *options)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
