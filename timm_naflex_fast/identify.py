@@ -197,18 +197,15 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     >>> convention["mode"], convention["antialias"], error < 1e-5
     ('bilinear', True, True)
     """
-    if table.ndim == 4 and len(table) == 1:
-        table = table[0]
+    table = table[0] if table.ndim == 4 and len(table) == 1 else table
     if table.ndim != 3 or not table.is_floating_point() or not table.numel():
-        given = f"{tuple(table.shape)} {table.dtype}"
-        raise ValueError(f"table must be (H0, W0, C) or (1, H0, W0, C), floating point; got {given}")
+        raise ValueError(f"table must be ([1,] H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}")
     table = table.detach().cpu().double()
     wanted = torch.as_tensor(size)
     sizes = sizes_on_host(wanted[None] if wanted.ndim == 1 else wanted)
     tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
     if not isinstance(result, Tensor) or not result.is_floating_point():
-        got = result.dtype if isinstance(result, Tensor) else type(result).__name__
-        raise ValueError(f"result must be a floating point tensor; got {got}")
+        raise ValueError(f"result must be floating point; got {getattr(result, 'dtype', type(result).__name__)}")
     if result.ndim == 3 and len(result) == len(sizes) and result.shape[1] * len(sizes) > tokens:
         result = torch.cat([image[: t * h * w] for image, (t, h, w) in zip(result, sizes)])
     if result.numel() != tokens * channels:

@@ -132,12 +132,13 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> tuple[list[
     # One image, or images of one size without padding, are told most cheaply: the last token names the last cell.
     tokens = length
     y, x = coord[0, -1].tolist()
-    if batch == 1 and y == x == 0:  # the zeros at the end are padding
-        tokens = max(-(-len(coord.tobytes().rstrip(b"\0")) // 16), 1)
+    if batch == 1 and y == x == 0:  # zeros come after it; their lowest bytes tell where they begin
+        tokens = max((len(coord.astype(np.uint8).tobytes().rstrip(b"\0")) + 1) // 2, 1)
         y, x = coord[0, tokens - 1].tolist()
     is_whole = y >= 0 and (y + 1) * (x + 1) == tokens and not fractional
     if is_whole and tokens <= MAX_SAVED and all(map(_row_major(x + 1).startswith, coord[:, :tokens])):
-        return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
+        if bytes(16 * (length - tokens)).startswith(coord[:, tokens:]):  # pragma: no mutate: more zeros do as well
+            return [y + 1] * batch, [x + 1] * batch, None, [False] * batch
     # (B, N) each, and side by side: NumPy is slow on every other number. Unsigned, a negative one is larger than all.
     y, x = axes = coord.view(np.uint64).transpose(2, 0, 1).copy()
     size = np.maximum.reduce(axes, 2) + 1  # (2, B)
@@ -167,8 +168,9 @@ def _row_major(w: int) -> bytes:
 
     As bytes, which compare memory as it stands: on so few numbers NumPy needs longer to begin.
     """
-    # NumPy takes every negative length for -1, and on Windows int32 before NumPy 2.
-    return np.indices((MAX_SAVED // w, w), dtype=np.int64).reshape(2, -1).T.tobytes()  # pragma: no mutate: see above
+    cells = np.empty((MAX_SAVED // w, w, 2), np.int64)
+    cells[..., 0], cells[..., 1] = np.arange(MAX_SAVED // w)[:, None], np.arange(w)
+    return cells.tobytes()
 
 
 def _check_cells(coord: Any, heights: list[int], widths: list[int], error: type[ValueError]) -> None:
