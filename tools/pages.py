@@ -8,6 +8,7 @@ entry NAME of RACES, or by the function NAME. The command that made a result fil
 """
 
 import argparse
+import ast
 import inspect
 import json
 import math
@@ -50,11 +51,23 @@ def read(pattern: str) -> list[Any]:
 
 
 def outdated(abouts: Iterable[dict[str, Any]], code: Sequence[str]) -> Iterator[str]:
-    """The commits of figures or tests, if the code that they depend on has changed since."""
+    """The commits of figures or tests, if the code that they depend on has changed since, beyond its comments."""
     for commit in dict.fromkeys(about["commit"] for about in abouts):
-        diff = ["git", "diff", "--quiet", commit, "HEAD", "--", *code]
-        if subprocess.run(diff, cwd=ROOT, capture_output=True).returncode:
+        diff = git("diff", "--name-only", commit, "HEAD", "--", *code)
+        if diff is None or any(parsed(commit, name) != parsed("HEAD", name) for name in diff.split()):
             yield f"its code has changed since {commit}"
+
+
+def git(*arguments: str) -> str | None:
+    """What git prints about this project; None: it cannot."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout
+
+
+def parsed(commit: str, name: str) -> str:
+    """A file of a commit as Python reads it, without comments."""
+    text = git("show", f"{commit}:{name}")
+    return "" if text is None else ast.dump(ast.parse(text))
 
 
 def lost_races(rows: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -85,6 +85,9 @@ def test_what_is_listed_and_stops_a_release(results, monkeypatch, capsys):
     ]
     said = "\n".join(f"results/{line}" for line in lines)
     assert check(monkeypatch, capsys, "--check") == (0, said) and check(monkeypatch, capsys, "--release") == (1, said)
+    files = {"diff": "a.py b.py", "new:a.py": "a = 1  # why", "HEAD:a.py": "a = 1", "old:a.py": "a = 2"}
+    monkeypatch.setattr(pages, "git", lambda command, *words: files.get("diff" if command == "diff" else words[0]))
+    assert [bool([*pages.outdated([{"commit": commit}], ())]) for commit in ("new", "old")] == [False, True]
 
 
 def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch, capsys):

@@ -40,11 +40,8 @@ SIZES = {  # larger and smaller than the table, equal to it, repeated, one token
 SKIPPED = {"radio": "_interpolate_position_embedding", "hunyuan": "interpolate_pos_encoding"}
 METHODS = {cls: "_embed_packed_patches" if kind == "radio" else "forward" for kind, (cls, *_) in TOWERS.items()}
 PRISTINE = {cls: cls.__dict__[name] for cls, name in METHODS.items()}
-
-
-def keeps_bits(kind, mode):
-    """From 5.24 on, transformers' Siglip2 is no loop over PyTorch's resize any more, but one product."""
-    return mode == "interpolate_cached" and (kind != "siglip2" or version_of(LIBRARY) < (5, 24))
+# From 5.24 on, transformers' Siglip2 is no loop over PyTorch's resize any more, but one product.
+keeps_bits = lambda kind, mode: mode == MODES[1] and (kind != "siglip2" or version_of(LIBRARY) < (5, 24))
 
 
 def is_pristine():

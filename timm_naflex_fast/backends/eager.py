@@ -111,9 +111,7 @@ def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -
         else:
             others.append(group)
             made.setdefault(key)  # seen once, at least
-    # pragma: no mutate start, only speed
-    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
-        # pragma: no mutate end
+    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):  # pragma: no mutate: speed
         return strategy.resample(tables, plan)
 
     def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:
