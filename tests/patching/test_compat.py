@@ -99,7 +99,8 @@ def triple(owner, name, patched):
 
 
 Ones = type("Ones", (torch.nn.Module,), {"forward": lambda *_: torch.ones(5, 3, 8, 8), "interpolation": "bicubic"})
-bilinear = lambda: patch_embed.PatchEmbedResamplerFixedOrigSize((16, 16), "bilinear", False)
+Resampler = patch_embed.PatchEmbedResamplerFixedOrigSize
+bilinear = lambda: Resampler((16, 16), "bilinear", False)
 CHANGES = {
     "subclass": lambda m, _: setattr(m, "__class__", Tripled),
     "resample_linear_weight": lambda m, patched: triple(m, "resample_linear_weight", patched),
@@ -112,7 +113,7 @@ CHANGES = {
     "module": lambda m, _: setattr(m, "resampler", Ones()),
     "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
     "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
-    "no_grad": lambda m, patched: patched.setattr(m.resampler, "forward", torch.no_grad()(m.resampler.forward)),
+    "no_grad": lambda _, patched: patched.setattr(Resampler, "forward", torch.no_grad()(Resampler.forward)),
 }
 
 

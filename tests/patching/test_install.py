@@ -258,11 +258,6 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
         assert uses(model) == "grid_sample", steps
         disable()
         assert is_pristine() and not library.originals, steps
-    with enable("grid_sample"):
-        found.append(NaFlexEmbeds.__dict__[LEARNED])
-    setattr(NaFlexEmbeds, LEARNED, lambda self, x, patch_coord: found[0](self, x, patch_coord))
-    embed(model)  # ours, saved by another, is called when it is no longer in place
-    setattr(NaFlexEmbeds, LEARNED, PRISTINE[NaFlexEmbeds][LEARNED])
     monkeypatch.setattr(NaFlexEmbeds, f"{LEARNED}_grid_sample", spy := mock.Mock())
     with enable("grid_sample"):  # timm's method of the flag is called: the one that is there now
         model.embeds._apply_learned_naflex_pos_embed(torch.zeros(1, 2, 32), torch.tensor([[[0, 0], [0, -1]]]))

@@ -81,7 +81,10 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
         for module in (*holders, late):
             assert module.resample_patch_embed is not timms
             assert relative(module.resample_patch_embed(weight, [6, 10]), want) <= 1e-5
+        saved = late.resample_patch_embed
     assert all(module.resample_patch_embed is timms for module in (*holders, late))
+    monkeypatch.setattr(patch_embed, "resample_patch_embed", lambda *args: saved(*args))
+    assert torch.equal(patch_embed.resample_patch_embed(weight, [6, 10]), want)  # ours, when it is no longer in place
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses constants")

@@ -41,7 +41,7 @@ class Tokens:
     def add(self, group: GridGroup, embeddings: Tensor) -> None:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
         alike = not group.cell_index or len(self.counts) == 1  # pragma: no mutate: only speed
-        if self.batch is not None and alike and 0 < len(group.samples) == len(self.batch):  # all at once
+        if self.batch is not None and alike and 0 < len(group.samples) == len(self.batch):  # pragma: no mutate: speed
             count, padding = self.counts[0]
             if not (padding and group.embeds_padding):  # pragma: no mutate: only speed
                 if group.cell_index:
