@@ -1,8 +1,9 @@
 """What eager code would cost on a GPU, counted on a CPU and without a clock.
 
-Every operator is seen (``TorchDispatchMode``). It reads each element of its inputs once and writes each element of its
-results once; gathers and scattered additions touch as many rows as they name. Views and empty tensors cost nothing. On
-a GPU each operator is a kernel, or several. The tensors may be PyTorch's fake ones, which have no numbers.
+Every operator is seen (``TorchDispatchMode``). It reads each element of its inputs once and writes
+each element of its results once; gathers and scattered additions touch as many rows as they name.
+Views and empty tensors cost nothing. On a GPU each operator is a kernel, or several. The tensors
+may be PyTorch's fake ones, which have no numbers.
 """
 
 import math
@@ -18,30 +19,35 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling import kept
 
 GATHERS = {"index", "index_select", "gather", "embedding"}
 BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
 SCATTERS = {"index_add_", "index_put_", "_index_put_impl_", "scatter_add_"}
 OVERWRITES = {"copy_", "zero_", "fill_"}  # they write their first argument without reading it
 EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-# For these the host waits for the device: operators, whose result is a number or has a size that depends on numbers,
-# and what calls no operator on a CPU.
+# For these the host waits for the device: operators, whose result is a number or has a size that
+# depends on numbers, and what calls no operator on a CPU.
 WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"}
 READS, LISTS = {Tensor.cpu, Tensor.tolist}, {torch.tensor, torch.as_tensor}
 
 
 @contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Yields the costs of what runs inside: the way of a GPU, and from this package's caches as if nobody watched.
+    """Yields the costs of what runs inside: the way of a GPU, and from this package's caches as if
+    nobody watched.
 
     - read, written: bytes.
     - operators: that read or write.
     - peak: the most bytes that are held at once, beyond those before.
-    - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as one of the GPU still.
+    - host_waits: how often the host would wait for a GPU. A tensor that ``.cpu()`` made counts as
+      one of the GPU still.
     """
-    watched = cache.watched()
-    cached, on_gpu = patch.object(cache, "watched", lambda: watched), patch.object(Tensor, "is_cpu", False)
+    watched = kept.watched()
+    cached, on_gpu = (
+        patch.object(kept, "watched", lambda: watched),
+        patch.object(Tensor, "is_cpu", False),
+    )
     with cached, on_gpu, _Operators() as operators, _Reads(operators.count):
         yield operators.count
 
@@ -74,20 +80,28 @@ class _Operators(TorchDispatchMode):
         with self:  # in inference mode, what is made of other operators comes as one
             if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
                 return out
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
+        given = {
+            argument.name: value for argument, value in zip(func._schema.arguments, args)
+        } | kwargs
         name = func.overloadpacket.__name__
         for tensor in _tensors(given):
             self._hold(tensor, 0)
         out = func(*args, **kwargs)
         for tensor in _tensors(out):
             self._hold(tensor, tensor.untyped_storage().nbytes())
-        masked = name in GATHERS | SCATTERS and any(i.dtype == torch.bool for i in _tensors(given.get("indices")))
+        masked = name in GATHERS | SCATTERS and any(
+            i.dtype == torch.bool for i in _tensors(given.get("indices"))
+        )
         repeats = name == "repeat_interleave" and given.get("output_size") is None
         self.count["host_waits"] += name in WAITS or masked or repeats
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        view = any(
+            r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+        )
         if not view and name not in EMPTY:
             read, written = map(sum, zip((0, 0), *_touched(name, func._schema, given, out)))
-            for key, more in dict(read=read, written=written, operators=bool(read or written)).items():
+            for key, more in dict(
+                read=read, written=written, operators=bool(read or written)
+            ).items():
                 self.count[key] += more
         return out
 
@@ -107,7 +121,9 @@ class _Operators(TorchDispatchMode):
 
 def _touched(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[tuple[int, int]]:
     """The bytes that an operator reads and writes of each tensor."""
-    rows: Any = math.inf  # the most that is touched of the first argument, where only some of its rows are
+    rows: Any = (
+        math.inf
+    )  # the most that is touched of the first argument, where only some of its rows are
     if name in BAGS:
         rows = given["indices"].numel() * _bytes(given["weight"]) // max(1, len(given["weight"]))
     elif name in GATHERS:
@@ -131,5 +147,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """The memory behind a tensor: elements that an expanded dimension repeats count once."""
-    sizes = (size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride()))
+    sizes = (
+        size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride())
+    )
     return tensor.element_size() * math.prod(sizes)

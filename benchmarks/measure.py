@@ -1,4 +1,5 @@
-"""Measure what the pages show: a name is a result file in results/, without .json. Then: uv run tools/pages.py.
+"""Measure what the pages show: a name is a result file in results/, without .json. Then: uv run
+tools/pages.py.
 
 uv run benchmarks/measure.py                          # all files but those of this code and this machine: it goes on
 uv run benchmarks/measure.py speed/siglip counts      # these files again
@@ -27,12 +28,15 @@ from timm_naflex_fast.measure.output import provenance, write_json
 ROOT = Path(__file__).resolve().parents[1]
 FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
 SMALL = "--model vit_small_patch16_224 --workload siglip"
-FOUR_BLOCKS = "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
+FOUR_BLOCKS = (
+    "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
+)
 SEEN = "single imagenet siglip diverse extreme radio"
 FACTS = ("commit", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
-# Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the same thing.
+# Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the
+# same thing.
 BENCH = {
     "speed/siglip": "--workload siglip",
     "speed/diverse": "--workload diverse --budget 1",
@@ -58,12 +62,23 @@ def measure(name: str, tiny: bool) -> dict[str, Any]:
     if name in BENCH:
         options = BENCH[name] + " --rounds 1 --budget 0.01 --batch-size 1 --channels 4" * tiny
         with tempfile.NamedTemporaryFile() as out:
-            command = [sys.executable, "-m", "timm_naflex_fast", "bench", *options.split(), "--json", out.name]
+            command = [
+                sys.executable,
+                "-m",
+                "timm_naflex_fast",
+                "bench",
+                *options.split(),
+                "--json",
+                out.name,
+            ]
             subprocess.run(command, check=True, cwd=ROOT)
             rows = json.load(out)["rows"]
     else:
         for race in MADE_HERE[name](tiny):
-            shown = ({key: value for key, value in row.items() if not isinstance(value, dict)} for row in race)
+            shown = (
+                {key: value for key, value in row.items() if not isinstance(value, dict)}
+                for row in race
+            )
             print(tabulate(shown, "keys", intfmt=","), flush=True)
             rows += race
     about = provenance(f"uv run benchmarks/measure.py {name}")
@@ -72,13 +87,21 @@ def measure(name: str, tiny: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what the options name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all that are old)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all that are old)"
+    )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
-    before = {name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()}
-    here = provenance("")  # a file is old if it was made on another machine, with other code or other releases
+    before = {
+        name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()
+    }
+    here = provenance(
+        ""
+    )  # a file is old if it was made on another machine, with other code or other releases
     old = [name for name in files if any(before[name].get(fact) != here[fact] for fact in FACTS)]
     todo = [*files] if options.names or options.tiny else old
     if not options.tiny and {*todo} - {*COUNTED} and (load := os.getloadavg()[0]) > BUSY:

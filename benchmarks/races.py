@@ -1,6 +1,8 @@
-"""Races that ``naflex-fast bench`` does not run: rotary embeddings, patch kernels, transformers' Siglip2, exports.
+"""Races that ``naflex-fast bench`` does not run: rotary embeddings, patch kernels, transformers'
+Siglip2, exports.
 
-Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only shows that they run.
+Each function here yields the rows of race after race, for benchmarks/measure.py; ``tiny`` only
+shows that they run.
 """
 
 import copy
@@ -42,27 +44,48 @@ class Unseen(Workload):
 
 
 class Dropped(Workload):
-    """Of each image a quarter of its tokens is left, in random order; the last one, which tells the grid, first."""
+    """Of each image a quarter of its tokens is left, in random order; the last one, which tells the
+    grid, first."""
 
     def coordinates(self, batch: int) -> Iterator[Tensor]:
         """The same coordinates (B, N, 2) each time."""
         grids, source = self.grids(batch), random.Random(0)
-        kept = [[h * w - 1, *source.sample(range(h * w - 1), math.ceil(h * w / 4) - 1)] for h, w in grids]
+        kept = [
+            [h * w - 1, *source.sample(range(h * w - 1), math.ceil(h * w / 4) - 1)]
+            for h, w in grids
+        ]
         cells = [image[tokens] for image, tokens in zip(coordinates(grids), kept)]
         return repeat(pad_sequence(cells, batch_first=True))
 
 
 def unseen(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """The position embedding of grids that never came before, padded to 1,024 tokens; and of images with lost tokens.
+    """The position embedding of grids that never came before, padded to 1,024 tokens; and of images
+    with lost tokens.
 
-    As many rounds as there are grids for: a batch for each contender in each round, warm-ups too, and two for x and g.
+    As many rounds as there are grids for: a batch for each contender in each round, warm-ups too,
+    and two for x and g.
     """
-    new = Unseen("unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024)
+    new = Unseen(
+        "unseen", (16, 16), "bilinear", lambda source, _: source.choice(GRIDS), length=1024
+    )
     dropped = Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
-    names, phases, batches = [BASELINE, "interpolate_cached", "matmul"], ("infer", "train"), {1: 200, 16: 60, 64: 13}
+    names, phases, batches = (
+        [BASELINE, "interpolate_cached", "matmul"],
+        ("infer", "train"),
+        {1: 200, 16: 60, 64: 13},
+    )
     for (batch, rounds), work, phase in product(batches.items(), (new, dropped), phases):
         with ExitStack() as stack:
-            race = pos_embed.race(work, 1 if tiny else batch, "float32", phase, names, stack, "cpu", 4 if tiny else 192)
+            race = pos_embed.race(
+                work,
+                1 if tiny else batch,
+                "float32",
+                phase,
+                names,
+                stack,
+                "cpu",
+                4 if tiny else 192,
+            )
             yield run(race, 1 if tiny else rounds, budget=0.01 if tiny else 2.0)
 
 
@@ -71,7 +94,9 @@ def time_race(race: Race, budget: float, tiny: bool) -> list[dict[str, Any]]:
     return run(race, 1 if tiny else 30, budget=0.01 if tiny else budget)
 
 
-def compute_step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor) -> None:
+def compute_step(
+    compute: Callable[[], Tensor], train: bool, leaves: Iterable[Tensor], upstream: Tensor
+) -> None:
     """The forward; in training also the backward, by the gradient ``upstream`` of the result."""
     with torch.set_grad_enabled(train):
         out = compute()
@@ -84,8 +109,8 @@ def compute_step(compute: Callable[[], Tensor], train: bool, leaves: Iterable[Te
 def rope(tiny: bool) -> Iterator[list[dict[str, Any]]]:
     """timm's ``NaFlexVit._generate_rope_naflex`` alone, on ``diverse`` grids.
 
-    "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train", of mixed ones alone,
-    keeps all blocks' and computes the gradient of the frequencies.
+    "infer" makes the embeddings, mixed ones block by block, each dropped before the next. "train",
+    of mixed ones alone, keeps all blocks' and computes the gradient of the frequencies.
     """
     phases = (("axial", "infer"), ("mixed", "infer"), ("mixed", "train"))
     for (kind, phase), batch in product(phases, (1,) if tiny else (1, 64)):
@@ -112,8 +137,12 @@ def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
         torch.autograd.backward(embeddings, [g] * len(embeddings))
 
     def contender(name: str) -> Timed:
-        small: dict[str, Any] = dict(embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1)
-        small |= dict(patch_size=1, pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind)
+        small: dict[str, Any] = dict(
+            embed_dim=HEADS * HEAD_DIM, depth=DEPTH, num_heads=HEADS, mlp_ratio=0.1
+        )
+        small |= dict(
+            patch_size=1, pos_embed="none", class_token=False, reg_tokens=0, rope_type=kind
+        )
         model = NaFlexVit(NaFlexVitCfg(**small), in_chans=1, num_classes=0)
         if name == "batched":
             stack.enter_context(enable("stock", rope=name, model=model))
@@ -123,17 +152,24 @@ def _rope_race(kind: str, phase: str, batch: int, stack: ExitStack) -> Race:
 
 
 def patch_kernels(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """Patch kernels of 3 channels, linear (O, H*W*I) and conv (O, I, H, W), resampled by timm's module.
+    """Patch kernels of 3 channels, linear (O, H*W*I) and conv (O, I, H, W), resampled by timm's
+    module.
 
-    "train": forward and backward at a size met before; "first": the forward at a new size; "frozen": one patch
-    projected without gradients, with a size and a weight met before.
+    "train": forward and backward at a size met before; "first": the forward at a new size;
+    "frozen": one patch projected without gradients, with a size and a weight met before.
     """
-    for (old, new), layout, phase in product(PATCHES, ("linear", "conv"), ("train", "first", "frozen")):
+    for (old, new), layout, phase in product(
+        PATCHES, ("linear", "conv"), ("train", "first", "frozen")
+    ):
         with ExitStack() as stack:
-            yield time_race(_patch_race(old, new, layout, phase, 2 if tiny else 768, stack), 0.5, tiny)
+            yield time_race(
+                _patch_race(old, new, layout, phase, 2 if tiny else 768, stack), 0.5, tiny
+            )
 
 
-def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, stack: ExitStack) -> Race:
+def _patch_race(
+    old: Any, new: Any, layout: str, phase: str, kernels: int, stack: ExitStack
+) -> Race:
     from timm.layers.patch_embed import PatchEmbedInterpolator
 
     linear = layout == "linear"
@@ -148,31 +184,47 @@ def _patch_race(old: Any, new: Any, layout: str, phase: str, kernels: int, stack
             disable()  # empties our caches; a new module empties timm's
         if name != BASELINE:
             stack.enter_context(enable("stock", patch_embed=name))
-        module = PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) if phase == "first" else known
+        module = (
+            PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels)
+            if phase == "first"
+            else known
+        )
         if phase == "frozen":
             return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
-        return partial(module.resample_linear_weight if linear else module.resample_conv_weight, weight, new)
+        return partial(
+            module.resample_linear_weight if linear else module.resample_conv_weight, weight, new
+        )
 
-    modules = {name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels) for name in (BASELINE, "matmul")}
+    modules = {
+        name: PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels)
+        for name in (BASELINE, "matmul")
+    }
     work = partial(compute_step, train=phase == "train", leaves=[weight], upstream=upstream)
-    contenders = tuple(Timed(name, work, partial(prepare, name, module)) for name, module in modules.items())
+    contenders = tuple(
+        Timed(name, work, partial(prepare, name, module)) for name, module in modules.items()
+    )
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
 
 
 def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """transformers' Siglip2 embeddings (base: a 16x16 table, 768 channels, 256 tokens): "infer", and "train".
+    """transformers' Siglip2 embeddings (base: a 16x16 table, 768 channels, 256 tokens): "infer",
+    and "train".
 
-    Every call has other grids, all of them met before; patches hold one value each, so that their projection costs
-    little.
+    Every call has other grids, all of them met before; patches hold one value each, so that their
+    projection costs little.
     """
     import transformers
     from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
     width = 8 if tiny else 768
-    embeddings = Siglip2VisionEmbeddings(transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256))
+    embeddings = Siglip2VisionEmbeddings(
+        transformers.Siglip2VisionConfig(hidden_size=width, num_patches=256)
+    )
     embeddings.patch_embedding = torch.nn.Linear(1, width)
-    models: dict[Any, Any] = {name: copy.deepcopy(embeddings) for name in (BASELINE, "interpolate_cached", "matmul")}
+    models: dict[Any, Any] = {
+        name: copy.deepcopy(embeddings) for name in (BASELINE, "interpolate_cached", "matmul")
+    }
     grids = WORKLOADS["siglip"].grids(64)
 
     def prepare(model: Any, pixels: Tensor, draw: random.Random) -> Callable[[], Tensor]:
@@ -185,12 +237,25 @@ def other_libraries(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             with torch.no_grad():
                 model(torch.zeros(64, 256, 1), torch.tensor(grids))
         for batch, phase in product((1,) if tiny else (1, 16, 64), ("infer", "train")):
-            pixels, draw, upstream = torch.randn(batch, 256, 1), random.Random(batch), torch.ones(batch, 256, width)
+            pixels, draw, upstream = (
+                torch.randn(batch, 256, 1),
+                random.Random(batch),
+                torch.ones(batch, 256, width),
+            )
             contenders = []
             for name, model in models.items():
-                work = partial(compute_step, train=phase == "train", leaves=[*model.parameters()], upstream=upstream)
+                work = partial(
+                    compute_step,
+                    train=phase == "train",
+                    leaves=[*model.parameters()],
+                    upstream=upstream,
+                )
                 contenders.append(Timed(name, work, partial(prepare, model, pixels, draw)))
-            yield time_race(Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)), 2.0, tiny)
+            yield time_race(
+                Race("transformers", "siglip", phase, batch, "float32", tuple(contenders)),
+                2.0,
+                tiny,
+            )
 
 
 class Embeddings(export.Naflex):
@@ -202,7 +267,8 @@ class Embeddings(export.Naflex):
 
 
 def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
-    """A ViT-S's embeddings, and the whole of it, exported, in each runtime: 8 images of other grids, padded to 256.
+    """A ViT-S's embeddings, and the whole of it, exported, in each runtime: 8 images of other
+    grids, padded to 256.
 
     Beside timm's loop and timm's grid_sample in PyTorch.
     """
@@ -219,7 +285,13 @@ def exported(tiny: bool) -> Iterator[list[dict[str, Any]]]:
             with enable("matmul", model=model):
                 program = export.write(module, example, free, file)
             eager = {BASELINE: module, "timm-flag-bicubic": sampled}
-            runs: dict[str, Any] = {name: lambda batch, run=run: run(**batch) for name, run in eager.items()}
+            runs: dict[str, Any] = {
+                name: lambda batch, run=run: run(**batch) for name, run in eager.items()
+            }
             runs |= {name: load(file, program) for name, load in export.LOADERS.items()}
             contenders = tuple(Timed(name, run, lambda: inputs) for name, run in runs.items())
-            yield time_race(Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}), 10.0, tiny)
+            yield time_race(
+                Race("exported", "siglip", "infer", 8, "float32", contenders, {"part": part}),
+                10.0,
+                tiny,
+            )

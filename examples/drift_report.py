@@ -2,7 +2,8 @@
 
 uv run examples/drift_report.py
     on the small model of train_digits.py and its held-out digits at many aspect ratios.
-uv run examples/drift_report.py --model naflexvit_base_patch16_siglip.v2_webli --images DIR [--checkpoint FILE]
+uv run examples/drift_report.py --model naflexvit_base_patch16_siglip.v2_webli --images DIR
+[--checkpoint FILE]
     on any timm NaFlexVit and a folder of images.
 Either with --out DIR writes the report with its plots: report.html, report.md, report.json.
 """
@@ -43,7 +44,9 @@ def report(options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     drift.add_arguments(parser)
     sys.exit(cli.call("drift_report.py", report, parser.parse_args()))

@@ -1,7 +1,9 @@
-"""Export transformers' Siglip2 vision tower to ONNX and compare ONNX Runtime and OpenVINO with transformers itself.
+"""Export transformers' Siglip2 vision tower to ONNX and compare ONNX Runtime and OpenVINO with
+transformers itself.
 
-The tower here is small and its weights are random: they stand in for yours. Needs transformers, onnxscript, onnxruntime
-and openvino. Run it: ``python examples/export_siglip2_transformers.py``. It ends with an error if a runtime is wrong.
+The tower here is small and its weights are random: they stand in for yours. Needs transformers,
+onnxscript, onnxruntime and openvino. Run it: ``python examples/export_siglip2_transformers.py``. It
+ends with an error if a runtime is wrong.
 """
 
 import tempfile
@@ -37,7 +39,9 @@ def batch(grids: list[tuple[int, int]], length: int) -> tuple[torch.Tensor, ...]
 def main() -> None:
     torch.manual_seed(0)
     small = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
-    tower = Tower(Siglip2VisionModel(Siglip2VisionConfig(num_patches=256, patch_size=16, **small))).eval()
+    tower = Tower(
+        Siglip2VisionModel(Siglip2VisionConfig(num_patches=256, patch_size=16, **small))
+    ).eval()
     images, tokens = torch.export.Dim("images"), torch.export.Dim("tokens")
     with torch.no_grad(), timm_naflex_fast.enable(library="transformers"):
         free = ({0: images, 1: tokens}, {0: images, 1: tokens}, {0: images})
@@ -48,8 +52,13 @@ def main() -> None:
         torch.onnx.export(program, dynamo=True, verbose=False).save(file)
         session = onnxruntime.InferenceSession(file)
         core = openvino.Core()
-        compiled = core.compile_model(core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for what, grids, length in (("padded", [(3, 20), (18, 2), (9, 9)], 90), ("full", [(6, 10), (20, 3)], 60)):
+        compiled = core.compile_model(
+            core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+    for what, grids, length in (
+        ("padded", [(3, 20), (18, 2), (9, 9)], 90),
+        ("full", [(6, 10), (20, 3)], 60),
+    ):
         given = batch(grids, length)
         with torch.no_grad():
             want = tower(*given).numpy()

@@ -1,13 +1,15 @@
-"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as one by one.
+"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as one
+by one.
 
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --checkpoint model.safetensors    # offline
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --library transformers              # its model
 
-The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON, ``paths`` (N, relative
-to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and why). An interrupted run continues where it
-stopped when started again; so does a finished one, with images that are new in the folder. An image is known by its
-path: one that was replaced keeps its embedding.
+The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON,
+``paths`` (N, relative to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and
+why). An interrupted run continues where it stopped when started again; so does a finished one, with
+images that are new in the folder. An image is known by its path: one that was replaced keeps its
+embedding.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ from timm_naflex_fast.measure.images import image_files
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.output import positive
 
-MODELS = {"timm": "naflexvit_base_patch16_siglip.v2_webli", "transformers": "google/siglip2-base-patch16-naflex"}
+MODELS = {
+    "timm": "naflexvit_base_patch16_siglip.v2_webli",
+    "transformers": "google/siglip2-base-patch16-naflex",
+}
 Settings = dict[str, Any]
 Sample = dict[str, Tensor]
 Batch = tuple[list[int], Sample | None, dict[int, str]]
@@ -50,7 +55,8 @@ class SettingsDiffer(ValueError):
 
 
 class Tower(NamedTuple):
-    """A model, where its weights are from, and how an image, a batch of images and a forward pass become its input."""
+    """A model, where its weights are from, and how an image, a batch of images and a forward pass
+    become its input."""
 
     model: nn.Module
     weights: str
@@ -61,25 +67,39 @@ class Tower(NamedTuple):
 
 def timm_tower(options: argparse.Namespace) -> Tower:
     """A NaFlexVit, with timm's own eval transform and collation."""
-    model, weights = load_model(options.model, options.checkpoint, random_weights=options.random_weights)
+    model, weights = load_model(
+        options.model, options.checkpoint, random_weights=options.random_weights
+    )
     model.reset_classifier(0)
     config = resolve_data_config(model=model)
     kept = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
-    how = dict(naflex=True, patch_size=model.embeds.patch_size, max_seq_len=options.max_seq_len, patchify=True)
+    how = dict(
+        naflex=True,
+        patch_size=model.embeds.patch_size,
+        max_seq_len=options.max_seq_len,
+        patchify=True,
+    )
     collate = partial(collated, NaFlexCollator(options.max_seq_len))
     return Tower(model, weights, create_transform(**kept, **how), collate, model)
 
 
 def transformers_tower(options: argparse.Namespace) -> Tower:
-    """The vision tower of a Siglip2 model: of the hub, or of the folder that ``save_pretrained`` wrote."""
+    """The vision tower of a Siglip2 model: of the hub, or of the folder that ``save_pretrained``
+    wrote."""
     from transformers import Siglip2ImageProcessor, Siglip2VisionModel
 
     if options.random_weights or options.checkpoint:
-        raise ValueError("--library transformers takes its weights from --model, a name on the hub or a folder")
+        raise ValueError(
+            "--library transformers takes its weights from --model, a name on the hub or a folder"
+        )
     model = Siglip2VisionModel.from_pretrained(options.model).eval()
-    processor = Siglip2ImageProcessor.from_pretrained(options.model, max_num_patches=options.max_seq_len)
+    processor = Siglip2ImageProcessor.from_pretrained(
+        options.model, max_num_patches=options.max_seq_len
+    )
     read = partial(processor, return_tensors="pt")
-    return Tower(model, options.model, read, concatenated, lambda batch: model(**batch).pooler_output)
+    return Tower(
+        model, options.model, read, concatenated, lambda batch: model(**batch).pooler_output
+    )
 
 
 TOWERS = {"timm": timm_tower, "transformers": transformers_tower}
@@ -111,7 +131,9 @@ class Images(Dataset):
             return index, str(error)
 
 
-def readable(collate: Callable[[list[Sample]], Sample], samples: list[tuple[int, Sample | str]]) -> Batch:
+def readable(
+    collate: Callable[[list[Sample]], Sample], samples: list[tuple[int, Sample | str]]
+) -> Batch:
     """The collated readable samples: (their indices, the batch or None, {index: why not})."""
     read = {i: sample for i, sample in samples if not isinstance(sample, str)}
     unreadable = {i: sample for i, sample in samples if isinstance(sample, str)}
@@ -119,7 +141,8 @@ def readable(collate: Callable[[list[Sample]], Sample], samples: list[tuple[int,
 
 
 class Output:
-    """The embeddings so far: a finished file, and beside it the parts of a run that has not finished.
+    """The embeddings so far: a finished file, and beside it the parts of a run that has not
+    finished.
 
     Every file is complete or absent: it is written under another name and then renamed.
 
@@ -145,12 +168,22 @@ class Output:
         except SafetensorError:
             metadata = {}
         if not {"settings", "paths"} <= metadata.keys():
-            raise SettingsDiffer(f"{file} was not written by siglip2_embed.py; choose another --out")
+            raise SettingsDiffer(
+                f"{file} was not written by siglip2_embed.py; choose another --out"
+            )
         theirs = json.loads(metadata["settings"])
         if theirs != self._settings:
-            keys = [key for key in {**theirs, **self._settings} if theirs.get(key) != self._settings.get(key)]
-            differ = "; ".join(f"{key} {theirs.get(key)} there, {self._settings.get(key)} now" for key in keys)
-            raise SettingsDiffer(f"{file} holds embeddings made otherwise ({differ}); choose another --out")
+            keys = [
+                key
+                for key in {**theirs, **self._settings}
+                if theirs.get(key) != self._settings.get(key)
+            ]
+            differ = "; ".join(
+                f"{key} {theirs.get(key)} there, {self._settings.get(key)} now" for key in keys
+            )
+            raise SettingsDiffer(
+                f"{file} holds embeddings made otherwise ({differ}); choose another --out"
+            )
         return json.loads(metadata["paths"])
 
     def add(self, paths: list[str], embeddings: Tensor) -> None:
@@ -161,12 +194,15 @@ class Output:
         """Write what was added since the last time as one part."""
         if self._pending:
             self._parts.mkdir(parents=True, exist_ok=True)
-            number = max((int(part.stem) for part in self._parts.glob("*.safetensors")), default=-1) + 1
+            number = (
+                max((int(part.stem) for part in self._parts.glob("*.safetensors")), default=-1) + 1
+            )
             self._write(self._parts / f"{number:08}.safetensors", self._pending, {})
             self._pending = {}
 
     def finish(self, skipped: dict[str, str]) -> int:
-        """Make one file of everything saved, then remove the parts; return how many embeddings it holds."""
+        """Make one file of everything saved, then remove the parts; return how many embeddings it
+        holds."""
         rows: dict[str, Tensor] = {}
         for file in self._files():
             with safe_open(file, "pt") as opened:
@@ -193,7 +229,8 @@ class Output:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the weights, names and all: however they were loaded, the same weights have the same."""
+    """SHA-256 of the weights, names and all: however they were loaded, the same weights have the
+    same."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -204,7 +241,9 @@ def fingerprint(model: nn.Module) -> str:
 def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:
     """Pooled outputs (B, D) of a collated batch, on the CPU."""
     inputs = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-    return tower.forward({key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}).cpu()
+    return tower.forward(
+        {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
+    ).cpu()
 
 
 @torch.inference_mode()
@@ -222,7 +261,12 @@ def run(options: argparse.Namespace) -> int:
     sha256 = fingerprint(tower.model)
     dtype = getattr(torch, options.dtype)
     tower.model.to(options.device, dtype)
-    settings = dict(model=options.model, weights_sha256=sha256, max_seq_len=options.max_seq_len, dtype=options.dtype)
+    settings = dict(
+        model=options.model,
+        weights_sha256=sha256,
+        max_seq_len=options.max_seq_len,
+        dtype=options.dtype,
+    )
     output = Output(options.out, settings)
     files = image_files(options.images)
     names = {path: path.relative_to(options.images).as_posix() for path in files}
@@ -234,7 +278,8 @@ def run(options: argparse.Namespace) -> int:
         num_workers=options.workers,
     )
     print(
-        f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {tower.weights}", flush=True
+        f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {tower.weights}",
+        flush=True,
     )
     skipped: dict[str, str] = {}
     saved = time.monotonic()
@@ -243,7 +288,10 @@ def run(options: argparse.Namespace) -> int:
             for indices, batch, unreadable in tqdm(loader, "embedding"):
                 skipped |= {names[left[i]]: why for i, why in unreadable.items()}
                 if batch is not None:
-                    output.add([names[left[i]] for i in indices], embed(tower, batch, options.device, dtype))
+                    output.add(
+                        [names[left[i]] for i in indices],
+                        embed(tower, batch, options.device, dtype),
+                    )
                 if time.monotonic() - saved >= options.save_every:
                     output.save()
                     saved = time.monotonic()
@@ -259,24 +307,57 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("images", metavar="DIR", help="folder of images, searched recursively")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write or continue")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="safetensors file to write or continue",
+    )
     parser.add_argument("--library", choices=TOWERS, default="timm", help="whose model (timm)")
-    parser.add_argument("--model", help="a timm NaFlexVit, or a Siglip2 model of transformers or its folder (SigLIP-2)")
-    parser.add_argument("--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)")
-    parser.add_argument("--random-weights", action="store_true", help="an untrained model, to try the script")
-    parser.add_argument("--max-seq-len", type=positive, default=256, metavar="N", help="most patches per image (256)")
-    parser.add_argument("--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)")
+    parser.add_argument(
+        "--model",
+        help="a timm NaFlexVit, or a Siglip2 model of transformers or its folder (SigLIP-2)",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="local weights (default: timm's pretrained ones)"
+    )
+    parser.add_argument(
+        "--random-weights", action="store_true", help="an untrained model, to try the script"
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="most patches per image (256)",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=16, metavar="B", help="images per batch (16)"
+    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="of the model and the embeddings (float32)",
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read images (0: this one)")
-    parser.add_argument("--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that read images (0: this one)",
+    )
+    parser.add_argument(
+        "--save-every", type=float, default=30, metavar="S", help="seconds at risk if killed (30)"
+    )
     return cli.call("siglip2_embed.py", run, parser.parse_args(argv))
 
 

@@ -1,7 +1,7 @@
 """Train the small NaFlexVit of digits.py on scikit-learn's digits: a few minutes on one CPU core.
 
-uv run examples/train_digits.py
-OMP_NUM_THREADS=1 uv run torchrun --nproc-per-node 2 examples/train_digits.py --steps 20 --out /tmp/try.safetensors
+uv run examples/train_digits.py OMP_NUM_THREADS=1 uv run torchrun --nproc-per-node 2
+examples/train_digits.py --steps 20 --out /tmp/try.safetensors
 """
 
 from __future__ import annotations
@@ -46,23 +46,32 @@ RECIPE = {
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=MODES, default="matmul", help="stock leaves timm as it is")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--mode", choices=MODES, default="matmul", help="stock leaves timm as it is"
+    )
     parser.add_argument("--epochs", type=int, default=70)
     parser.add_argument("--steps", type=int, help="stop after this many optimiser steps")
     parser.add_argument("--batch-size", type=int, default=16, help="over all processes")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches; the split is fixed")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the weights and the batches; the split is fixed"
+    )
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     return parser.parse_args()
 
 
 def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW that spares vectors and what timm names in no_weight_decay, which holds the position table."""
+    """AdamW that spares vectors and what timm names in no_weight_decay, which holds the position
+    table."""
     spared = model.no_weight_decay()
     decay = [p for n, p in model.named_parameters() if p.ndim > 1 and n not in spared]
     rest = [p for n, p in model.named_parameters() if p.ndim <= 1 or n in spared]
-    return torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr, weight_decay=weight_decay)
+    return torch.optim.AdamW(
+        [{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr, weight_decay=weight_decay
+    )
 
 
 def lr_factor(step: int, total: int, warmup: int) -> float:
@@ -84,19 +93,25 @@ def train(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[float]:
-    """Train by RECIPE, one optimiser step each time the next loss is asked for; `total` steps in all.
+    """Train by RECIPE, one optimiser step each time the next loss is asked for; `total` steps in
+    all.
 
-    Every process is seeded alike: all draw the same batch of `batch_size`, and each takes its share.
+    Every process is seeded alike: all draw the same batch of `batch_size`, and each takes its
+    share.
     """
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = make_optimizer(model, lr, RECIPE["weight_decay"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(step, total, warmup)
+    )
     generator = torch.Generator().manual_seed(seed)
     epochs = (train_batches(images, labels, batch_size, generator) for _ in itertools.count())
     for inputs, targets in itertools.islice(itertools.chain.from_iterable(epochs), total):
         model.train()
         inputs = {k: v[rank::world] if torch.is_tensor(v) else v for k, v in inputs.items()}
-        loss = F.cross_entropy(wrapped(inputs), targets[rank::world], label_smoothing=RECIPE["label_smoothing"])
+        loss = F.cross_entropy(
+            wrapped(inputs), targets[rank::world], label_smoothing=RECIPE["label_smoothing"]
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), RECIPE["clip_norm"])
@@ -143,14 +158,21 @@ def main() -> None:
 
     if rank == 0:
         score = accuracy(model, held_out_batches(test_x, test_y))
-        print(f"held-out accuracy {score:.2%} ({len(test_x)} digits x {len(HELD_OUT_GRIDS)} grids), {seconds:.0f} s")
+        print(
+            f"held-out accuracy {score:.2%} ({len(test_x)} digits x {len(HELD_OUT_GRIDS)} grids), {seconds:.0f} s"
+        )
         args.out.parent.mkdir(parents=True, exist_ok=True)
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, args.out)
         record = {
             "model": CONFIG,
             "parameters": sum(p.numel() for p in model.parameters()),
             "recipe": RECIPE
-            | {"warmup_steps": warmup, "lr": args.lr, "batch_size": args.batch_size, "train_seq_lens": TRAIN_SEQ_LENS},
+            | {
+                "warmup_steps": warmup,
+                "lr": args.lr,
+                "batch_size": args.batch_size,
+                "train_seq_lens": TRAIN_SEQ_LENS,
+            },
             "epochs": args.epochs,
             "steps": step,
             "seed": args.seed,

@@ -5,19 +5,24 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis --hypothesis-profile fuzz``, and for
-# each mutant of mutmut the same few.
+# How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis
+# --hypothesis-profile fuzz``, and for each mutant of mutmut the same few.
 for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     same = dict(derandomize=True, database=None) if profile == "mutation" else {}
     same |= dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
     settings.register_profile(profile, max_examples=examples, **same)
 settings.load_profile("project")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a worker for each core: each computes in one thread, and so do its children
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # a worker for each core: each computes in one thread, and so do its children
     os.environ["OMP_NUM_THREADS"] = "1"
-gc.set_threshold(50_000)  # compilers make many objects at once, and to look through all that there are takes 0.2 s
+gc.set_threshold(
+    50_000
+)  # compilers make many objects at once, and to look through all that there are takes 0.2 s
 
-# What imports torch is imported inside the fixtures: the process that hands tests to workers needs none of it.
+# What imports torch is imported inside the fixtures: the process that hands tests to workers needs
+# none of it.
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +30,23 @@ def stock_timm():
     """Every test ends with timm as it came and empty caches, or fails."""
     from tests.support import oracles
     from tests.support.leaks import no_leaks
-    from timm_naflex_fast.resampling import cache
+    from timm_naflex_fast.resampling import kept
 
     oracles.seed()
     with no_leaks():
         yield
-        cache.clear_all()  # functions fill it too, not only patches
+        kept.clear_all()  # functions fill it too, not only patches
     assert oracles.is_pristine()
     if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()  # else one test's graphs count against the next one's limit of recompiles
+        sys.modules[
+            "torch._dynamo"
+        ].reset()  # else one test's graphs count against the next one's limit of recompiles
 
 
 @pytest.fixture
 def clean():
-    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off afterwards."""
+    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off
+    afterwards."""
     import timm_naflex_fast
 
     yield
@@ -62,6 +70,11 @@ def photos(tmp_path):
 
     folder, noise = tmp_path / "photos", np.random.default_rng(0)
     (folder / "more").mkdir(parents=True)
-    for name, size in (("a.jpg", (300, 400)), ("b.png", (64, 640)), ("more/c.jpg", (500, 333)), ("d.webp", (90, 90))):
+    for name, size in (
+        ("a.jpg", (300, 400)),
+        ("b.png", (64, 640)),
+        ("more/c.jpg", (500, 333)),
+        ("d.webp", (90, 90)),
+    ):
         Image.fromarray(noise.integers(0, 255, (*size, 3), np.uint8)).save(folder / name)
     return folder

@@ -27,7 +27,8 @@ def embedded(table=TABLE, coord=COORD, **options):
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 def test_what_else_describes_the_same(strategy):
-    """A leading 1, sizes in place of coordinates, and bfloat16 tables: those are resampled in float32."""
+    """A leading 1, sizes in place of coordinates, and bfloat16 tables: those are resampled in
+    float32."""
     want = embedded(strategy=strategy)
     assert want.abs().max() > 0.1 and torch.equal(embedded(TABLE[None], strategy=strategy), want)
     for sizes in ([(2, 3), (3, 2)], torch.tensor([(2, 3), (3, 2)])):
@@ -41,12 +42,20 @@ def test_what_else_describes_the_same(strategy):
     assert half.grad.shape == half.shape and half.grad.dtype == torch.bfloat16
     x, y = torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)
     assert fast.add_factorized_pos_embed_(x, LINE, LINE, COORD, strategy=strategy) is x
-    assert torch.equal(fast.add_factorized_pos_embed_(y, LINE[None], LINE[None], COORD, strategy=strategy), x)
+    assert torch.equal(
+        fast.add_factorized_pos_embed_(y, LINE[None], LINE[None], COORD, strategy=strategy), x
+    )
 
 
 NO_NUMBERS = [torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)]
-NO_SIZES = [(dict(size=size), r"^size must be \(h, w\)") for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))]
-NAMES, MODES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'", "valid: 'bilinear', 'bicubic'"
+NO_SIZES = [
+    (dict(size=size), r"^size must be \(h, w\)")
+    for size in (2, (2.5, 2), ("a", 1), (0, 2), (2, 2, 2))
+]
+NAMES, MODES = (
+    "valid: 'interpolate_cached', 'grid_sample', 'matmul'",
+    "valid: 'bilinear', 'bicubic'",
+)
 WRONG = {
     fast.add_pos_embed_: [
         (dict(strategy="stock"), NAMES),
@@ -57,26 +66,49 @@ WRONG = {
         (dict(x=torch.zeros(2, 6, 3)), "as wide as the table"),
         (dict(x=torch.zeros(2, 6, 4, dtype=torch.long)), "floating point"),
         (dict(patch_coord=COORD[:, :5]), r"patch_coord must hold .*; got \(2, 5, 2\)"),
-        *[(dict(patch_coord=COORD * 0 + torch.tensor(cell)), "negative") for cell in ((-1, 0), (0, -1))],
-        *[(dict(patch_coord=COORD.to(dtype)), "integers|real numbers") for dtype in (torch.bool, torch.complex64)],
+        *[
+            (dict(patch_coord=COORD * 0 + torch.tensor(cell)), "negative")
+            for cell in ((-1, 0), (0, -1))
+        ],
+        *[
+            (dict(patch_coord=COORD.to(dtype)), "integers|real numbers")
+            for dtype in (torch.bool, torch.complex64)
+        ],
         (dict(patch_coord=[[0, 0]]), "got list"),
         (dict(patch_coord=None), "either patch_coord or grid_sizes"),
         (dict(grid_sizes=[(2, 3), (3, 2)]), "either patch_coord or grid_sizes"),
-        (dict(patch_coord=None, grid_sizes=[(1, 2, 3)]), r"hold \(h, w\) for each image, .* shape \(B, 2\); got"),
+        (
+            dict(patch_coord=None, grid_sizes=[(1, 2, 3)]),
+            r"hold \(h, w\) for each image, .* shape \(B, 2\); got",
+        ),
         (dict(patch_coord=None, grid_sizes=[(2, 3)]), "one size for each of the 2"),
         (dict(patch_coord=None, grid_sizes=[(2, 3), (4, 2)]), "image 1 has 8 tokens"),
     ],
     fast.add_factorized_pos_embed_: [
         (dict(table_x=torch.zeros(4)), "table_x must have shape"),
         (dict(table_x=torch.zeros(5, 3)), "of one width"),
-        *[(dict(table_y=table[0]), "table_y must be a tensor of real numbers") for table in NO_NUMBERS],
+        *[
+            (dict(table_y=table[0]), "table_y must be a tensor of real numbers")
+            for table in NO_NUMBERS
+        ],
         (dict(strategy="nope"), "strategy='nope' is not a strategy"),
     ],
-    fast.resample_pos_embed: [(dict(table=LINE), r"shape \(H0, W0, C\)"), (dict(mode="area"), MODES), *NO_SIZES],
-    fast.resample_patch_kernel: [(dict(weight=TABLE), r"\(O, I, H0, W0\)"), (dict(mode="nearest"), MODES), *NO_SIZES],
+    fast.resample_pos_embed: [
+        (dict(table=LINE), r"shape \(H0, W0, C\)"),
+        (dict(mode="area"), MODES),
+        *NO_SIZES,
+    ],
+    fast.resample_patch_kernel: [
+        (dict(weight=TABLE), r"\(O, I, H0, W0\)"),
+        (dict(mode="nearest"), MODES),
+        *NO_SIZES,
+    ],
     fast.resize_matrix: [(dict(mode="nearest"), MODES), (dict(n=0), "n and n0 must be lengths")],
     fast.resample_pos_embeds: [
-        (dict(grid_sizes=[(3, 4)], merge=3), "merge must divide every height and width; 3 does not divide 3 x 4"),
+        (
+            dict(grid_sizes=[(3, 4)], merge=3),
+            "merge must divide every height and width; 3 does not divide 3 x 4",
+        ),
         (dict(merge=0), "merge must be an integer of at least 1"),
         (dict(length=15), "image 0 has 16 tokens, length is 15"),
         (dict(grid_sizes=[(4, 0)]), "integers of at least 1"),
@@ -99,7 +131,8 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("function", "change", "message"), [(function, *wrong) for function in WRONG for wrong in WRONG[function]]
+    ("function", "change", "message"),
+    [(function, *wrong) for function in WRONG for wrong in WRONG[function]],
 )
 def test_errors_name_what_is_valid_and_change_nothing(function, change, message):
     x = dict(x=torch.zeros(2, 6, 4)) if "x" in RIGHT[function] else {}
@@ -124,7 +157,9 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
     if padding is not None:
         extra = dict(length=max(map(len, want)) + 2, padding=padding)
         fill = [image[:1] * (padding == "first") for image in want]
-        want = [torch.cat([i, f.expand(extra["length"] - len(i), -1)])[None] for i, f in zip(want, fill)]
+        want = [
+            torch.cat([i, f.expand(extra["length"] - len(i), -1)])[None] for i, f in zip(want, fill)
+        ]
     want = torch.cat(want)
     got = fast.resample_pos_embeds(table, torch.tensor(grids), strategy=strategy, **how, **extra)
     assert got.shape == want.shape and got.dtype == table.dtype
@@ -135,7 +170,9 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
     assert relative(*grads) <= 1e-5
     with torch.no_grad():
         for _ in range(3):  # kept tables too
-            assert (fast.resample_pos_embeds(table, grids, strategy=strategy, **how, **extra) - got).abs().max() <= 2e-6
+            assert (
+                fast.resample_pos_embeds(table, grids, strategy=strategy, **how, **extra) - got
+            ).abs().max() <= 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -143,10 +180,16 @@ def test_equals_interpolate_with_gradients(padding, strategy, size, grids, how):
 @pytest.mark.parametrize("antialias", [True, False])
 def test_computed_in_float32_at_least_and_cast_once(dtype, mode, antialias):
     table = torch.randn(1, 16, 16, 64, dtype=dtype)
-    want = torch.cat(one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias))
-    got = fast.resample_pos_embeds(table, [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias)
+    want = torch.cat(
+        one_by_one(table[0], [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias)
+    )
+    got = fast.resample_pos_embeds(
+        table, [(7, 30), (16, 16), (5, 1)], mode=mode, antialias=antialias
+    )
     assert got.dtype == dtype
-    assert relative(got, want) <= max(torch.finfo(dtype).eps / 2, 1e-12) + 1e-6 * (dtype != torch.float64)
+    assert relative(got, want) <= max(torch.finfo(dtype).eps / 2, 1e-12) + 1e-6 * (
+        dtype != torch.float64
+    )
 
 
 def test_linear_in_tokens_and_no_loop_over_images_in_the_backward():

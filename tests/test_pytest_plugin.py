@@ -1,4 +1,5 @@
-"""``pytest -p timm_naflex_fast.pytest_plugin``: another suite runs patched, and timm is as it was afterwards."""
+"""``pytest -p timm_naflex_fast.pytest_plugin``: another suite runs patched, and timm is as it was
+afterwards."""
 
 import os
 import re
@@ -34,7 +35,9 @@ def run(path, *options, workers=0):
     + [("", "matmul", "disable()"), ("", "matmul", "status()")],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers, tmp_path, capsys, monkeypatch):
+def test_a_suite_runs_patched_and_ends_with_what_ran(
+    options, mode, off, workers, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "")  # as if nobody had set it
     name = f"test_somebody_elses_{abs(hash((mode, off, workers)))}.py"
     (tmp_path / name).write_text(SUITE.format(mode=mode, off=off))
@@ -43,11 +46,15 @@ def test_a_suite_runs_patched_and_ends_with_what_ran(options, mode, off, workers
     assert f"pos_embed by {mode} {times} times" in out and ("by interpolate_cached" in out) is False
     said = re.findall(r"switched off or changed by \S+::test_off; 2 of 4 tests", out)
     assert len(said) == (off != "status()"), out
-    assert "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed " in out
+    assert (
+        "timm_naflex_fast on timm" in out and "NaFlexEmbeds._apply_learned_naflex_pos_embed " in out
+    )
     assert is_pristine()
 
 
-@pytest.mark.parametrize(("option", "valid"), [("--naflex-mode", "'stock', "), ("--naflex-library", "'timm', ")])
+@pytest.mark.parametrize(
+    ("option", "valid"), [("--naflex-mode", "'stock', "), ("--naflex-library", "'timm', ")]
+)
 def test_an_unknown_name_is_a_usage_error(option, valid, tmp_path, capsys):
     assert run(tmp_path, option, "vllm") == pytest.ExitCode.USAGE_ERROR
     err = capsys.readouterr().err

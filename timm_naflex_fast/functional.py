@@ -1,10 +1,11 @@
-"""The resampling as plain functions, for other libraries: tensors in, tensors out, no class of any library.
+"""The resampling as plain functions, for other libraries: tensors in, tensors out, no class of any
+library.
 
 Functions that end in ``_`` add into their first argument in place and return it.
 
-A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain tensor, the gradient
-a replicated DTensor, so every rank has to compute the same, as with tensor parallelism. A sharded one is a
-``ValueError`` that says what to give instead.
+A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain
+tensor, the gradient a replicated DTensor, so every rank has to compute the same, as with tensor
+parallelism. A sharded one is a ``ValueError`` that says what to give instead.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .backends.token_layout import Sizes
+from .batch.checks import check_interpolation, check_size
+from .batch.layout import Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .resampling import matrices
-from .resampling.checks import check_interpolation, check_size
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of, is_dtensor
 
@@ -49,28 +50,33 @@ def add_pos_embed_(
     align_corners: bool = False,
     ar_preserving: bool = False,
 ) -> Tensor:
-    """Add a learned position table, resampled to each sample's grid, to the tokens. SigLIP-2 needs ``mode="bilinear"``.
+    """Add a learned position table, resampled to each sample's grid, to the tokens. SigLIP-2 needs
+    ``mode="bilinear"``.
 
     Args:
         x: (B, N, C) tokens, floating point; modified.
-        table: (H0, W0, C) or (1, H0, W0, C), any floating dtype; resampled in float32 and cast to ``x.dtype``.
-        patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its largest + 1.
-        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in row-major order.
-        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample" (timm's
-            pos_embed_use_grid_sample: another result, without antialiasing).
+        table: (H0, W0, C) or (1, H0, W0, C), any floating dtype; resampled in float32 and cast to
+            ``x.dtype``.
+        patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
+            largest + 1.
+        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
+            row-major order.
+        strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample"
+            (timm's pos_embed_use_grid_sample: another result, without antialiasing).
         mode: "bilinear" or "bicubic".
         antialias: as in ``F.interpolate``; "grid_sample" has none.
         align_corners: as in ``F.interpolate``.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
 
     Returns:
-        ``x``. Tokens after those of the grid are untouched, except with "grid_sample", as in timm: they get the cell
-        that their coordinate names, (0, 0).
+        ``x``. Tokens after those of the grid are untouched, except with "grid_sample", as in timm:
+        they get the cell that their coordinate names, (0, 0).
 
     Raises:
-        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid far larger than the
-            number of tokens. In an exported or traced program, and in a CUDA graph, nothing is read back
-            to the host, so a negative coordinate raises no error: the token becomes NaN.
+        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid
+            far larger than the number of tokens. In an exported or traced program, and in a CUDA
+            graph, nothing is read back to the host, so a negative coordinate raises no error: the
+            token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
@@ -107,7 +113,8 @@ def add_factorized_pos_embed_(
 
     Args:
         x: (B, N, C) tokens, floating point; modified.
-        table_y, table_x: (H0, C) and (W0, C), or with a leading 1; resized by 1-D ``linear`` without antialiasing.
+        table_y, table_x: (H0, C) and (W0, C), or with a leading 1; resized by 1-D ``linear``
+            without antialiasing.
         patch_coord: (B, N, 2) coordinates (y, x).
         strategy: as in :func:`add_pos_embed_`.
         ar_preserving: resize both to L = max(h, w) and keep the first h and w.
@@ -116,7 +123,8 @@ def add_factorized_pos_embed_(
         ``x``.
 
     Raises:
-        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph the token becomes NaN).
+        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph the
+            token becomes NaN).
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
@@ -126,7 +134,10 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x, tables = _checked_tokens(x), (_checked_table(table_y, "table_y", "H0"), _checked_table(table_x, "table_x", "W0"))
+    x, tables = (
+        _checked_tokens(x),
+        (_checked_table(table_y, "table_y", "H0"), _checked_table(table_x, "table_x", "W0")),
+    )
     if table_y.shape[-1] != table_x.shape[-1]:
         got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
         raise ValueError(f"table_y and table_x must be of one width; got {got}")
@@ -149,26 +160,33 @@ def resample_pos_embeds(
     merge: int = 1,
     strategy: StrategyName = "matmul",
 ) -> Tensor:
-    """The position embeddings of a batch of images, packed one after the other or padded to one length.
+    """The position embeddings of a batch of images, packed one after the other or padded to one
+    length.
 
     Args:
         table: (H0, W0, C) or (1, H0, W0, C), floating point; differentiable.
-        grid_sizes: (B, 2) sizes (h, w), or (B, 3) as (t, h, w): the h*w cells of an image are repeated t times, for t
-            frames. A tensor or a sequence; on the host nothing is read back from a device.
-        mode: "bilinear" (SigLIP-2) or "bicubic". There is no default: the wrong one gives wrong embeddings silently.
+        grid_sizes: (B, 2) sizes (h, w), or (B, 3) as (t, h, w): the h*w cells of an image are
+            repeated t times, for t frames. A tensor or a sequence; on the host nothing is read back
+            from a device.
+        mode: "bilinear" (SigLIP-2) or "bicubic". There is no default: the wrong one gives wrong
+            embeddings silently.
         antialias, align_corners, ar_preserving: as in :func:`add_pos_embed_`.
         length: N, to pad each image to N tokens.
-        padding: what the tokens after an image hold: "zeros", or the "first" cell (transformers' convention; its
-            gradient includes theirs).
-        merge: m, to put the cells in blocks of m x m, block after block (the order of Qwen, Kimi, Ovis and Cosmos).
-        strategy: "matmul" or "interpolate_cached" (the same result), or "grid_sample" (no antialiasing: drifts).
+        padding: what the tokens after an image hold: "zeros", or the "first" cell (transformers'
+            convention; its gradient includes theirs).
+        merge: m, to put the cells in blocks of m x m, block after block (the order of Qwen, Kimi,
+            Ovis and Cosmos).
+        strategy: "matmul" or "interpolate_cached" (the same result), or "grid_sample" (no
+            antialiasing: drifts).
 
     Returns:
-        (sum of t*h*w, C), or with ``length`` (B, N, C), in the table's dtype; computed in float32 at least.
+        (sum of t*h*w, C), or with ``length`` (B, N, C), in the table's dtype; computed in float32
+        at least.
 
     Raises:
-        ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a ``merge`` that does not
-            divide a size, a ``length`` too small for an image. In a graph, packed embeddings need sizes on the host.
+        ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a
+            ``merge`` that does not divide a size, a ``length`` too small for an image. In a graph,
+            packed embeddings need sizes on the host.
         RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
 
     >>> table = torch.randn(16, 16, 8)
@@ -198,10 +216,11 @@ def resample_pos_embed(
     align_corners: bool = False,
     ar_preserving: bool = False,
 ) -> Tensor:
-    """Resample a position table (H0, W0, C) to (h, w, C), in its own floating dtype (float32 at least).
+    """Resample a position table (H0, W0, C) to (h, w, C), in its own floating dtype (float32 at
+    least).
 
-    Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2 needs
-    ``mode="bilinear"``.
+    Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2
+    needs ``mode="bilinear"``.
 
     Raises:
         ValueError: unknown mode, table not 3-D, or a size below 1.
@@ -213,7 +232,9 @@ def resample_pos_embed(
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    options: Any = dict(mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving)
+    options: Any = dict(
+        mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving
+    )
     return resample_pos_embeds(table, [(h, w)], **options).view(h, w, -1)
 
 
@@ -230,7 +251,8 @@ def resize_matrix(
 
     Args:
         n, n0: the new length and the old one.
-        mode: "bilinear", "bicubic", or "linear" (the 1-D mode of ``F.interpolate``, never antialiased).
+        mode: "bilinear", "bicubic", or "linear" (the 1-D mode of ``F.interpolate``, never
+            antialiased).
         antialias, align_corners: as in ``F.interpolate``.
         dtype, device: of the matrix.
 
@@ -244,13 +266,17 @@ def resize_matrix(
     if mode != "linear":
         check_interpolation(mode)
     n, n0 = check_size((n, n0), "n and n0 must be lengths")
-    return matrices.axis_matrix(0, (n, n), n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device)
+    return matrices.axis_matrix(
+        0, (n, n), n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device
+    )
 
 
 def _choose(strategy: str, mode: str, *options: bool) -> tuple[Strategy, matrices.ResizeSpec]:
     """The strategy of that name, and how it resizes: antialias, align_corners, ar_preserving."""
     if strategy not in STRATEGIES:
-        raise ValueError(f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}")
+        raise ValueError(
+            f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}"
+        )
     if mode != "linear":
         check_interpolation(mode)
     return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *options)
@@ -261,7 +287,9 @@ def _checked_table(table: Tensor, name: str, *axes: str) -> Tensor:
     table, ndim = _checked_numbers(table, name), len(axes) + 1
     if table.ndim not in (ndim, ndim + 1) or (table.ndim > ndim and len(table) != 1):
         shape = f"{', '.join(axes)}, C)"
-        raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}")
+        raise ValueError(
+            f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}"
+        )
     return table
 
 
@@ -272,10 +300,12 @@ def _checked_tokens(x: Tensor) -> Tensor:
 
 
 def _checked_numbers(tensor: Any, name: str) -> Tensor:
-    """The tensor itself; of a replicated DTensor, what this rank holds: its gradient is a replicated DTensor again.
+    """The tensor itself; of a replicated DTensor, what this rank holds: its gradient is a
+    replicated DTensor again.
 
-    So every rank must compute the same, as with tensor parallelism. Where ranks see different images, the caller says
-    that their gradients are to be added: ``table.to_local(grad_placements=[Partial()])``.
+    So every rank must compute the same, as with tensor parallelism. Where ranks see different
+    images, the caller says that their gradients are to be added:
+    ``table.to_local(grad_placements=[Partial()])``.
     """
     if not isinstance(tensor, Tensor) or tensor.is_complex():
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__

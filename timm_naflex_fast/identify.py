@@ -1,10 +1,12 @@
-"""Which convention did a port (a model written anew for another library) follow when it resampled a position table?
+"""Which convention did a port (a model written anew for another library) follow when it resampled a
+position table?
 
 All of them are tried, the best comes first.
 
-Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers them all. This
-file writes the formula out and does not read it off ``F.interpolate``, which has no other cubic coefficient and no
-other positions. Nor does ``closed_form`` have them, whose positions are rounded as PyTorch rounds them.
+Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers
+them all. This file writes the formula out and does not read it off ``F.interpolate``, which has no
+other cubic coefficient and no other positions. Nor does ``closed_form`` have them, whose positions
+are rounded as PyTorch rounds them.
 """
 
 import math
@@ -17,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .batch.grids import sizes_on_host
 from .resampling.closed_form import cubic_kernel
-from .resampling.grids import sizes_on_host
 
 Grids = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
@@ -32,16 +34,23 @@ class Convention:
         mode: "bilinear" or "bicubic".
         antialias: the filter is as much wider as the table becomes smaller.
         align_corners: the outermost cells of table and grid coincide.
-        half_pixel: cell i has its centre at i + 1/2; without it, and without align_corners, position i is i * scale.
-            Both together: centres of cells, taken for distances between the centres of the outermost cells.
+        half_pixel: cell i has its centre at i + 1/2; without it, and without align_corners,
+            position i is i * scale. Both together: centres of cells, taken for distances between
+            the centres of the outermost cells.
         ar_preserving: resized to (L, L), L = max(h, w), then cut to the top-left (h, w).
-        cubic_coefficient: Keys' coefficient (bicubic only); PyTorch's is -0.5 with antialiasing and -0.75 without.
-        transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or the "table".
+        cubic_coefficient: Keys' coefficient (bicubic only); PyTorch's is -0.5 with antialiasing and
+            -0.75 without.
+        transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or
+            the "table".
         merge: tokens come in blocks of merge x merge cells.
-        bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the "weights" in ``A_n``.
-        drops_outside: without antialiasing too, taps outside the table are dropped, not moved to its border.
-        zeros_outside: without antialiasing, cells outside the table are zeros (``grid_sample``'s own padding).
-        edges: the outermost cells of the grid lie on the table's edges (with neither of the two above).
+        bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the
+            "weights" in ``A_n``.
+        drops_outside: without antialiasing too, taps outside the table are dropped, not moved to
+            its border.
+        zeros_outside: without antialiasing, cells outside the table are zeros (``grid_sample``'s
+            own padding).
+        edges: the outermost cells of the grid lie on the table's edges (with neither of the two
+            above).
     """
 
     mode: str = "bicubic"
@@ -58,7 +67,8 @@ class Convention:
     edges: bool = False
 
     def matrix(self, n: int, n0: int, keep: int) -> Tensor:
-        """The first ``keep`` rows of ``A_n`` (n, n0), float64, sparse: its memory follows n + n0, not n * n0."""
+        """The first ``keep`` rows of ``A_n`` (n, n0), float64, sparse: its memory follows n + n0,
+        not n * n0."""
         # Positions are (to + offset) * cells / gaps - shift, on an axis whose cell i lies at i.
         both = self.align_corners and self.half_pixel
         cells = n0 - 1 if self.align_corners else n0
@@ -67,24 +77,37 @@ class Convention:
         offset = 0.5 if self.half_pixel or (self.antialias and self.align_corners) else 0.0
         shift = 0.5 if self.edges or (offset and not both) else 0.0
         scale = cells / gaps if gaps else 0.0
-        centre = scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - shift  # (keep, 1)
+        centre = (
+            scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - shift
+        )  # (keep, 1)
         stretch = max(scale, 1.0) if self.antialias else 1.0
-        taps = centre.floor() + torch.arange(-math.ceil(2 * stretch), math.ceil(2 * stretch) + 2)  # (keep, taps)
+        taps = centre.floor() + torch.arange(
+            -math.ceil(2 * stretch), math.ceil(2 * stretch) + 2
+        )  # (keep, taps)
         distance = (taps - centre).abs() / stretch
         cubic = self.cubic_coefficient
         weights = (1 - distance).clamp(min=0) if cubic is None else cubic_kernel(distance, cubic)
-        if self.antialias or self.drops_outside or self.zeros_outside:  # else a tap outside takes the border's value
+        if (
+            self.antialias or self.drops_outside or self.zeros_outside
+        ):  # else a tap outside takes the border's value
             weights = weights * ((taps >= 0) & (taps < n0))
-        if self.antialias or self.drops_outside:  # the weights that are left are scaled to a sum of 1
+        if (
+            self.antialias or self.drops_outside
+        ):  # the weights that are left are scaled to a sum of 1
             weights = weights / weights.sum(1, keepdim=True)
-        index = torch.stack((torch.arange(keep)[:, None].expand_as(taps), taps.long().clamp(0, n0 - 1))).flatten(1)
-        matrix = torch.sparse_coo_tensor(index, weights.flatten(), (keep, n0), check_invariants=False).coalesce()
+        index = torch.stack(
+            (torch.arange(keep)[:, None].expand_as(taps), taps.long().clamp(0, n0 - 1))
+        ).flatten(1)
+        matrix = torch.sparse_coo_tensor(
+            index, weights.flatten(), (keep, n0), check_invariants=False
+        ).coalesce()
         if self.bfloat16 == "weights":
             matrix.values().copy_(matrix.values().bfloat16())
         return matrix
 
     def grid(self, table: Tensor, h: int, w: int) -> Tensor:
-        """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not changed."""
+        """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not
+        changed."""
         rows, cols = table.shape[:2]
         table = table.bfloat16().double() if self.bfloat16 == "table" else table
         if (h, w) == (rows, cols) and not (self.edges or (self.align_corners and self.half_pixel)):
@@ -101,10 +124,15 @@ class Convention:
         return (self.matrix(n, len(table), keep) @ table.flatten(1)).unflatten(1, table.shape[1:])
 
     def tokens(self, table: Tensor, sizes: Grids) -> Tensor:
-        """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in float64."""
+        """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in
+        float64."""
         packed = []
         for frames, h, w in sizes:
-            grid = self.grid(table, w, h) if self.transposed in ("size", "table") else self.grid(table, h, w)
+            grid = (
+                self.grid(table, w, h)
+                if self.transposed in ("size", "table")
+                else self.grid(table, h, w)
+            )
             if self.transposed in ("order", "table"):
                 grid = grid.transpose(0, 1)
             blocks = grid.unflatten(1, (-1, self.merge)).unflatten(0, (-1, self.merge))
@@ -124,15 +152,28 @@ def conventions(sizes: Grids) -> Iterator[Convention]:
         [(True, None), (False, None), (False, "drops"), (False, "zeros")],
         [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75)],
     )
-    for rounded, merge, transposed, ar, (corners, half), (antialias, outside), (mode, coefficient) in choices:
-        of_grid_sample = half is None or (corners and half) or outside == "zeros"  # it has one cubic coefficient
+    for rounded, merge, transposed, ar, (corners, half), (antialias, outside), (
+        mode,
+        coefficient,
+    ) in choices:
+        of_grid_sample = (
+            half is None or (corners and half) or outside == "zeros"
+        )  # it has one cubic coefficient
         if of_grid_sample and (antialias or outside == "drops" or coefficient == -0.5):
             continue
-        # Bilinear taps lie outside where all weight is on the border's cell, or where the position itself does.
+        # Bilinear taps lie outside where all weight is on the border's cell, or where the position
+        # itself does.
         if mode == "bilinear" and outside and (outside == "drops" or corners):
             continue
-        plain = Convention(mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded)
-        yield replace(plain, drops_outside=outside == "drops", zeros_outside=outside == "zeros", edges=half is None)
+        plain = Convention(
+            mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded
+        )
+        yield replace(
+            plain,
+            drops_outside=outside == "drops",
+            zeros_outside=outside == "zeros",
+            edges=half is None,
+        )
 
 
 class Family(NamedTuple):
@@ -171,25 +212,28 @@ def example_inputs(family: str) -> dict[str, Tensor]:
     return {"table": table, "sizes": torch.tensor([(12, 20), (30, 8), (4, 18)])}
 
 
-def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[float, dict[str, Any]]]:
+def identify_resampling(
+    table: Tensor, size: Any, result: Tensor
+) -> list[tuple[float, dict[str, Any]]]:
     """Find the convention by which ``table`` was resampled to ``result``.
 
     Args:
         table: (H0, W0, C) or (1, H0, W0, C), floating point.
-        size: (h, w) or, with t frames, (t, h, w); (B, 2) or (B, 3) for results packed one after the other. A tensor or
-            a sequence.
-        result: the tokens, (sum of t*h*w, C), or any shape with as many elements in that order; or padded, (B, N, C),
-            of which each image's first t*h*w tokens are looked at.
+        size: (h, w) or, with t frames, (t, h, w); (B, 2) or (B, 3) for results packed one after the
+            other. A tensor or a sequence.
+        result: the tokens, (sum of t*h*w, C), or any shape with as many elements in that order; or
+            padded, (B, N, C), of which each image's first t*h*w tokens are looked at.
 
     Returns:
-        ``(error, settings)`` of every convention, the smallest error first: the largest difference, relative to the
-        largest absolute value of ``result``. ``settings`` are the fields of :class:`Convention`. Of conventions that
-        agree on these sizes, the plainest comes first: a table made larger shows nothing of antialiasing.
+        ``(error, settings)`` of every convention, the smallest error first: the largest difference,
+        relative to the largest absolute value of ``result``. ``settings`` are the fields of
+        :class:`Convention`. Of conventions that agree on these sizes, the plainest comes first: a
+        table made larger shows nothing of antialiasing.
 
     Raises:
-        ValueError: tensors that are not floating point, shapes that do not fit, sizes below 1, numbers that are not
-            finite, a result of zeros, or a table that tells nothing: what is the same in every cell, every convention
-            keeps.
+        ValueError: tensors that are not floating point, shapes that do not fit, sizes below 1,
+            numbers that are not finite, a result of zeros, or a table that tells nothing: what is
+            the same in every cell, every convention keeps.
 
     >>> from timm_naflex_fast.functional import resample_pos_embed
     >>> table = torch.randn(16, 16, 8)
@@ -199,31 +243,43 @@ def identify_resampling(table: Tensor, size: Any, result: Tensor) -> list[tuple[
     """
     table = table[0] if table.ndim == 4 and len(table) == 1 else table
     if table.ndim != 3 or not table.is_floating_point() or not table.numel():
-        raise ValueError(f"table must be ([1,] H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}")
+        raise ValueError(
+            f"table must be ([1,] H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}"
+        )
     table = table.detach().cpu().double()
     wanted = torch.as_tensor(size)
     sizes = sizes_on_host(wanted[None] if wanted.ndim == 1 else wanted)
     tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
     if not isinstance(result, Tensor) or not result.is_floating_point():
-        raise ValueError(f"result must be floating point; got {getattr(result, 'dtype', type(result).__name__)}")
+        raise ValueError(
+            f"result must be floating point; got {getattr(result, 'dtype', type(result).__name__)}"
+        )
     if result.ndim == 3 and len(result) == len(sizes) and result.shape[1] * len(sizes) > tokens:
         result = torch.cat([image[: t * h * w] for image, (t, h, w) in zip(result, sizes)])
     if result.numel() != tokens * channels:
-        raise ValueError(f"result must have {tokens} tokens of {channels} channels; got shape {tuple(result.shape)}")
+        raise ValueError(
+            f"result must have {tokens} tokens of {channels} channels; got shape {tuple(result.shape)}"
+        )
     if not (torch.isfinite(table).all() and torch.isfinite(result).all()):
         raise ValueError("table and result must be finite; they hold NaN or infinity")
     if not result.any():
         raise ValueError("result must hold embeddings; it is zero everywhere")
     if (table == table[:1, :1]).all():
-        raise ValueError("cannot tell: the table must differ from cell to cell; it is the same everywhere")
+        raise ValueError(
+            "cannot tell: the table must differ from cell to cell; it is the same everywhere"
+        )
     result = result.detach().cpu().double().reshape(tokens, channels)
-    some = slice(None, None, -(-channels // 32))  # every channel follows the same convention: 32 find the best ten
+    some = slice(
+        None, None, -(-channels // 32)
+    )  # every channel follows the same convention: 32 find the best ten
     ranked = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
     best = _ranked((convention for _, convention in ranked[:10]), table, sizes, result)
     return [(error, asdict(convention)) for error, convention in best + ranked[10:]]
 
 
-def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Tensor) -> list[tuple[float, Convention]]:
+def _ranked(
+    tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Tensor
+) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     ranked = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
@@ -231,17 +287,23 @@ def _ranked(tried: Iterable[Convention], table: Tensor, sizes: Grids, result: Te
 
 
 def tolerance(result: Tensor) -> float:
-    """The largest error that rounding explains: of positions in float32, or of the result to a half dtype."""
+    """The largest error that rounding explains: of positions in float32, or of the result to a half
+    dtype."""
     return max(2e-4, 2 * torch.finfo(result.dtype).eps)
 
 
 def describe(convention: Convention) -> str:
     """A convention in words, what is usual left out."""
     c = convention
-    exchanged = {"order": "tokens column by column", "size": "height and width exchanged", "table": "table transposed"}
+    exchanged = {
+        "order": "tokens column by column",
+        "size": "height and width exchanged",
+        "table": "table transposed",
+    }
     parts = {
         "with antialiasing" if c.antialias else "without antialiasing": True,
-        f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient not in (None, -0.5 if c.antialias else -0.75),
+        f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient
+        not in (None, -0.5 if c.antialias else -0.75),
         "aligned corners": c.align_corners,
         "positions of half pixels": c.align_corners and c.half_pixel,
         "positions from edge to edge": c.edges,

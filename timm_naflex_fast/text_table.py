@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 
 def table(lines: Sequence[Mapping[str, str]]) -> str:
-    """Cells under their headings, "-" for one that is not there; columns of figures stand to the right, words left."""
+    """Cells under their headings, "-" for one that is not there; columns of figures stand to the
+    right, words left."""
     columns = []
     for heading in dict.fromkeys(heading for line in lines for heading in line):
         cells = [line.get(heading, "-") for line in lines]

@@ -1,7 +1,8 @@
 """Who records or transforms what this thread computes. Every folder of this package asks here.
 
-PyTorch's own ``torch.compiler.is_compiling()`` is one flag for the whole process: it is also true in a thread that
-merely runs a model while another thread compiles. So this file asks what belongs to the thread, wherever PyTorch tells.
+PyTorch's own ``torch.compiler.is_compiling()`` is one flag for the whole process: it is also true
+in a thread that merely runs a model while another thread compiles. So this file asks what belongs
+to the thread, wherever PyTorch tells.
 """
 
 from collections.abc import Callable
@@ -20,28 +21,42 @@ def context_of(*tensors: Tensor) -> Context:
     """Who traces or transforms the operations that follow; None: nobody, this is plain eager code.
 
     - ``"compile"``: TorchDynamo reads this code for ``torch.compile``.
-    - ``"export"``: somebody records PyTorch's operations, for any input: ``torch.export``, ``torch.jit.trace``,
-      ``make_fx``, ``FakeTensorMode``. Nothing may be read on the host, nor may a number be kept from another call.
-    - ``"transform"``: a ``torch.func`` transform or forward-mode differentiation, also inside a compiled function, or
-      ``tensors`` that our in-place sums cannot take (see :func:`why_unsupported`).
+    - ``"export"``: somebody records PyTorch's operations, for any input: ``torch.export``,
+      ``torch.jit.trace``, ``make_fx``, ``FakeTensorMode``. Nothing may be read on the host, nor may
+      a number be kept from another call.
+    - ``"transform"``: a ``torch.func`` transform or forward-mode differentiation, also inside a
+      compiled function, or ``tensors`` that our in-place sums cannot take (see
+      :func:`why_unsupported`).
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
     """
-    if torch.compiler.is_dynamo_compiling():  # true in the code that TorchDynamo reads, and nowhere else
-        # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under torch.compile, too. For
-        # torch 2.4, which has neither, every compiler counts.
-        exports = getattr(torch.compiler, "_is_exporting_flag", False) or not hasattr(torch.compiler, "is_exporting")
+    if (
+        torch.compiler.is_dynamo_compiling()
+    ):  # true in the code that TorchDynamo reads, and nowhere else
+        # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
+        # torch.compile, too. For torch 2.4, which has neither, every compiler counts.
+        exports = getattr(torch.compiler, "_is_exporting_flag", False) or not hasattr(
+            torch.compiler, "is_exporting"
+        )
         return "export" if exports else "transform" if _transforming_while_traced() else "compile"
-    # Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs them without numbers,
-    # and the key says that a third writes them down before autograd.
-    if torch.jit.is_tracing() or _mode(_PROXY) is not None or _mode(_FAKE) is not None or _has_key(_PRE_DISPATCH):
+    # Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs
+    # them without numbers, and the key says that a third writes them down before autograd.
+    if (
+        torch.jit.is_tracing()
+        or _mode(_PROXY) is not None
+        or _mode(_FAKE) is not None
+        or _has_key(_PRE_DISPATCH)
+    ):
         return "export"
     if why_unsupported_in_eager(*tensors):
         return "transform"
-    return "capture" if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device) else None
+    return (
+        "capture" if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device) else None
+    )
 
 
 def is_tracing() -> bool:
-    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number can be read."""
+    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number
+    can be read."""
     return torch.compiler.is_dynamo_compiling() or context_of() == "export"
 
 
@@ -51,29 +66,36 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 def constant_while_traced(function: Function) -> Function:
-    """A decorator: the compiler calls the function while it reads the code around it, and takes what it returns.
+    """A decorator: the compiler calls the function while it reads the code around it, and takes
+    what it returns.
 
-    PyTorch's own ``torch.compiler.assume_constant_result`` marks it alike, but imports the compiler to do so (2 s).
+    PyTorch's own ``torch.compiler.assume_constant_result`` marks it alike, but imports the compiler
+    to do so (2 s).
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-# The compiler reads no C function, but calls this one while it traces, when the transforms around it are active.
+# The compiler reads no C function, but calls this one while it traces, when the transforms around
+# it are active.
 @constant_while_traced
 def _transforming_while_traced() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 def in_cuda_graph(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured. It keeps addresses, and can hold no copy from or to the host."""
+    """Whether a CUDA graph is being captured. It keeps addresses, and can hold no copy from or to
+    the host."""
     return device.type == "cuda" and not is_tracing() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_in_cuda_graph(device: torch.device, why: str) -> None:
     """Raise a RuntimeError that says ``why`` if a CUDA graph is being captured.
 
-    PyTorch before 2.11 copies from memory of the host even so, and the graph reads it again when it is long free.
+    PyTorch before 2.11 copies from memory of the host even so, and the graph reads it again when it
+    is long free.
     """
     if in_cuda_graph(device):
         raise RuntimeError(f"timm_naflex_fast: {why}")
@@ -82,9 +104,12 @@ def refuse_in_cuda_graph(device: torch.device, why: str) -> None:
 def why_unsupported(*tensors: Tensor) -> str | None:
     """Why our in-place sums cannot take these tensors, in words; None if they can.
 
-    Where they cannot, PyTorch's own operations have to run: a library's own code, or ``backends/traceable.py``.
+    Where they cannot, PyTorch's own operations have to run: a library's own code, or
+    ``backends/traceable.py``.
     """
-    if is_tracing():  # what is recorded can be differentiated and batched, and tracers have classes of their own
+    if (
+        is_tracing()
+    ):  # what is recorded can be differentiated and batched, and tracers have classes of their own
         return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
     return why_unsupported_in_eager(*tensors)
 
@@ -101,11 +126,14 @@ def why_unsupported_in_eager(*tensors: Tensor) -> str | None:
         # The level is one for the process; whether a tensor has a tangent belongs to the tensor.
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
             return "forward-mode differentiation"
-    return None if torch._C._functorch.peek_interpreter_stack() is None else "a torch.func transform"
+    return (
+        None if torch._C._functorch.peek_interpreter_stack() is None else "a torch.func transform"
+    )
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the class takes long."""
+    """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the
+    class takes long."""
     if torch.compiler.is_dynamo_compiling() and not hasattr(torch.compiler, "is_exporting"):
         return False  # the compiler of torch 2.4 cannot answer
     return hasattr(tensor, "device_mesh")

@@ -1,4 +1,5 @@
-"""A compiled model follows all settings that are made after it was compiled, and finds its graphs again."""
+"""A compiled model follows all settings that are made after it was compiled, and finds its graphs
+again."""
 
 import pickle
 from copy import deepcopy

@@ -1,4 +1,5 @@
-"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA graphs.
+"""On a GPU: timm's result, reproducible gradients, TF32 flags without effect, no waiting, CUDA
+graphs.
 
 Never run on a GPU. ``test_second_device.py`` pretends to have one.
 """
@@ -11,7 +12,7 @@ import torch
 from tests.support.checks import during
 from tests.support.oracles import BATCH, embeds, relative, small_vit, tables, vit_batch
 from timm_naflex_fast import enable
-from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling import kept
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none here"),
@@ -53,7 +54,9 @@ def test_equals_timm_the_same_bits_each_time(kind, rope, monkeypatch):
         with during(torch.set_float32_matmul_precision, precision, after=before):
             by_precision.append(step(model, batch, run))
     assert all(map(torch.equal, *same)) and all(map(torch.equal, *by_precision))
-    assert all(relative(a, b) <= 1e-5 for got in (same[0], by_precision[0]) for a, b in zip(got, want))
+    assert all(
+        relative(a, b) <= 1e-5 for got in (same[0], by_precision[0]) for a, b in zip(got, want)
+    )
 
 
 @pytest.mark.parametrize("evicted", [False, True], ids=["", "after the cache was cleared"])
@@ -75,7 +78,7 @@ def test_cuda_graph_serves_other_grids(kind, whole, evicted):
         with torch.cuda.graph(graph):
             out = run(held)
         if evicted:  # what the graph reads stays, whatever comes into the memory that is free now
-            cache.clear_all()
+            kept.clear_all()
             torch.cuda.empty_cache()
             junk = torch.full((40, 2**22), torch.nan, device="cuda")  # noqa: F841
         for given, expected in zip((batch, other), want):
@@ -90,7 +93,7 @@ def test_cuda_graph_serves_other_grids(kind, whole, evicted):
 def test_inductor_forward_and_backward(mode):
     model, batch = small_vit().cuda(), on_gpu()
     want = step(model, batch, model)
-    cache.clear_all()
+    kept.clear_all()
     with enable():
         run = torch.compile(model, fullgraph=True, mode=mode)
         for _ in range(3):  # CUDA graphs are recorded in the second

@@ -1,4 +1,5 @@
-"""Training beside the model: DDP and FSDP2 on two gloo processes, hooks, scaler, EMA, against plain timm."""
+"""Training beside the model: DDP and FSDP2 on two gloo processes, hooks, scaler, EMA, against plain
+timm."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -41,12 +42,18 @@ def as_numpy(tensor):
 
 CALLS = {
     "a checkpoint": lambda model: partial(checkpoint, model, use_reentrant=False),
-    "functional_call": lambda model: partial(functional_call, model, {n: p * 1 for n, p in model.named_parameters()}),
+    "functional_call": lambda model: partial(
+        functional_call, model, {n: p * 1 for n, p in model.named_parameters()}
+    ),
 }
 UNDER = dict.fromkeys(CALLS, nullcontext) | {
-    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(as_numpy, torch.as_tensor),
+    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
+        as_numpy, torch.as_tensor
+    ),
     "save_on_cpu": torch.autograd.graph.save_on_cpu,
-    "deterministic algorithms": partial(during, torch.use_deterministic_algorithms, True, after=False),
+    "deterministic algorithms": partial(
+        during, torch.use_deterministic_algorithms, True, after=False
+    ),
 }
 
 
@@ -56,8 +63,12 @@ def test_gradients_equal_timms_under(under, kind):
     model = small_vit(pos_embed=kind)
     want = trained(model, BATCH)
     with running(), UNDER[under]():
-        first, second = (trained(model, BATCH, CALLS.get(under, lambda model: model)(model)) for _ in range(2))
-    assert far(first, want) <= 1e-5 and all(torch.equal(first[1][name], second[1][name]) for name in first[1])
+        first, second = (
+            trained(model, BATCH, CALLS.get(under, lambda model: model)(model)) for _ in range(2)
+        )
+    assert far(first, want) <= 1e-5 and all(
+        torch.equal(first[1][name], second[1][name]) for name in first[1]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +79,10 @@ def test_grad_scaler_and_ema(kind, mode):
     def train(mode):
         model = small_vit(pos_embed=kind)
         average = timm.utils.ModelEmaV3(model, decay=0.5)
-        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        optimizer, scaler = (
+            torch.optim.SGD(model.parameters(), 0.1),
+            torch.amp.GradScaler("cpu", init_scale=2.0**12),
+        )
         with running(mode):
             for step in range(3):
                 optimizer.zero_grad()
@@ -78,7 +92,11 @@ def test_grad_scaler_and_ema(kind, mode):
                 scaler.update()
                 average.update(model)
             with torch.no_grad():
-                return scaler.get_scale(), average(BATCH), model.state_dict() | average.state_dict(prefix="average.")
+                return (
+                    scaler.get_scale(),
+                    average(BATCH),
+                    model.state_dict() | average.state_dict(prefix="average."),
+                )
 
     (want_scale, want, wanted), (scale, got, found) = train("stock"), train(mode)
     assert scale == want_scale == 2.0**11 and relative(got, want) <= 1e-5

@@ -1,4 +1,5 @@
-"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor, ONNX Runtime, OpenVINO against timm."""
+"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor, ONNX Runtime, OpenVINO
+against timm."""
 
 import subprocess
 import sys
@@ -12,23 +13,42 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow, written
-from tests.support.oracles import BATCH, NEW_TIMM, OLD_TORCH, far, relative, row_major, small_vit, trained, vit_batch
+from tests.support.oracles import (
+    BATCH,
+    NEW_TIMM,
+    OLD_TORCH,
+    far,
+    relative,
+    row_major,
+    small_vit,
+    trained,
+    vit_batch,
+)
 from tests.support.running import running
 from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.measure import export
 
-EXPORTS = pytest.mark.skipif(OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind")
+EXPORTS = pytest.mark.skipif(
+    OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind"
+)
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
 SIZE = (12, 44)  # of a plain image, in pixels: a grid of 3 x 11
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)])
+@pytest.mark.parametrize(
+    ("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)]
+)
 def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind, depth):
     model, counter = small_vit(pos_embed=kind, depth=depth), CompileCounterWithBackend("aot_eager")
-    run, generator = torch.compile(model, backend=counter, fullgraph=True), torch.Generator().manual_seed(0)
+    run, generator = (
+        torch.compile(model, backend=counter, fullgraph=True),
+        torch.Generator().manual_seed(0),
+    )
     for i in range(20):
-        sizes = [tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()]
+        sizes = [
+            tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()
+        ]
         batch = vit_batch(sizes, seed=i)
         want = trained(model, batch)
         with enable() if i else running():  # the calls of a finished graph are not counted
@@ -54,7 +74,11 @@ def test_compiled_forward_and_backward(kind, mode, backend):
 
 
 def test_autocast_in_a_graph_and_arguments_by_name():
-    model, patches, rest = small_vit(depth=1), BATCH["patches"], {k: v for k, v in BATCH.items() if k != "patches"}
+    model, patches, rest = (
+        small_vit(depth=1),
+        BATCH["patches"],
+        {k: v for k, v in BATCH.items() if k != "patches"},
+    )
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         want = model(patches, **rest)
         with running():
@@ -65,17 +89,27 @@ def test_autocast_in_a_graph_and_arguments_by_name():
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_shapes_are_checked_while_tracing(fullgraph):
     compiled = partial(torch.compile, backend="aot_eager", fullgraph=fullgraph)
-    with running(), pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"):
-        compiled(small_vit().embeds)(torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)]))
+    with (
+        running(),
+        pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"),
+    ):
+        compiled(small_vit().embeds)(
+            torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)])
+        )
     with pytest.raises(Exception, match=r"x must be tokens of shape \(B, N, 4\)"):
         compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
-    with pytest.raises(ValueError, match="negative"):  # by the operator: plain operations could not ask
-        compiled(add_pos_embed_)(torch.zeros(1, 6, 4), torch.zeros(6, 5, 4), row_major([(2, 3)]) - 1)
+    with pytest.raises(
+        ValueError, match="negative"
+    ):  # by the operator: plain operations could not ask
+        compiled(add_pos_embed_)(
+            torch.zeros(1, 6, 4), torch.zeros(6, 5, 4), row_major([(2, 3)]) - 1
+        )
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Gives a small model as its inputs are named, its program with free sizes, and the ONNX file; made once."""
+    """Gives a small model as its inputs are named, its program with free sizes, and the ONNX file;
+    made once."""
 
     @cache
     def made(kind, mode, size, strategy):
@@ -93,14 +127,26 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "mode", "size"),
     [("learned", "bilinear", None), ("learned", "bicubic", SIZE)]
-    + [slow("learned", "bicubic", None), slow("factorized", "bilinear", None), slow("factorized", "bilinear", SIZE)],
+    + [
+        slow("learned", "bicubic", None),
+        slow("factorized", "bilinear", None),
+        slow("factorized", "bilinear", SIZE),
+    ],
 )
-def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(runtime, kind, mode, size, files):
+def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(
+    runtime, kind, mode, size, files
+):
     if runtime not in ("eager", *export.runtimes_for(Path("model.onnx"))):
         pytest.skip("it is not installed")
     module, program, file = files(kind, mode, size, "matmul")
-    run = (lambda inputs: module(**inputs)) if runtime == "eager" else export.LOADERS[runtime](file, program)
-    batches = [dict(image=torch.randn(n, 1, *SIZE)) for n in (1, 3)] if size else map(vit_batch, UNSEEN)
+    run = (
+        (lambda inputs: module(**inputs))
+        if runtime == "eager"
+        else export.LOADERS[runtime](file, program)
+    )
+    batches = (
+        [dict(image=torch.randn(n, 1, *SIZE)) for n in (1, 3)] if size else map(vit_batch, UNSEEN)
+    )
     for inputs in batches:
         with torch.no_grad():
             want = module(**inputs)
@@ -110,11 +156,17 @@ def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(runtim
 
 @EXPORTS
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
-@pytest.mark.parametrize(("kind", "mode", "size"), [("learned", "bilinear", None), ("learned", "bicubic", SIZE)])
+@pytest.mark.parametrize(
+    ("kind", "mode", "size"), [("learned", "bilinear", None), ("learned", "bicubic", SIZE)]
+)
 def test_no_exported_program_resizes_or_needs_this_package(kind, mode, size, strategy, files):
     onnx = pytest.importorskip("onnx")
     _, program, file = files(kind, mode, size, strategy)
-    assert not [node for node in program.graph.nodes if "upsample" in str(node.target) or "naflex" in str(node.target)]
+    assert not [
+        node
+        for node in program.graph.nodes
+        if "upsample" in str(node.target) or "naflex" in str(node.target)
+    ]
     operators = Counter(node.op_type for node in onnx.load(file).graph.node)
     assert operators["MatMul"] and not operators["Resize"] and not operators["GridSample"]
 
@@ -139,7 +191,10 @@ def test_saved_program_runs_in_a_fresh_process_without_this_package(form, files,
         torch.export.save(program, tmp_path / "model.pt2")
     else:
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    torch.save([(inputs, module(**inputs).detach()) for inputs in map(vit_batch, UNSEEN)], tmp_path / "results.pt")
+    torch.save(
+        [(inputs, module(**inputs).detach()) for inputs in map(vit_batch, UNSEEN)],
+        tmp_path / "results.pt",
+    )
     command = [sys.executable, "-c", ALONE, form]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -150,11 +205,18 @@ class Embeds(torch.nn.Module):
 
     def __init__(self, length):
         super().__init__()
-        self.table, self.options = torch.nn.Parameter(torch.randn(6, 5, 8)), dict(merge=2, length=length)
+        self.table, self.options = (
+            torch.nn.Parameter(torch.randn(6, 5, 8)),
+            dict(merge=2, length=length),
+        )
 
     def forward(self, x, sizes):
         embed = partial(resample_pos_embeds, self.table, mode="bilinear", **self.options)
-        made = [embed(some, padding=rest) for some in (sizes, sizes[:, 1:]) for rest in ("zeros", "first")]
+        made = [
+            embed(some, padding=rest)
+            for some in (sizes, sizes[:, 1:])
+            for rest in ("zeros", "first")
+        ]
         return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
 
 
@@ -163,12 +225,17 @@ class Embeds(torch.nn.Module):
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
     model, x = Embeds(length=450), torch.zeros(3, 450, 8)
     sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=getattr(torch, dtype))
-    other = torch.tensor([(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype)  # more cells than 8 bits can count
+    other = torch.tensor(
+        [(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype
+    )  # more cells than 8 bits can count
     graph = written(how, model, x, sizes)
     for want, got in ((model(x, some), graph(x, some)) for some in (sizes, other)):
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
     weight = torch.randn_like(want)
-    grads = [torch.autograd.grad((out * weight).sum(), m.table)[0] for out, m in ((got, graph), (want, model))]
+    grads = [
+        torch.autograd.grad((out * weight).sum(), m.table)[0]
+        for out, m in ((got, graph), (want, model))
+    ]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
@@ -189,17 +256,24 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
 
     def embed(table):
         packed = resample_pos_embeds(table, sizes, mode="bicubic", strategy=strategy)
-        return packed, add_pos_embed_(torch.zeros(2, 15, 8), table, grid_sizes=sizes, strategy=strategy)
+        return packed, add_pos_embed_(
+            torch.zeros(2, 15, 8), table, grid_sizes=sizes, strategy=strategy
+        )
 
     graph = torch.compile(embed, backend="aot_eager", fullgraph=strategy == "matmul")
     for want, got in zip(embed(table), graph(table)):
         torch.testing.assert_close(got, want, atol=2e-6 * (strategy == "matmul"), rtol=0)
-        grads = [torch.autograd.grad(out.square().sum(), table, retain_graph=True)[0] for out in (got, want)]
+        grads = [
+            torch.autograd.grad(out.square().sum(), table, retain_graph=True)[0]
+            for out in (got, want)
+        ]
         torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
 
 
 # Of two samples: with frames, four columns, no integers; and of one sample alone.
-@pytest.mark.parametrize("sizes", [[s] * 2 for s in ((1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True))] + [[(3, 4)]])
+@pytest.mark.parametrize(
+    "sizes", [[s] * 2 for s in ((1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True))] + [[(3, 4)]]
+)
 def test_sizes_that_do_not_fit_the_tokens(sizes):
     def add(x, sizes):
         return add_pos_embed_(x * 1, torch.ones(6, 5, 4), grid_sizes=sizes)

@@ -1,4 +1,5 @@
-"""Handles end what their own ``enable()`` has chosen, in any order; the newest that is left holds."""
+"""Handles end what their own ``enable()`` has chosen, in any order; the newest that is left
+holds."""
 
 import copy
 import pickle
@@ -17,26 +18,35 @@ from tests.support.oracles import embed, is_pristine, small_vit, uses, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import settings
-from timm_naflex_fast.patching.settings import STOCK
+from timm_naflex_fast.patching.choices import STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
 ACTS = ["enable", "enable for one", "leave", "leave", "copy", "pickle", "disable one", "disable"]
 FORMS = {  # what a user may hand over as a model
     "model": lambda model: model,
     "part": lambda model: model.embeds,
-    "wrapper": lambda model: torch.nn.ModuleDict({"trunk": torch.nn.Sequential(model)}),  # as open_clip's
+    "wrapper": lambda model: torch.nn.ModuleDict(
+        {"trunk": torch.nn.Sequential(model)}
+    ),  # as open_clip's
 }
 
 
 @hypothesis.given(st.data())
 def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
-    """A random program; beside it the rule: the modes that hold for every model, and for each, newest last."""
+    """A random program; beside it the rule: the modes that hold for every model, and for each,
+    newest last."""
     models, everywhere, own, handles = [small_vit(depth=0)], {}, [{}], {}
     try:
         for step in range(data.draw(st.integers(1, 10))):
-            act, number = data.draw(st.sampled_from(ACTS)), data.draw(st.integers(0, len(models) - 1))
+            act, number = (
+                data.draw(st.sampled_from(ACTS)),
+                data.draw(st.integers(0, len(models) - 1)),
+            )
             if act.startswith("enable"):
-                mode, for_one = data.draw(st.sampled_from([*MODES, "stock"])), act == "enable for one"
+                mode, for_one = (
+                    data.draw(st.sampled_from([*MODES, "stock"])),
+                    act == "enable for one",
+                )
                 (own[number] if for_one else everywhere)[step] = mode
                 form = FORMS[data.draw(st.sampled_from([*FORMS]))]
                 handle = enable(mode, model=form(models[number]) if for_one else None)
@@ -56,7 +66,9 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
                 own.append({})  # it brings none along
             elif act == "disable one":
                 disable(models[number])
-                own[number] = {step: "stock"} if [*everywhere.values()][-1:] not in ([], ["stock"]) else {}
+                own[number] = (
+                    {step: "stock"} if [*everywhere.values()][-1:] not in ([], ["stock"]) else {}
+                )
             elif act == "disable":
                 disable()
                 everywhere, own = {}, [{} for _ in models]
@@ -64,7 +76,11 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
                 assert uses(model) == [*(modes or everywhere or {0: "stock"}).values()][-1]
     finally:
         disable()
-    assert is_pristine() and status().models == () and settings.SETTINGS_ATTRIBUTE not in models[0].embeds.__dict__
+    assert (
+        is_pristine()
+        and status().models == ()
+        and settings.SETTINGS_ATTRIBUTE not in models[0].embeds.__dict__
+    )
 
 
 @pytest.mark.usefixtures("clean")
@@ -74,7 +90,10 @@ def test_checkpoints_and_pickles_hold_nothing_of_ours():
     enable("grid_sample", model=model)
     assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
     data = pickle.dumps(model)
-    assert b"timm_naflex_fast" not in data and getattr(pickle.loads(data).embeds, settings.SETTINGS_ATTRIBUTE) is None
+    assert (
+        b"timm_naflex_fast" not in data
+        and getattr(pickle.loads(data).embeds, settings.SETTINGS_ATTRIBUTE) is None
+    )
 
 
 @ran("grid_sample")
@@ -85,11 +104,16 @@ def test_overlapping_requests_in_threads():
         for _ in range(15):
             with enable(MODES[seed % 3], model=model if seed % 2 else None):
                 copied, now = copy.deepcopy(model), status()
-                assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(MODES)
+                assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(
+                    MODES
+                )
                 embed(copied)
 
     # Other threads run between any two lines.
-    with during(sys.setswitchinterval, 1e-5, after=sys.getswitchinterval()), ThreadPoolExecutor(4) as pool:
+    with (
+        during(sys.setswitchinterval, 1e-5, after=sys.getswitchinterval()),
+        ThreadPoolExecutor(4) as pool,
+    ):
         list(pool.map(serve, range(4)))
     assert is_pristine() and status().flags == STOCK and status().models == ()
 
@@ -110,9 +134,14 @@ def embedded(model, seed):
 def test_models_in_dataloader_workers(method):
     model = small_vit().requires_grad_(False)
     want = [embedded(model, seed)[0] for seed in range(4)]
-    with enable("grid_sample"), running("interpolate_cached", model=model):  # a spawned process has timm as it came
+    with (
+        enable("grid_sample"),
+        running("interpolate_cached", model=model),
+    ):  # a spawned process has timm as it came
         embed(model), embed(model)
-        how = dict(num_workers=1, collate_fn=partial(embedded, model), multiprocessing_context=method)
+        how = dict(
+            num_workers=1, collate_fn=partial(embedded, model), multiprocessing_context=method
+        )
         for (got, calls), item in zip(DataLoader(range(4), None, **how), want, strict=True):
             torch.testing.assert_close(got, item, atol=1e-6, rtol=0)
             assert (("pos_embed", "interpolate_cached") in calls) == (method == "fork")

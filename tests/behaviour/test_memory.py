@@ -9,7 +9,7 @@ from tests.support.checks import by_functions
 from tests.support.oracles import Case, relative, stock, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import resample_pos_embeds
-from timm_naflex_fast.resampling import cache
+from timm_naflex_fast.resampling import kept
 
 EXACT = ["matmul", "interpolate_cached"]
 
@@ -17,9 +17,10 @@ EXACT = ["matmul", "interpolate_cached"]
 @pytest.mark.parametrize("moment", ["copied", "resized"])
 @pytest.mark.parametrize("strategy", EXACT)
 def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, moment, monkeypatch):
-    """Another thread exchanges the weights before the cache copies them, or after that and before it resizes them."""
+    """Another thread exchanges the weights before the cache copies them, or after that and before
+    it resizes them."""
     first, second = torch.randn(2, 6, 5, 4)
-    table, without_autograd, left = first.clone(), cache.without_autograd, ["copied", "resized"]
+    table, without_autograd, left = first.clone(), kept.without_autograd, ["copied", "resized"]
     embed = lambda t=table: resample_pos_embeds(t, [(3, 4)], mode="bicubic", strategy=strategy)
     want, _ = embed(first), embed()
 
@@ -28,7 +29,7 @@ def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, moment, monk
             table.data.copy_(second)
         return without_autograd()
 
-    monkeypatch.setattr(cache, "without_autograd", exchange)
+    monkeypatch.setattr(kept, "without_autograd", exchange)
     embed()
     monkeypatch.undo()
     assert not left and torch.equal(table, second)
@@ -65,7 +66,9 @@ def test_the_gradient_of_many_grids_does_not_drift():
     for dtype in (torch.float64, torch.float32):
         table = torch.zeros(4, 4, 1, dtype=dtype, requires_grad=True)
         upstream = torch.cat([torch.full((h * w, 1), 0.1 / (h * w), dtype=dtype) for h, w in sizes])
-        found += torch.autograd.grad(resample_pos_embeds(table, sizes, mode="bilinear"), table, upstream)
+        found += torch.autograd.grad(
+            resample_pos_embeds(table, sizes, mode="bilinear"), table, upstream
+        )
     assert relative(found[1], found[0]) <= 1e-6
 
 
@@ -77,7 +80,11 @@ def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
     for mode in ("stock", "matmul"):
         buffer = case.coord()
         with running(mode):
-            run = embeds if mode == "stock" else torch.compile(embeds, backend=backend, fullgraph=True)
+            run = (
+                embeds
+                if mode == "stock"
+                else torch.compile(embeds, backend=backend, fullgraph=True)
+            )
             out = run(tokens, patch_coord=buffer)[0]
         buffer.zero_()
         with torch.no_grad():
@@ -88,7 +95,9 @@ def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
 
 def test_the_bound_of_the_cache():
     for text, valid in (("", 512), (None, 512), ("0", 0), (" 64 ", 64)):
-        assert cache.read_limit(text) == valid * 2**20
+        assert kept.read_limit(text) == valid * 2**20
     for text in ("abc", "0.5", "-5", "1e3", "64MiB", "²"):
-        with pytest.raises(ValueError, match=r"_CACHE_MIB=.* is not valid; valid: a whole number of MiB"):
-            cache.read_limit(text)
+        with pytest.raises(
+            ValueError, match=r"_CACHE_MIB=.* is not valid; valid: a whole number of MiB"
+        ):
+            kept.read_limit(text)

@@ -1,6 +1,7 @@
 """Small Siglip2 models of transformers under each mode: trained, saved, compiled and exported.
 
-transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses of a model.
+transformers' own tests of Siglip2 are not part of what it publishes; these go through the same uses
+of a model.
 """
 
 from functools import partial
@@ -25,11 +26,15 @@ SIZES = [(3, 5), (7, 2), (4, 4), (3, 5)]
 def made(kind, **tower):
     vision = transformers.Siglip2VisionConfig(patch_size=4, num_patches=16, **TOWER | tower)
     text = dict(vocab_size=50, max_position_embeddings=8, projection_size=32, **TOWER)
-    both = transformers.Siglip2Config(text_config=text, vision_config=vision.to_dict(), num_labels=5)
+    both = transformers.Siglip2Config(
+        text_config=text, vision_config=vision.to_dict(), num_labels=5
+    )
     torch.manual_seed(0)
     cls = {"vision": "VisionModel", "both": "Model", "labels": "ForImageClassification"}[kind]
     model = getattr(transformers, f"Siglip2{cls}")(vision if kind == "vision" else both)
-    (table,) = [p for name, p in model.named_parameters() if "text" not in name and p.shape[0] == 16]
+    (table,) = [
+        p for name, p in model.named_parameters() if "text" not in name and p.shape[0] == 16
+    ]
     torch.nn.init.normal_(table)
     return model.eval()
 
@@ -39,15 +44,20 @@ def batch(kind="vision", sizes=SIZES):
     mask = torch.stack([torch.arange(length) < h * w for h, w in sizes]).long()
     pixels = torch.randn(len(sizes), length, 48, generator=torch.Generator().manual_seed(1))
     words = dict(input_ids=torch.arange(16).view(2, 8)) if kind == "both" else {}
-    return dict(pixel_values=pixels, pixel_attention_mask=mask, spatial_shapes=torch.tensor(sizes), **words)
+    return dict(
+        pixel_values=pixels, pixel_attention_mask=mask, spatial_shapes=torch.tensor(sizes), **words
+    )
 
 
 def run(kind, model, inputs):
-    return model(**inputs)[{"vision": "pooler_output", "both": "logits_per_image", "labels": "logits"}[kind]]
+    return model(**inputs)[
+        {"vision": "pooler_output", "both": "logits_per_image", "labels": "logits"}[kind]
+    ]
 
 
 def same(kind, model, inputs, want, graph=None):
-    """Trained, the model (or the compiled ``graph`` of it) gives the output and the gradients that are wanted."""
+    """Trained, the model (or the compiled ``graph`` of it) gives the output and the gradients that
+    are wanted."""
     got = trained(model, inputs, partial(run, kind, model if graph is None else graph))
     torch.testing.assert_close(got[0], want[0], atol=5e-6, rtol=5e-6)
     assert worst(got[1], want[1]) <= 2e-5
@@ -69,7 +79,9 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
         model.eval().save_pretrained(tmp_path)
         loaded = type(model).from_pretrained(tmp_path).eval()
         assert list(loaded.state_dict()) == names
-        torch.testing.assert_close(run(kind, loaded, inputs), run(kind, model, inputs), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            run(kind, loaded, inputs), run(kind, model, inputs), atol=1e-6, rtol=0
+        )
         assert status().calls == {("pos_embed", mode): 2}
         disable()
         torch.testing.assert_close(run(kind, loaded, inputs), want[0], atol=5e-6, rtol=0)
@@ -78,7 +90,10 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize(
     ("kind", "layers", "mode", "backend", "shapes"),
-    [("vision", 0, "matmul", "eager", 4), ("vision", 0, "interpolate_cached", "eager", 1)]  # which breaks the graph
+    [
+        ("vision", 0, "matmul", "eager", 4),
+        ("vision", 0, "interpolate_cached", "eager", 1),
+    ]  # which breaks the graph
     + [slow("labels", 1, "matmul", "eager", 4), slow("vision", 1, "matmul", "inductor", 1)],
 )
 def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, shapes):
@@ -95,7 +110,9 @@ def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, 
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its export traces less")
-@pytest.mark.skipif(BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too")
+@pytest.mark.skipif(
+    BEFORE_2_12, reason="its export refuses transformers' own pooling head, unpatched too"
+)
 @pytest.mark.parametrize(("strict", "layers"), [(False, 0), slow(True, 1)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
     model = made("vision", num_hidden_layers=layers)
@@ -104,7 +121,9 @@ def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
     shapes = dict(pixel_values=free, pixel_attention_mask=free, spatial_shapes={0: size})
     with torch.no_grad():
         with enable(library="transformers"):
-            program = torch.export.export(model, (), batch(), dynamic_shapes=shapes, strict=strict).module()
+            program = torch.export.export(
+                model, (), batch(), dynamic_shapes=shapes, strict=strict
+            ).module()
             assert set(status().calls) == {("pos_embed", "matmul")}
             assert not [node for node in program.graph.nodes if "upsample" in str(node.target)]
         for sizes in (SIZES, [(2, 8), (3, 3), (9, 4)], [(1, 6), (4, 4)]):

@@ -1,4 +1,5 @@
-"""Derivatives of every kind: what is linear in the tables has a tangent, in eager code, in graphs and under vmap."""
+"""Derivatives of every kind: what is linear in the tables has a tangent, in eager code, in graphs
+and under vmap."""
 
 from functools import partial
 from itertools import product
@@ -20,7 +21,12 @@ from timm_naflex_fast.tracing import is_tracing, why_unsupported
 
 SIZES = [(3, 4), (5, 2), (3, 4)]
 COORD, WEIGHT = row_major(SIZES, 13), torch.randn(13, 4)
-TABLE, LINE, ON_DEVICE, BICUBIC = torch.randn(6, 5, 4), torch.randn(6, 4), torch.tensor(SIZES), dict(mode="bicubic")
+TABLE, LINE, ON_DEVICE, BICUBIC = (
+    torch.randn(6, 5, 4),
+    torch.randn(6, 4),
+    torch.tensor(SIZES),
+    dict(mode="bicubic"),
+)
 ADDS = {
     "learned": lambda x, coord: fast.add_pos_embed_(x * 1, TABLE, coord),
     "factorized": lambda x, coord: fast.add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord),
@@ -29,20 +35,42 @@ WRITES = ["export", "trace", "make_fx", "compile"]
 
 
 def tokens(t):
-    return 0 * t.sum() + torch.zeros(3, 13, 4)  # a transform allows writing only into what depends on its input
+    return 0 * t.sum() + torch.zeros(
+        3, 13, 4
+    )  # a transform allows writing only into what depends on its input
 
 
 # Each function of ``functional``, linear in its argument.
 LINEAR = {
     "resample_pos_embed": (TABLE, lambda t, **_: fast.resample_pos_embed(t, (3, 4))),
     "packed": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, SIZES, mode="bilinear", **how)),
-    "padded": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, [(2, 4)], length=9, merge=2, **BICUBIC, **how)),
-    "frames": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, [(2, 3, 4)], padding="first", **BICUBIC, **how)),
-    "sizes on a device": (TABLE, lambda t, **how: fast.resample_pos_embeds(t, ON_DEVICE, length=12, **BICUBIC, **how)),
+    "padded": (
+        TABLE,
+        lambda t, **how: fast.resample_pos_embeds(t, [(2, 4)], length=9, merge=2, **BICUBIC, **how),
+    ),
+    "frames": (
+        TABLE,
+        lambda t, **how: fast.resample_pos_embeds(
+            t, [(2, 3, 4)], padding="first", **BICUBIC, **how
+        ),
+    ),
+    "sizes on a device": (
+        TABLE,
+        lambda t, **how: fast.resample_pos_embeds(t, ON_DEVICE, length=12, **BICUBIC, **how),
+    ),
     "add_pos_embed_": (TABLE, lambda t, **how: fast.add_pos_embed_(tokens(t), t, COORD, **how)),
-    "grid_sizes": (TABLE, lambda t, **how: fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)),
-    "factorized": (LINE, lambda t, **how: fast.add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how)),
-    "resample_patch_kernel": (torch.randn(2, 3, 8, 8), lambda k, **_: fast.resample_patch_kernel(k, (5, 9))),
+    "grid_sizes": (
+        TABLE,
+        lambda t, **how: fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how),
+    ),
+    "factorized": (
+        LINE,
+        lambda t, **how: fast.add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how),
+    ),
+    "resample_patch_kernel": (
+        torch.randn(2, 3, 8, 8),
+        lambda k, **_: fast.resample_patch_kernel(k, (5, 9)),
+    ),
 }
 
 
@@ -64,24 +92,44 @@ def test_every_function_has_tangents_gradients_and_batches(name, strategy):
     assert relative(vmap(function)(torch.stack([point, v])), torch.stack([out, want])) <= 2e-6
 
 
-@pytest.mark.parametrize("mode", [name if name == "matmul" else slow(name) for name in STRATEGY_NAMES])
+@pytest.mark.parametrize(
+    "mode", [name if name == "matmul" else slow(name) for name in STRATEGY_NAMES]
+)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_compiled_models_have_tangents(mode, kind):
     embeds = Case(sizes=SIZES, length=13, kind=kind).embeds().requires_grad_(False)
-    point = {name: table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")}
+    point = {
+        name: table.detach()
+        for name, table in embeds.named_parameters()
+        if name.startswith("pos_embed")
+    }
     v = {name: torch.randn_like(table) for name, table in point.items()}
-    f = lambda tables: functional_call(embeds, tables, (torch.zeros(3, 13, 1),), dict(patch_coord=COORD))[0]
+    f = lambda tables: functional_call(
+        embeds, tables, (torch.zeros(3, 13, 1),), dict(patch_coord=COORD)
+    )[0]
 
     def derivatives(point, v):
-        return [jvp(f, (point,), (v,))[1], *grad(lambda tables: (f(tables) * WEIGHT).sum())(point).values()]
+        return [
+            jvp(f, (point,), (v,))[1],
+            *grad(lambda tables: (f(tables) * WEIGHT).sum())(point).values(),
+        ]
 
-    with enable(mode) if mode == "interpolate_cached" else running(mode):  # which is left to timm under a transform
+    with (
+        enable(mode) if mode == "interpolate_cached" else running(mode)
+    ):  # which is left to timm under a transform
         wants = derivatives(point, v)
-        gots = torch.compile(derivatives, backend="eager", fullgraph=mode != "interpolate_cached")(point, v)
-    assert all(want.abs().max() > 0.1 and relative(got, want) <= 1e-5 for got, want in zip(gots, wants, strict=True))
+        gots = torch.compile(derivatives, backend="eager", fullgraph=mode != "interpolate_cached")(
+            point, v
+        )
+    assert all(
+        want.abs().max() > 0.1 and relative(got, want) <= 1e-5
+        for got, want in zip(gots, wants, strict=True)
+    )
 
 
-@pytest.mark.parametrize("how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)])
+@pytest.mark.parametrize(
+    "how", [dict(tracing_mode="real"), dict(tracing_mode="symbolic"), dict(pre_dispatch=True)]
+)
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
 def test_what_is_written_down_holds_for_other_tables(how, strategy):
     f = lambda table, x, coord: fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
@@ -95,7 +143,9 @@ def test_what_is_written_down_holds_for_other_tables(how, strategy):
 
 
 # But the compiled operator of a learned table, which raises the named error.
-@pytest.mark.parametrize(("kind", "how"), [*product(["learned"], WRITES[:3]), *product(["factorized"], WRITES)])
+@pytest.mark.parametrize(
+    ("kind", "how"), [*product(["learned"], WRITES[:3]), *product(["factorized"], WRITES)]
+)
 def test_a_coordinate_that_names_no_cell_gives_no_number(kind, how):
     coord, x, module = COORD.float(), torch.zeros(3, 13, 4), torch.nn.Module()
     module.forward = ADDS[kind]
@@ -116,7 +166,11 @@ def test_no_images_and_no_channels():
     def empty(_):
         assert fast.resample_pos_embeds(TABLE, [], **BICUBIC).shape == (0, 4)
         for sizes, length in product(([], torch.zeros(0, 2, dtype=torch.int64)), (0, 5)):
-            assert fast.resample_pos_embeds(TABLE, sizes, length=length, **BICUBIC).shape == (0, length, 4)
+            assert fast.resample_pos_embeds(TABLE, sizes, length=length, **BICUBIC).shape == (
+                0,
+                length,
+                4,
+            )
 
     empty(None)
     vmap(empty, out_dims=None)(torch.zeros(1))
@@ -139,7 +193,9 @@ def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
         for mode in ("stock", "matmul"):
             with enable(mode):
                 out = (f if mode == "stock" else run)(x, size)
-                found.append([out.detach(), *torch.autograd.grad(out.square().sum(), tables(embeds))])
+                found.append(
+                    [out.detach(), *torch.autograd.grad(out.square().sum(), tables(embeds))]
+                )
                 assert mode == "stock" or ("pos_embed", "stock") not in status().calls
         for theirs, ours in zip(*found):
             assert relative(ours, theirs) <= 1e-5
@@ -151,8 +207,13 @@ def test_why_unsupported_names_the_tensor():
     assert why_unsupported(mine) == "a tensor of the class Mine"
     assert why_unsupported(torch.ones(2, device="meta")) == "a meta tensor"
     with forward_ad.dual_level():
-        assert why_unsupported(torch.ones(2)) is None  # the level is the process's, the tangent the tensor's
-        assert why_unsupported(forward_ad.make_dual(torch.ones(2), torch.ones(2))) == "forward-mode differentiation"
+        assert (
+            why_unsupported(torch.ones(2)) is None
+        )  # the level is the process's, the tangent the tensor's
+        assert (
+            why_unsupported(forward_ad.make_dual(torch.ones(2), torch.ones(2)))
+            == "forward-mode differentiation"
+        )
     with FakeTensorMode() as fake:
         assert is_tracing() and why_unsupported(fake.from_tensor(torch.ones(2))) is None
     assert not is_tracing()

@@ -20,7 +20,11 @@ def test_command_line_end_to_end(tmp_path, capsys):
     assert bench(command, out) == 0
     text = capsys.readouterr().out
     assert "bench --model NAME times a whole one" in text
-    assert text.index("siglip infer, B=1") < text.index("siglip infer, B=2") < text.index("siglip train, B=1")
+    assert (
+        text.index("siglip infer, B=1")
+        < text.index("siglip infer, B=2")
+        < text.index("siglip train, B=1")
+    )
     record = json.loads(out.read_text())
     assert record["command"].endswith(f"--json {out}") and set(record["rows"][0]) == set(row())
     assert [one["contender"] for one in record["rows"]] == ["stock", "matmul", "plain-add"] * 4
@@ -29,7 +33,12 @@ def test_command_line_end_to_end(tmp_path, capsys):
 @ran("matmul")
 def test_command_line_on_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    assert bench("--batch-size 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos) == 0
+    assert (
+        bench(
+            "--batch-size 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
     assert lines[3].startswith("pos_embed photos train, B=2, float32, 16x16 bilinear, ")
@@ -38,15 +47,26 @@ def test_command_line_on_a_folder(photos, capsys):
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
     monkeypatch.setattr(race, "run", Mock(side_effect=[[row(batch=1)], KeyboardInterrupt]))
-    assert bench("--workload siglip --batch-size 1 2 --contenders matmul --phase infer --json", out) == 130
+    assert (
+        bench("--workload siglip --batch-size 1 2 --contenders matmul --phase infer --json", out)
+        == 130
+    )
     assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 
 
 @ran("matmul")
 def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("timm_naflex_fast.cli.bench.write_json", Mock(side_effect=OSError("the disk is full")))
+    monkeypatch.setattr(
+        "timm_naflex_fast.cli.bench.write_json", Mock(side_effect=OSError("the disk is full"))
+    )
     out = tmp_path / "figures.json"
-    assert bench("--workload siglip --batch-size 1 --contenders matmul --phase infer --json", out) == 2
+    assert (
+        bench("--workload siglip --batch-size 1 --contenders matmul --phase infer --json", out) == 2
+    )
     found = capsys.readouterr()
-    assert "siglip infer, B=1" in found.out and "median ms" in found.out and "the disk is full" in found.err
+    assert (
+        "siglip infer, B=1" in found.out
+        and "median ms" in found.out
+        and "the disk is full" in found.err
+    )

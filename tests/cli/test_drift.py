@@ -17,15 +17,23 @@ from timm_naflex_fast.names import STRATEGY_NAMES
     [
         (["--out", "FILE/folder"], None, "FILE/folder"),
         (["--out", "FILE"], None, "FILE"),
-        (["--out", "report"], "matplotlib", "needs matplotlib and jinja2: pip install matplotlib jinja2"),
+        (
+            ["--out", "report"],
+            "matplotlib",
+            "needs matplotlib and jinja2: pip install matplotlib jinja2",
+        ),
         ([], "skimage", "scikit-image's photos: pip install scikit-image"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_a_model_is_loaded(options, missing, says, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_done_is_said_before_a_model_is_loaded(
+    options, missing, says, tmp_path, monkeypatch, capsys
+):
     missing or pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("FILE").touch()
-    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)  # reached, it would be a traceback
+    monkeypatch.setattr(
+        "timm_naflex_fast.cli.drift.load_model", None
+    )  # reached, it would be a traceback
     monkeypatch.setitem(sys.modules, missing or "none", None)
     assert cli.main(["drift", "--model", "naflexvit_base_patch16_gap", *options]) == 2
     err = capsys.readouterr().err
@@ -35,14 +43,18 @@ def test_what_cannot_be_done_is_said_before_a_model_is_loaded(options, missing, 
 @ran(*STRATEGY_NAMES)
 def test_command_writes_the_report(photos, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("timm_naflex_fast.measure.output.QUIET_SECONDS", 0.0)  # every ten seconds a line
+    monkeypatch.setattr(
+        "timm_naflex_fast.measure.output.QUIET_SECONDS", 0.0
+    )  # every ten seconds a line
     (photos / "broken.png").write_text("no image")
     out = tmp_path / "report"
     model = "--model naflexvit_base_patch16_gap --random-weights --model-kwargs depth=1 embed_dim=48 num_heads=2"
     options = f"--max-seq-len 36 --dtype bfloat16 --images {photos} --out {out}"
     assert cli.main(["drift", *model.split(), *options.split()]) == 0
     printed = capsys.readouterr()
-    assert "skipped, not readable as an image: broken.png" in printed.err and "random" in printed.out
+    assert (
+        "skipped, not readable as an image: broken.png" in printed.err and "random" in printed.out
+    )
     report = json.loads((out / "report.json").read_text())
     drifts, facts = report["survey"]["drift"], report["facts"]
     assert report["survey"]["images"] == 4 and report["weights"].startswith("random")

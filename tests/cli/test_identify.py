@@ -15,7 +15,10 @@ from timm_naflex_fast.cli import identify as command
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.identify import FAMILIES, Convention, example_inputs
 
-SIZES = [(1, 5, 7), (2, 9, 3)]  # (t, h, w): in blocks of one token alone, so few conventions are tried
+SIZES = [
+    (1, 5, 7),
+    (2, 9, 3),
+]  # (t, h, w): in blocks of one token alone, so few conventions are tried
 CHANNELS, TABLE = 8, torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
 EQUAL = "bilinear with antialiasing: this is the reference (largest difference "
 CORNERS = dict(mode="bicubic", cubic_coefficient=-0.5, align_corners=True, half_pixel=False)
@@ -53,11 +56,31 @@ def port(dtype=torch.float32, sizes=SIZES, **settings):
         ({}, "", 0, EQUAL),
         ({"dtype": torch.bfloat16}, "", 0, EQUAL),
         ({"dtype": torch.float16}, "", 0, EQUAL),
-        ({"antialias": False}, "", 1, "bilinear without antialiasing; the reference is bilinear with antialiasing: "),
-        (CORNERS, "", 1, "bicubic with antialiasing, aligned corners; the reference is bilinear with antialiasing: "),
-        (BLOCKS, "--family qwen3-vl", 1, "column by column, tokens in 2 x 2 blocks; the reference is bilinear without"),
+        (
+            {"antialias": False},
+            "",
+            1,
+            "bilinear without antialiasing; the reference is bilinear with antialiasing: ",
+        ),
+        (
+            CORNERS,
+            "",
+            1,
+            "bicubic with antialiasing, aligned corners; the reference is bilinear with antialiasing: ",
+        ),
+        (
+            BLOCKS,
+            "--family qwen3-vl",
+            1,
+            "column by column, tokens in 2 x 2 blocks; the reference is bilinear without",
+        ),
         ({"bfloat16": "table"}, "", 1, "table rounded to bfloat16; the reference"),
-        ({"sizes": [(1, 17, 19)]}, "", 0, "; on these sizes 1 other conventions give the same"),  # the table grew
+        (
+            {"sizes": [(1, 17, 19)]},
+            "",
+            0,
+            "; on these sizes 1 other conventions give the same",
+        ),  # the table grew
     ],
 )
 def test_the_command(made, options, status, words, identify):
@@ -81,7 +104,9 @@ def test_the_command_on_noise_and_on_wrong_files(identify):
         assert code == 2 and words in line
 
 
-def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(identify, tmp_path, capsys):
+def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(
+    identify, tmp_path, capsys
+):
     assert command.KNOWN.split(", ") == list(FAMILIES)
     family = ["--family", "qwen3-vl"]
     code, line = identify(None, *family)
@@ -89,20 +114,33 @@ def test_the_family_may_be_named_and_its_question_written_the_same_everywhere(id
     new = tmp_path / "port.safetensors"
     assert main(["identify", str(new), *family, "--write"]) == 0
     out, written = capsys.readouterr().out, new.read_bytes()
-    assert "table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\nNext: " in out and "`result` (552, 8)" in out
+    assert (
+        "table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\nNext: " in out
+        and "`result` (552, 8)" in out
+    )
     assert "lacks result" in identify(None, *family)[1]
     code, line = identify(None, "--write")
     assert code == 2 and "File exists" in line and new.read_bytes() == written
     numbers = example_inputs("siglip2")["table"][0, 0, :3].tolist()
     assert numbers == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
     for nowhere in (str(tmp_path), str(tmp_path / "none" / "new.safetensors")):
-        assert main(["identify", "--write", nowhere]) == 2 and capsys.readouterr().err.count("\n") == 1
+        assert (
+            main(["identify", "--write", nowhere]) == 2 and capsys.readouterr().err.count("\n") == 1
+        )
 
 
 def asked(family):
-    """The family's table (H0, W0, C), its sizes [(h, w), ...], and what its convention makes of them."""
-    table, sizes = example_inputs(family)["table"], [tuple(size) for size in example_inputs(family)["sizes"].tolist()]
-    return table, sizes, FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes])
+    """The family's table (H0, W0, C), its sizes [(h, w), ...], and what its convention makes of
+    them."""
+    table, sizes = (
+        example_inputs(family)["table"],
+        [tuple(size) for size in example_inputs(family)["sizes"].tolist()],
+    )
+    return (
+        table,
+        sizes,
+        FAMILIES[family].convention.tokens(table.double(), [(1, *size) for size in sizes]),
+    )
 
 
 def fill(parameter, table):
@@ -122,7 +160,10 @@ def siglip2(table, sizes):
 
 def lfm2_vl(table, sizes):
     vision = modeling("lfm2_vl").Lfm2VlConfig().vision_config
-    assert isinstance(vision, modeling("siglip2").Siglip2VisionConfig) and vision.num_patches == len(table) ** 2
+    assert (
+        isinstance(vision, modeling("siglip2").Siglip2VisionConfig)
+        and vision.num_patches == len(table) ** 2
+    )
     return siglip2(table, sizes)
 
 
@@ -131,7 +172,9 @@ def moonvit(table, sizes):
     assert config.pos_emb_height == config.pos_emb_width == len(table)
     embeddings = modeling("kimi_k25").Kimi_K25VisionPositionEmbeddings(config)
     fill(embeddings.position_embeddings, table)
-    return embeddings(torch.zeros(sum(h * w for h, w in sizes), CHANNELS), torch.tensor([(1, *s) for s in sizes]))
+    return embeddings(
+        torch.zeros(sum(h * w for h, w in sizes), CHANNELS), torch.tensor([(1, *s) for s in sizes])
+    )
 
 
 def qwen3_vl(table, sizes):
@@ -153,7 +196,9 @@ def radio(table, sizes):
     assert config.max_img_size // config.patch_size == len(table)
     embeddings = modeling("radio").RadioPatchEmbeddings(config)
     fill(embeddings.position_embedding, table)
-    return torch.cat([embeddings._interpolate_position_embedding(size, torch.float32)[0] for size in sizes])
+    return torch.cat(
+        [embeddings._interpolate_position_embedding(size, torch.float32)[0] for size in sizes]
+    )
 
 
 def ovis(table, sizes):
@@ -177,8 +222,13 @@ def test_each_convention_is_that_of_the_original_library(family):
 @pytest.mark.parametrize("family", [name if name == "siglip2" else slow(name) for name in FAMILIES])
 def test_a_right_port_is_said_to_be_equal(family, identify):
     code, line = identify({"result": asked(family)[2].float()}, "--family", family)
-    # Where RADIO's table of 128 x 128 shrinks, no position lies outside of it: zeros or border there, nobody can tell.
-    assert code == 0 and "this is the reference" in line and ("other conventions" in line) == (family == "radio")
+    # Where RADIO's table of 128 x 128 shrinks, no position lies outside of it: zeros or border
+    # there, nobody can tell.
+    assert (
+        code == 0
+        and "this is the reference" in line
+        and ("other conventions" in line) == (family == "radio")
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,5 +243,7 @@ def test_ports_that_erred_are_named(family, port, found, reference, identify):
     words = f"bilinear {found}{blocks}; the reference is bilinear {reference}{blocks}: embeddings differ by "
     result = torch.cat(one_by_one(*asked(family)[:2], mode="bilinear", **port))
     code, line = identify({"result": result.float()}, "--family", family)
-    assert code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10
+    assert (
+        code == 1 and line.startswith(words) and float(line.removeprefix(words).split(" %")[0]) > 10
+    )
     assert "of this random table; a trained table is smoother, and differs less" in line

@@ -15,10 +15,24 @@ import timm_naflex_fast
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast.cli.main import COMMANDS, main
 
-PACKAGE, PICTURES = Path(timm_naflex_fast.__file__).parent, Path(__file__).parents[2] / "results" / "drift"
+PACKAGE, PICTURES = (
+    Path(timm_naflex_fast.__file__).parent,
+    Path(__file__).parents[2] / "results" / "drift",
+)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-# Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm (tqdm, huggingface_hub).
-OPTIONAL = {"tqdm", "pytest", "transformers", "triton", "torchvision", "skimage", "PIL", "numpy", "huggingface_hub"}
+# Installed only by those who use it, or brought by torch, torchvision (Pillow, NumPy) and timm
+# (tqdm, huggingface_hub).
+OPTIONAL = {
+    "tqdm",
+    "pytest",
+    "transformers",
+    "triton",
+    "torchvision",
+    "skimage",
+    "PIL",
+    "numpy",
+    "huggingface_hub",
+}
 OPTIONAL |= {"onnxruntime", "openvino"}
 SMALL = "--model naflexvit_base_patch16_gap --random-weights --model-kwargs embed_dim=32 depth=1 num_heads=2"
 WITHOUT_TORCH = """
@@ -34,41 +48,95 @@ for words in {words}:
 
 
 def test_the_package_help_and_wrong_options_import_no_torch():
-    right = [["--version"], *([*words, "--help"] for words in ([], ["run"], ["identify"], ["bench"], ["drift"]))]
-    wrong = [["--nonsense"], ["nonsense"], [], ["--", "info"], ["run"], ["run", "--mode", "fast", "x.py"]]
+    right = [
+        ["--version"],
+        *([*words, "--help"] for words in ([], ["run"], ["identify"], ["bench"], ["drift"])),
+    ]
+    wrong = [
+        ["--nonsense"],
+        ["nonsense"],
+        [],
+        ["--", "info"],
+        ["run"],
+        ["run", "--mode", "fast", "x.py"],
+    ]
     wrong += [["run", "--mode"], ["identify"], ["info", "--fast"]]
-    wrong += [[command, *words] for command in ("bench", "drift") for words in (["--fast"], ["--max-seq-len", "many"])]
+    wrong += [
+        [command, *words]
+        for command in ("bench", "drift")
+        for words in (["--fast"], ["--max-seq-len", "many"])
+    ]
     code = WITHOUT_TORCH.format(words=right + wrong)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^\[.*", out, re.M) == [*(f"{words} 0" for words in right), *(f"{words} 2" for words in wrong)]
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.findall(r"^\[.*", out, re.M) == [
+        *(f"{words} 0" for words in right),
+        *(f"{words} 2" for words in wrong),
+    ]
     assert all(re.search(rf"^    {name} ", out, re.M) for name in COMMANDS)  # as the help says
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("bench --contenders nope", "--contenders: invalid choice: 'nope' .*stock.*timm-flag-bicubic.*plain-add"),
+        (
+            "bench --contenders nope",
+            "--contenders: invalid choice: 'nope' .*stock.*timm-flag-bicubic.*plain-add",
+        ),
         ("bench --batch-size 0", "--batch-size: invalid positive value: '0'"),
-        ("bench --sizes-from . --workload siglip", "--workload: not allowed with argument --sizes-from"),
+        (
+            "bench --sizes-from . --workload siglip",
+            "--workload: not allowed with argument --sizes-from",
+        ),
         ("bench --json /", "Is a directory: '/'"),
-        ("bench --model m --contenders plain-add", "plain-add cannot be timed in a whole model; valid: train infer"),
-        ("bench --model m --phase frozen", "frozen cannot be timed in a whole model; valid: train infer stock"),
+        (
+            "bench --model m --contenders plain-add",
+            "plain-add cannot be timed in a whole model; valid: train infer",
+        ),
+        (
+            "bench --model m --phase frozen",
+            "frozen cannot be timed in a whole model; valid: train infer stock",
+        ),
         ("bench --max-seq-len 4 --workload siglip", "leave out --workload"),
         ("bench --compile", "--compile go with --model NAME"),
-        ("bench --model vit_relpos_small_patch16_224", "'vit_relpos_small_patch16_224' cannot be loaded .TypeError"),
-        ("bench --model vit_small_r26_s32_224", "'vit_small_r26_s32_224' cannot be loaded .TypeError"),
+        (
+            "bench --model vit_relpos_small_patch16_224",
+            "'vit_relpos_small_patch16_224' cannot be loaded .TypeError",
+        ),
+        (
+            "bench --model vit_small_r26_s32_224",
+            "'vit_small_r26_s32_224' cannot be loaded .TypeError",
+        ),
         pytest.param("bench --device cuda", "PyTorch sees no GPU here", marks=no_gpu),
         ("drift", "a model is needed: --model NAME"),
         ("export --out m.onnx", "a model is needed: --model NAME"),
-        ("export --model naflexvit_base_patch16_gap --out m.bin", r"--out must end with .onnx or .pt2; got m.bin"),
-        ("export --model naflexvit_base_patch16_gap --out no/m.pt2", "No such file or directory: 'no/m.pt2'"),
-        ("export --model resnet18 --out m.pt2", "timm has no NaFlexVit 'resnet18'; valid: naflexvit"),
+        (
+            "export --model naflexvit_base_patch16_gap --out m.bin",
+            r"--out must end with .onnx or .pt2; got m.bin",
+        ),
+        (
+            "export --model naflexvit_base_patch16_gap --out no/m.pt2",
+            "No such file or directory: 'no/m.pt2'",
+        ),
+        (
+            "export --model resnet18 --out m.pt2",
+            "timm has no NaFlexVit 'resnet18'; valid: naflexvit",
+        ),
         (f"export {SMALL} --out m.pt2 --size 33 48", "multiple .* 16 x 16"),
-        ("drift --model naflexvit_base_patch16_gap --random-weights --images /nope", "is not a folder"),
-        (f"drift --model x --checkpoint /nope.pth --images {PICTURES}", "no checkpoint at /nope.pth"),
+        (
+            "drift --model naflexvit_base_patch16_gap --random-weights --images /nope",
+            "is not a folder",
+        ),
+        (
+            f"drift --model x --checkpoint /nope.pth --images {PICTURES}",
+            "no checkpoint at /nope.pth",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_one_line_before_anything_is_done(arguments, message, capsys, tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_one_line_before_anything_is_done(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
     """Behind the command's usage, where it names what is valid."""
     monkeypatch.chdir(tmp_path)
     words = arguments.split(" ")
@@ -82,9 +150,17 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_done(arguments, mess
 
 
 def test_the_packages_names_are_found_when_asked_for():
-    assert sorted(timm_naflex_fast.__all__) == ["Handle", "disable", "enable", "functional", "status"]
+    assert sorted(timm_naflex_fast.__all__) == [
+        "Handle",
+        "disable",
+        "enable",
+        "functional",
+        "status",
+    ]
     assert timm_naflex_fast.__getattr__("functional").__name__ == "timm_naflex_fast.functional"
-    assert timm_naflex_fast.__getattr__("enable") is timm_naflex_fast.enable and "status" in dir(timm_naflex_fast)
+    assert timm_naflex_fast.__getattr__("enable") is timm_naflex_fast.enable and "status" in dir(
+        timm_naflex_fast
+    )
     with pytest.raises(AttributeError, match="has no attribute 'enabled'"):
         timm_naflex_fast.enabled  # noqa: B018
 
@@ -97,13 +173,22 @@ def test_dependencies_are_what_is_imported():
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             imported.update(name.split(".")[0] for name in names)
     lines = requires("timm-naflex-fast")
-    runtime, extra = ({re.match(r"[\w-]+", s)[0] for s in lines if ("extra ==" in s) == more} for more in (False, True))
+    runtime, extra = (
+        {re.match(r"[\w-]+", s)[0] for s in lines if ("extra ==" in s) == more}
+        for more in (False, True)
+    )
     assert runtime <= imported
-    assert imported - {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"} - OPTIONAL <= runtime | extra
+    assert (
+        imported - {*sys.stdlib_module_names, "timm_naflex_fast", "sitecustomize"} - OPTIONAL
+        <= runtime | extra
+    )
 
 
 def test_whatever_stops_a_command_is_one_line_of_text(monkeypatch, capsys):
-    for error, status, line in (KeyboardInterrupt(), 130, "interrupted"), (ValueError("a\nb\x1b["), 2, "a\\nb\\x1b["):
+    for error, status, line in (
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("a\nb\x1b["), 2, "a\\nb\\x1b["),
+    ):
         monkeypatch.setattr("timm_naflex_fast.cli.main.import_module", Mock(side_effect=error))
         assert main(["info"]) == status and capsys.readouterr().err == f"naflex-fast info: {line}\n"
 
@@ -120,7 +205,10 @@ def test_info_says_what_a_report_needs(capsys):
         embed(model), embed(model)
         assert main(["info"]) == 0
     out = capsys.readouterr().out
-    assert re.search("_apply_learned_pos_embed +interpolate_cached", out) and torch.__version__.split("+")[0] in out
+    assert (
+        re.search("_apply_learned_pos_embed +interpolate_cached", out)
+        and torch.__version__.split("+")[0] in out
+    )
     assert "of 512 MiB cached" in out and "resized tables" in out and " 0 resized tables" not in out
 
 

@@ -1,4 +1,5 @@
-"""``naflex-fast run``: Python itself runs the script, and timm is patched in all of the script's processes."""
+"""``naflex-fast run``: Python itself runs the script, and timm is patched in all of the script's
+processes."""
 
 import json
 import os
@@ -20,7 +21,7 @@ from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.patching.settings import Settings
+from timm_naflex_fast.patching.choices import Settings
 
 RUN, TORCHRUN = ["-m", "timm_naflex_fast", "run"], "--standalone --nproc-per-node 2"
 NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
@@ -67,7 +68,9 @@ Siglip2VisionEmbeddings(config)(torch.randn(1, 8, 48), torch.tensor([[2, 4]]))
 
 def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
     """Exit status, stdout and stderr."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "TIMM_NAFLEX_FAST_MODE")
+    }
     environment |= {"OMP_NUM_THREADS": "1", **dict(env)}
     command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *launch, *arguments]
     options = dict(capture_output=True, text=True, timeout=300, env=environment, cwd=cwd)
@@ -86,7 +89,11 @@ def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
     ],
 )
 def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_path):
-    texts = {"package/__init__.py": "", "package/tool.py": SCRIPT, "fails.py": SCRIPT.replace("sys.exit(7)", "fails()")}
+    texts = {
+        "package/__init__.py": "",
+        "package/tool.py": SCRIPT,
+        "fails.py": SCRIPT.replace("sys.exit(7)", "fails()"),
+    }
     texts["flags.py"] = FLAGS
     (tmp_path / "package").mkdir()
     for name, text in texts.items():
@@ -96,13 +103,19 @@ def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_pat
     command = [*script.split(), "--", "-h", "--mode", "mine", "--"]
     code, out, err = run(*command, launch=options.split(), cwd=tmp_path, given=given)
     assert code == status and out.count("\n") == {7: 4, 1: 4, 3: 1}.get(status, 0)
-    ours = run("--rope", "stock", *command, launch=[*options.split(), *RUN], cwd=tmp_path, given=given)
+    ours = run(
+        "--rope", "stock", *command, launch=[*options.split(), *RUN], cwd=tmp_path, given=given
+    )
     assert ours == (code, out, err + NOT_IMPORTED)
 
 
 @pytest.mark.parametrize(
     ("script", "redirect"),
-    [("print(1)", "2>&-"), ("import sys; print(1); sys.stderr = None", ""), ("import nothing", "2>&-")],
+    [
+        ("print(1)", "2>&-"),
+        ("import sys; print(1); sys.stderr = None", ""),
+        ("import nothing", "2>&-"),
+    ],
 )
 def test_without_stderr_nothing_is_said(script, redirect):
     assert run("-", given=script, redirect=redirect)[1:] == ("1\n" * ("1" in script), "")
@@ -110,7 +123,8 @@ def test_without_stderr_nothing_is_said(script, redirect):
 
 
 def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
-    """The user's own ``sitecustomize`` runs, in an interpreter that cannot import this package too."""
+    """The user's own ``sitecustomize`` runs, in an interpreter that cannot import this package
+    too."""
     (tmp_path / "children.py").write_text(CHILDREN)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("mine = 'chained'")
@@ -132,26 +146,37 @@ def test_the_script_is_patched_by_the_copy_that_runs_it_or_does_not_run(tmp_path
     Path(script).write_text("import timm_naflex_fast; print(timm_naflex_fast.__file__)")
     code, out, _ = run(script, cwd=tmp_path / "copy")
     assert (code, out.strip()) == (0, str(tmp_path / "copy" / "timm_naflex_fast" / "__init__.py"))
-    (tmp_path / "wrapt.py").write_text("raise ImportError('none')")  # beside the script: for the script alone
+    (tmp_path / "wrapt.py").write_text(
+        "raise ImportError('none')"
+    )  # beside the script: for the script alone
     code, out, err = run(script, env={"PYTHONPATH": str(tmp_path)})
     assert (code, out, err.count("\n")) == (2, "", 1) and "is not prepared: none" in err
 
 
 def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_path):
-    for name, first in ("long", f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''"), ("shell", "#!/bin/sh"):
+    for name, first in (
+        ("long", f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''"),
+        ("shell", "#!/bin/sh"),
+    ):
         (tmp_path / name).write_text(f"{first}\nprint('ran')")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     assert run("long", env=env)[:2] == (0, "ran\n")
     code, out, err = run("shell", env=env)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "valid: naflex-fast run before the Python command" in err
+    assert (code, out, err.count("\n")) == (
+        2,
+        "",
+        1,
+    ) and "valid: naflex-fast run before the Python command" in err
 
 
 @pytest.mark.slow
 def test_transformers_is_patched():
     pytest.importorskip("transformers", minversion="5.21")
     code, _, err = run("--library", "transformers", "-", given=SIGLIP2)
-    assert code == 0 and re.search(r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err), err
+    assert code == 0 and re.search(
+        r"transformers \S+, 4 functions replaced; .* pos_embed by matmul 1 times", err
+    ), err
 
 
 @pytest.fixture
@@ -175,7 +200,8 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
 
     def end(order, process=0, work=bool):
-        """Do what ``sitecustomize`` does, here, where timm is imported already; what is said at the end."""
+        """Do what ``sitecustomize`` does, here, where timm is imported already; what is said at the
+        end."""
         monkeypatch.setenv(launcher.ENV_NAME, order)
         launcher.prepare_process()
         report, libraries, first, own = at_exit.pop()
@@ -184,11 +210,17 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
         return capfd.readouterr().err
 
     (first, second) = (environment[launcher.ENV_NAME] for _, environment in executed)
-    assert end(second).startswith("naflex-fast: Settings(pos_embed='grid_sample', ") and status().flags.strict
+    assert (
+        end(second).startswith("naflex-fast: Settings(pos_embed='grid_sample', ")
+        and status().flags.strict
+    )
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='stock'\); timm .* replaced; .*none of them\n"
     assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
-    assert status().flags == Settings("interpolate_cached", "matmul", "stock") and not status().flags.strict
+    assert (
+        status().flags == Settings("interpolate_cached", "matmul", "stock")
+        and not status().flags.strict
+    )
     below = os.environ[launcher.ENV_NAME]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")
@@ -201,12 +233,22 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     [
         ("--mode fast", "", "'fast' is not valid for mode; valid: 'stock'"),
         ("", "fast", "'fast' is not valid for TIMM_NAFLEX_FAST_MODE"),
-        ("--library transformers --mode grid-sample", "", "not valid for mode with transformers; valid: "),
+        (
+            "--library transformers --mode grid-sample",
+            "",
+            "not valid for mode with transformers; valid: ",
+        ),
     ],
 )
-def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, message, executed, monkeypatch, capfd):
+def test_what_is_wrong_is_one_line_and_starts_nothing(
+    words, mode, message, executed, monkeypatch, capfd
+):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", mode)
-    assert main(["run", *words.split(), "script.py"]) == 2 and not executed and status().flags == Settings()
+    assert (
+        main(["run", *words.split(), "script.py"]) == 2
+        and not executed
+        and status().flags == Settings()
+    )
     err = capfd.readouterr().err
     assert message in err and err.count("\n") == 1
 
@@ -216,19 +258,32 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(words, mode, message, exec
     ("launch", "words", "others"),
     [
         (RUN, f"torchrun {TORCHRUN}", 1),  # torchrun's own process speaks too
-        (f"-m torch.distributed.run {TORCHRUN} -m timm_naflex_fast run".split(), "--mode matmul", 0),
+        (
+            f"-m torch.distributed.run {TORCHRUN} -m timm_naflex_fast run".split(),
+            "--mode matmul",
+            0,
+        ),
     ],
 )
 def test_torchrun_trains_the_digits_like_one_process(launch, words, others, children, tmp_path):
     weights, script = [], str(Path(digits.__file__).with_name("train_digits.py"))
     for start, before in ([], []), (launch, words.split()):
         out = tmp_path / f"{len(start)}.safetensors"
-        code, _, err = run(*before, script, "--mode", "stock", "--steps", "3", "--out", str(out), launch=start)
+        code, _, err = run(
+            *before, script, "--mode", "stock", "--steps", "3", "--out", str(out), launch=start
+        )
         assert code == 0, err
         weights.append(load_file(out))
     assert json.loads(out.with_suffix(".json").read_text())["processes"] == 2
-    said = re.findall(r"^naflex-fast \(rank (\d)\): .*='matmul', .* ran .*pos_embed by matmul \d+ times", err, re.M)
+    said = re.findall(
+        r"^naflex-fast \(rank (\d)\): .*='matmul', .* ran .*pos_embed by matmul \d+ times",
+        err,
+        re.M,
+    )
     assert sorted(said) == ["0", "1"] and err.count("naflex-fast:") == others, err
-    assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [True, True]
+    assert [ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"] for ran in children()] == [
+        True,
+        True,
+    ]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)

@@ -1,4 +1,5 @@
-"""Coordinates as nobody should make them: timm's result or a named error, never a wrong answer nor a huge table."""
+"""Coordinates as nobody should make them: timm's result or a named error, never a wrong answer nor
+a huge table."""
 
 import itertools
 
@@ -31,7 +32,9 @@ BAD |= dict.fromkeys((2**31 - 2, 65504, 2000), TOO_LARGE)
 
 @pytest.mark.parametrize("strategy", [*EXACT, "grid_sample"])
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
-@pytest.mark.parametrize(("dtype", "bad"), [(torch.int64, 2**31), (torch.int64, -1), *itertools.product(FLOATS, BAD)])
+@pytest.mark.parametrize(
+    ("dtype", "bad"), [(torch.int64, 2**31), (torch.int64, -1), *itertools.product(FLOATS, BAD)]
+)
 def test_what_names_no_cell_or_a_far_one_is_said_and_changes_nothing(strategy, kind, bad, dtype):
     case = Case(sizes=[(4, 5)] * 3, channels=2, kind=kind)
     embeds, coord, x = case.embeds(), case.coord(dtype), torch.zeros(3, 20, 2)
@@ -47,10 +50,13 @@ VALUES = [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62]
 
 @st.composite
 def scribbled(draw):
-    """A batch and its coordinates with some values replaced, tokens exchanged or given twice, axes exchanged."""
+    """A batch and its coordinates with some values replaced, tokens exchanged or given twice, axes
+    exchanged."""
     case = draw(cases(largest=12))
     coord, token = case.coord(), st.integers(0, case.length - 1)
-    for kind in draw(st.lists(st.sampled_from(["value", "negative", "swap", "overlap", "axis"]), max_size=3)):
+    for kind in draw(
+        st.lists(st.sampled_from(["value", "negative", "swap", "overlap", "axis"]), max_size=3)
+    ):
         tokens, one = coord[draw(st.integers(0, len(coord) - 1))], draw(token)
         if kind in ("value", "negative"):
             values = VALUES if kind == "value" else [-1, -5, -(2**40)]
@@ -71,8 +77,14 @@ def with_one_far(case, value):
 
 @given(scribbled(), st.sampled_from([torch.int64, torch.float64]), st.sampled_from(EXACT))
 # One token far away in a row: with ar_preserving its square would be resized.
-@example(with_one_far(Case(sizes=[(8, 12), (9, 5)], ar_preserving=True), 1000), torch.int64, "interpolate_cached")
-@example(with_one_far(Case(sizes=[(8, 12), (9, 5)]), 20), torch.float64, "matmul")  # which is still resized
+@example(
+    with_one_far(Case(sizes=[(8, 12), (9, 5)], ar_preserving=True), 1000),
+    torch.int64,
+    "interpolate_cached",
+)
+@example(
+    with_one_far(Case(sizes=[(8, 12), (9, 5)]), 20), torch.float64, "matmul"
+)  # which is still resized
 def test_each_token_gets_the_cell_that_it_names_or_a_named_error(scribble, dtype, mode):
     case, coord = scribble
     embeds, x, got = case.embeds(), case.x(), case.x()
@@ -95,8 +107,12 @@ def test_each_token_gets_the_cell_that_it_names_or_a_named_error(scribble, dtype
         cells = cells[:n]
         assert cells.min() >= 0
         own_size = (h, w) == case.table_size
-        want[sample, :n] += table[cells[:, 0], cells[:, 1]] if own_size else wanted(table, cells, (h, w), case.spec)
+        want[sample, :n] += (
+            table[cells[:, 0], cells[:, 1]] if own_size else wanted(table, cells, (h, w), case.spec)
+        )
         assert torch.equal(got[sample, n:], x[sample, n:])
     torch.testing.assert_close(got.double(), want, atol=5e-6, rtol=1e-6)
-    grads = torch.autograd.grad(got, embeds.pos_embed, x) + torch.autograd.grad(want, table, x.double())
+    grads = torch.autograd.grad(got, embeds.pos_embed, x) + torch.autograd.grad(
+        want, table, x.double()
+    )
     assert relative(*grads) <= 1e-5

@@ -10,10 +10,10 @@ import timm_naflex_fast
 MODULE = '''
 """``loop``: products of dense matrices, grid by grid."""
 
-from ..resampling import dense_resize
+from ..resampling import dense
 from .base import Strategy
 
-STRATEGY = Strategy(dense_resize.resample)
+STRATEGY = Strategy(dense.resample)
 '''
 
 SCRIPT = """
@@ -47,6 +47,11 @@ def test_one_module_and_one_name(tmp_path):
     names = (package / "names.py").read_text()
     (package / "names.py").write_text(names.replace('"matmul"]', '"matmul", "loop"]'))
     path = [str(package.parent), str(Path(__file__).parents[2])]
-    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{SCRIPT}", tmp_path / "found.json"]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path[:0] = {path}\n{SCRIPT}",
+        tmp_path / "found.json",
+    ]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

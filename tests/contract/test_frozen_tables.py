@@ -14,7 +14,9 @@ pytestmark = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 
 @pytest.fixture
 def add(strategy):
-    return lambda table, x=None: add_pos_embed_(CASE.x() if x is None else x, table, CASE.coord(), strategy=strategy)
+    return lambda table, x=None: add_pos_embed_(
+        CASE.x() if x is None else x, table, CASE.coord(), strategy=strategy
+    )
 
 
 def test_the_third_call_resamples_nothing_in_each_dtype_of_x(add, monkeypatch):
@@ -28,7 +30,8 @@ def test_the_third_call_resamples_nothing_in_each_dtype_of_x(add, monkeypatch):
 
 
 def swapped(tables):
-    """Exchange the parameter by ``torch.utils.swap_tensors``, which a weak reference to it would forbid."""
+    """Exchange the parameter by ``torch.utils.swap_tensors``, which a weak reference to it would
+    forbid."""
     with during(torch.__future__.set_swap_module_params_on_conversion, True, after=False):
         tables.double().float()
 
@@ -73,7 +76,9 @@ def test_a_change_or_training_drops_what_was_kept_at_once(add, strategy):
     with torch.no_grad():
         for _ in range(3):
             add(table)
-        assert finished_tables() == 4 + (strategy == "grid_sample")  # else a grid of its own size takes it as it is
+        assert finished_tables() == 4 + (
+            strategy == "grid_sample"
+        )  # else a grid of its own size takes it as it is
         table.mul_(1.5)
         add(table)
         assert not finished_tables()

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.checks import HALF, by_functions
 from tests.support.oracles import Case, relative, row_major, stock, tables
-from timm_naflex_fast.resampling.checks import check_writable
+from timm_naflex_fast.batch.checks import check_writable
 
 STRATEGIES, KINDS = ["matmul", "interpolate_cached", "grid_sample"], ["learned", "factorized"]
 
@@ -20,13 +20,20 @@ def case_of(kind, strategy, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "dtype, samples, random", [*product((torch.float32, *HALF), [512], [False, True]), (torch.float32, 8192, False)]
+    "dtype, samples, random",
+    [*product((torch.float32, *HALF), [512], [False, True]), (torch.float32, 8192, False)],
 )
-def test_the_gradient_of_many_samples_on_one_grid_does_not_drift(kind, strategy, dtype, samples, random):
+def test_the_gradient_of_many_samples_on_one_grid_does_not_drift(
+    kind, strategy, dtype, samples, random
+):
     """Equal numbers are the worst case: every rounding goes the same way."""
-    case = case_of(kind, strategy, sizes=[(2, 3)] * samples, table_size=(4, 4), channels=2, length=8)
+    case = case_of(
+        kind, strategy, sizes=[(2, 3)] * samples, table_size=(4, 4), channels=2, length=8
+    )
     embeds, coord = case.embeds(), case.coord()
-    upstream = (torch.randn(samples, 8, 2) if random else torch.full((samples, 8, 2), 0.1)).to(dtype)
+    upstream = (torch.randn(samples, 8, 2) if random else torch.full((samples, 8, 2), 0.1)).to(
+        dtype
+    )
 
     def gradients(add, dtype):
         x = torch.zeros(samples, 8, 2, dtype=dtype) * 1
@@ -36,8 +43,13 @@ def test_the_gradient_of_many_samples_on_one_grid_does_not_drift(kind, strategy,
     exact, timms = gradients(stock, torch.float64), gradients(stock, dtype)
     ours = gradients(lambda *a: by_functions(*a, strategy), dtype)
     for truth, theirs, mine in zip(exact, timms, ours):
-        # In half precision the gradient of an embedding may be rounded to the tokens' dtype; nothing else may be.
-        allowed = 3e-6 if dtype is torch.float32 else max(relative(theirs, truth), 2 * torch.finfo(dtype).eps)
+        # In half precision the gradient of an embedding may be rounded to the tokens' dtype;
+        # nothing else may be.
+        allowed = (
+            3e-6
+            if dtype is torch.float32
+            else max(relative(theirs, truth), 2 * torch.finfo(dtype).eps)
+        )
         assert relative(mine, truth) <= min(allowed, 0.01)
 
 
@@ -45,15 +57,29 @@ def leaf(channels):
     return torch.zeros(1, 12, channels, requires_grad=True)
 
 
-MANY = "creation_meta" if torch.__version__ < "2.5" else "multiple views|in-?place"  # PyTorch's words
+MANY = (
+    "creation_meta" if torch.__version__ < "2.5" else "multiple views|in-?place"
+)  # PyTorch's words
 NOT_WRITABLE = {  # what makes the tokens, and what the error says
     "a leaf": (lambda: leaf(4), "it is a leaf tensor that requires a gradient"),
-    "a view of a leaf": (lambda: leaf(4)[:], "it is a view of a leaf tensor that requires a gradient"),
-    "elements that share memory": (lambda: torch.zeros(1, 12, 1).expand(-1, -1, 4), "one and the same memory location"),
+    "a view of a leaf": (
+        lambda: leaf(4)[:],
+        "it is a view of a leaf tensor that requires a gradient",
+    ),
+    "elements that share memory": (
+        lambda: torch.zeros(1, 12, 1).expand(-1, -1, 4),
+        "one and the same memory location",
+    ),
     "an output of unbind": (lambda: torch.zeros(2, 1, 12, 4).unbind(0)[0], MANY),
     "an output of split": (lambda: (leaf(8) * 1).split(4, -1)[1], MANY),
-    "a view made without gradients": (lambda: torch.no_grad()(lambda x: x[:])(leaf(4) * 1), "in-place operation"),
-    "an inference tensor": (torch.inference_mode()(lambda: torch.zeros(1, 12, 4)), "made in inference mode, which has"),
+    "a view made without gradients": (
+        lambda: torch.no_grad()(lambda x: x[:])(leaf(4) * 1),
+        "in-place operation",
+    ),
+    "an inference tensor": (
+        torch.inference_mode()(lambda: torch.zeros(1, 12, 4)),
+        "made in inference mode, which has",
+    ),
 }
 
 

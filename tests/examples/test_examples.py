@@ -22,7 +22,11 @@ def run(script, *arguments):
 
 
 def test_committed_checkpoint_holds_its_promise():
-    assert digits.CHECKPOINT.stat().st_size <= 1_000_000 and RECORD["held_out_accuracy"] >= 0.97 and RECORD["seed"] == 0
+    assert (
+        digits.CHECKPOINT.stat().st_size <= 1_000_000
+        and RECORD["held_out_accuracy"] >= 0.97
+        and RECORD["seed"] == 0
+    )
     assert sum(t.numel() for t in load_file(digits.CHECKPOINT).values()) == RECORD["parameters"]
 
 
@@ -30,20 +34,33 @@ def test_committed_checkpoint_holds_its_promise():
 def test_drift_report_on_the_digits(tmp_path, children):
     out = run("drift_report.py", "--json", str(tmp_path / "drift.json"))
     (calls,) = children()
-    assert {("pos_embed", mode) for mode in ("matmul", "interpolate_cached", "grid_sample")} <= set(calls)
+    assert {("pos_embed", mode) for mode in ("matmul", "interpolate_cached", "grid_sample")} <= set(
+        calls
+    )
     report = json.loads((tmp_path / "drift.json").read_text())
-    assert "digits_naflexvit.safetensors" in out and "digits_naflexvit.safetensors" in report["weights"]
+    assert (
+        "digits_naflexvit.safetensors" in out
+        and "digits_naflexvit.safetensors" in report["weights"]
+    )
     results = report["survey"]["drift"]
     assert results["stock"]["accuracy"] == pytest.approx(RECORD["held_out_accuracy"], abs=0.002)
     for exact in ("interpolate_cached", "matmul"):
-        assert results[exact]["accuracy"] == results["stock"]["accuracy"] and results[exact]["agreement"] == 1
+        assert (
+            results[exact]["accuracy"] == results["stock"]["accuracy"]
+            and results[exact]["agreement"] == 1
+        )
         assert results[exact]["embed_max_abs"] <= 2e-6
-    assert results["grid_sample"]["embed_rel_rms"] > 0.01 and results["grid_sample"]["agreement"] < 1
+    assert (
+        results["grid_sample"]["embed_rel_rms"] > 0.01 and results["grid_sample"]["agreement"] < 1
+    )
 
 
 def test_drift_report_errors(monkeypatch, capsys):
     lacks, alone = "uv run examples/train_digits.py", "--images goes with --model"
-    for option, value, message in (("--checkpoint", "nowhere.safetensors", lacks), ("--images", ".", alone)):
+    for option, value, message in (
+        ("--checkpoint", "nowhere.safetensors", lacks),
+        ("--images", ".", alone),
+    ):
         monkeypatch.setattr(sys, "argv", ["drift_report.py", option, value])
         with pytest.raises(SystemExit) as left:
             runpy.run_path(str(EXAMPLES / "drift_report.py"), run_name="__main__")

@@ -1,4 +1,5 @@
-"""siglip2_embed.py with a tiny tower of random weights: what it writes, resuming, refusing, and bad images."""
+"""siglip2_embed.py with a tiny tower of random weights: what it writes, resuming, refusing, and bad
+images."""
 
 import json
 import os
@@ -48,11 +49,15 @@ def pooled_by_timm(photos, dtype):
     model = load_model(tiny_siglip.NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
     folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
     with torch.inference_mode():
-        return torch.cat([model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder])
+        return torch.cat(
+            [model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder]
+        )
 
 
 @ran("matmul")
-@pytest.mark.parametrize(("workers", "dtype", "atol"), [(0, "bfloat16", 0.02), (1, "float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("workers", "dtype", "atol"), [(0, "bfloat16", 0.02), (1, "float32", 1e-5)]
+)
 def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     assert embed("--workers", workers, "--dtype", dtype) == 0
     paths, embeddings, metadata = read(out)
@@ -66,10 +71,18 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
 @ran("matmul")
 def test_transformers_model(photos, out, tmp_path, capsys):
     transformers = pytest.importorskip("transformers", minversion="5.21")
-    tower = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_patches=64)
+    tower = dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_patches=64,
+    )
     model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**tower)).eval()
     model.save_pretrained(tmp_path / "model")
-    (processor := transformers.Siglip2ImageProcessor(max_num_patches=36)).save_pretrained(tmp_path / "model")
+    (processor := transformers.Siglip2ImageProcessor(max_num_patches=36)).save_pretrained(
+        tmp_path / "model"
+    )
     words = f"{photos} --library transformers --model {tmp_path / 'model'} --out {out}"
     words += " --max-seq-len 36 --batch-size 3 --device cpu"
     assert siglip2_embed.main(words.split()) == 0
@@ -77,7 +90,9 @@ def test_transformers_model(photos, out, tmp_path, capsys):
     assert paths == PHOTOS
     with torch.inference_mode():
         for path, got in zip(paths, embeddings):
-            want = model(**processor(Image.open(photos / path).convert("RGB"), return_tensors="pt")).pooler_output[0]
+            want = model(
+                **processor(Image.open(photos / path).convert("RGB"), return_tensors="pt")
+            ).pooler_output[0]
             torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     assert siglip2_embed.main([*words.split(), "--random-weights"]) == 2
     assert "takes its weights from --model" in capsys.readouterr().err
@@ -98,9 +113,15 @@ def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeyp
     assert embed("--save-every", save_every) == 130  # as a shell reports Ctrl-C
     assert there == [0, save_every == 0] and [len(read(part)[0]) for part in parts.glob("*")] == [2]
     (parts / "00000001.safetensors.unfinished").write_bytes(b"half")  # as if killed while writing
-    assert embed() == 0 and "2 images to embed, 2 done before" in capsys.readouterr().out and len(there) == 3
+    assert (
+        embed() == 0
+        and "2 images to embed, 2 done before" in capsys.readouterr().out
+        and len(there) == 3
+    )
     assert os.listdir(out.parent) == [out.name] and read(out)[0] == PHOTOS
-    torch.testing.assert_close(read(out)[1], pooled_by_timm(photos, torch.float32), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        read(out)[1], pooled_by_timm(photos, torch.float32), atol=1e-5, rtol=1e-5
+    )
 
 
 @ran("matmul")

@@ -25,7 +25,10 @@ def test_what_cannot_be_read_is_named_and_skipped(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "images" / "good.png")
     (tmp_path / "images" / "text.png").write_text("no image")
     os.mkfifo(tmp_path / "images" / "pipe.png")  # to open it would wait for its other end
-    sources = [("bad.tif", Mock(side_effect=TypeError)), *image_sources(tmp_path / "images")]  # as some TIFFs do
+    sources = [
+        ("bad.tif", Mock(side_effect=TypeError)),
+        *image_sources(tmp_path / "images"),
+    ]  # as some TIFFs do
     assert list(read(sources, lambda image: image.size, skipped := [])) == [("good.png", (40, 30))]
     assert [line.split(":")[0] for line in skipped] == ["bad.tif", "text.png"]
     assert read_sizes(tmp_path / "images")[1] == skipped[1:]
@@ -45,8 +48,12 @@ def test_names_become_one_line_of_text(name, tmp_path):
 def test_images_have_the_models_channels(photos):
     gray = small_vit(patch_size=8, in_chans=1)
     batches = NaFlexImages(image_sources(photos), gray, max_seq_len=12, batch_size=3)
-    assert [inputs["patches"].shape for inputs, _ in batches] == [(3, 12, 64), (1, 12, 64)] and len(batches) == 2
-    with pytest.raises(ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"):
+    assert [inputs["patches"].shape for inputs, _ in batches] == [(3, 12, 64), (1, 12, 64)] and len(
+        batches
+    ) == 2
+    with pytest.raises(
+        ValueError, match="the model takes 2 channels per image; images are read with 1 or 3"
+    ):
         NaFlexImages(image_sources(photos), small_vit(in_chans=2))
 
 
@@ -71,14 +78,27 @@ def test_results_are_written(tmp_path):
     new, link = tmp_path / ("a" * 250), tmp_path / "link"
     link.symlink_to(new)
     output.write_text(link, "a byte: \udcff")
-    assert new.read_text() == "a byte: \\udcff" and link.is_symlink() and {*tmp_path.iterdir()} == {new, link}
+    assert (
+        new.read_text() == "a byte: \\udcff"
+        and link.is_symlink()
+        and {*tmp_path.iterdir()} == {new, link}
+    )
     output.write_json("/dev/null", {})
     assert not Path("/dev/null").is_file()
     output.write_json(new, {"a": [float("inf"), float("nan"), 1.5]})
     assert json.loads(new.read_text(), parse_constant=pytest.fail) == {"a": [None, None, 1.5]}
-    assert output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+    assert (
+        output.printable("a\nb\x1b[31m\u202e \udcff é 写") == "a\\nb\\x1b[31m\\u202e \\udcff é 写"
+    )
 
 
 def test_figures_stand_to_the_right_and_words_to_the_left():
-    lines = [{"who": "stock", "ms": "1", "saved": "1.0 %"}, {"who": "us", "ms": "234", "saved": "noise", "more": "< 5"}]
-    assert table(lines).split("\n") == ["who     ms  saved  more", "stock    1  1.0 %     -", "us     234  noise   < 5"]
+    lines = [
+        {"who": "stock", "ms": "1", "saved": "1.0 %"},
+        {"who": "us", "ms": "234", "saved": "noise", "more": "< 5"},
+    ]
+    assert table(lines).split("\n") == [
+        "who     ms  saved  more",
+        "stock    1  1.0 %     -",
+        "us     234  noise   < 5",
+    ]

@@ -22,10 +22,14 @@ KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
 UNUSABLE = [{"head.weight": torch.tensor(1.0)}, {7: torch.ones(2)}, {"state_dict": 3}, {}, []]
 WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
 CHANGES = {
-    "timm_model.": lambda state: {f"timm_model.{k}": v for k, v in state.items()},  # as transformers' TimmWrapper
+    "timm_model.": lambda state: {
+        f"timm_model.{k}": v for k, v in state.items()
+    },  # as transformers' TimmWrapper
     "encoder.": lambda state: {f"encoder.{k}": v for k, v in state.items()},
     "half": lambda state: dict(list(state.items())[::2]),
-    "deeper": lambda state: state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()},
+    "deeper": lambda state: (
+        state | {k.replace("blocks.0", "blocks.1"): v.clone() for k, v in state.items()}
+    ),
     "shallower": lambda state: {k: v for k, v in state.items() if "blocks" not in k},
     "one more": lambda state: state | {"teacher": torch.ones(2)},
 }
@@ -43,8 +47,14 @@ def trained(**more):
 def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     model, file = trained(num_classes=classes), tmp_path / "last.pth.tar"
     state = {f"module.{name}": value for name, value in model.state_dict().items()}
-    beside = {"epoch": 3, "args": argparse.Namespace(lr=0.1, model_kwargs={}), "optimizer": {"state": {}}}
-    beside |= {} if key == "model" else {"state_dict": {name: value + 1 for name, value in state.items()}}
+    beside = {
+        "epoch": 3,
+        "args": argparse.Namespace(lr=0.1, model_kwargs={}),
+        "optimizer": {"state": {}},
+    }
+    beside |= (
+        {} if key == "model" else {"state_dict": {name: value + 1 for name, value in state.items()}}
+    )
     torch.save({**beside, key: state} if key else state, file)
     loaded, words = load_model(NAME, file, **SMALL)
     assert words == "file last.pth.tar" + f" ({key})" * bool(key) and loaded.num_classes == classes
@@ -52,10 +62,14 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     assert "state_dict" not in loaded.pretrained_cfg
 
 
-@pytest.mark.parametrize("classes", [5, 3])  # as in the file, or with a new head, where timm itself is not strict
+@pytest.mark.parametrize(
+    "classes", [5, 3]
+)  # as in the file, or with a new head, where timm itself is not strict
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, classes, suffix, tmp_path):
+def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(
+    change, classes, suffix, tmp_path
+):
     own, file = trained(num_classes=5).state_dict(), tmp_path / f"last{suffix}"
     state = CHANGES[change](own)
     save_file(state, file) if suffix == ".safetensors" else torch.save({"model": state}, file)
@@ -65,7 +79,9 @@ def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(chan
     missing, unused = own.keys() - state - head, state.keys() - own
     for names, what in ((missing, f"of the model's {len(own)} parameters"), (unused, "tensors")):
         found = re.search(rf"(\d+) {what} [\w ]*\(([\w., ]+)\)", str(error.value))
-        assert (int(found[1]) if found else 0) == len(names) and (not names or {*found[2].split(", ")} <= names)
+        assert (int(found[1]) if found else 0) == len(names) and (
+            not names or {*found[2].split(", ")} <= names
+        )
 
 
 def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
@@ -82,7 +98,10 @@ def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
 def test_buffers_that_a_file_lacks_or_has_are_timms_own(kept, tmp_path):
     model = timm.create_model(ROPE, **SMALL, rope_type="axial")
     buffers = dict(model.named_buffers())
-    save_file(model.state_dict() | buffers if kept else dict(model.named_parameters()), tmp_path / "last.safetensors")
+    save_file(
+        model.state_dict() | buffers if kept else dict(model.named_parameters()),
+        tmp_path / "last.safetensors",
+    )
     assert buffers
     load_model(ROPE, tmp_path / "last.safetensors", **SMALL, rope_type="axial")
 
@@ -101,23 +120,32 @@ def test_drift_and_bench_take_it(suffix, photos, tmp_path, capsys):
     given.append("pos_embed_grid_size=(6, 6)")
     assert cli.main(["drift", *given, "--images", str(photos), "--contenders", "matmul"]) == 0
     assert "same class" in capsys.readouterr().out
-    assert cli.main(["bench", *given, "--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"]) == 0
+    assert (
+        cli.main(["bench", *given, "--batch-size", "2", "--max-seq-len", "16", "--rounds", "1"])
+        == 0
+    )
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
     state = trained().state_dict()
     beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "best": [np.float32(1)]}
-    torch.save({"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped
+    )
     assert torch.equal(read_weights(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"])
 
 
-@pytest.mark.parametrize("record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
+@pytest.mark.parametrize(
+    "record", [*UNUSABLE, b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]]
+)
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffix, tmp_path):
     file = tmp_path / f"last.{suffix}"
     file.write_bytes(record) if isinstance(record, bytes) else torch.save(record, file)
-    with pytest.raises(RuntimeError, match=r"last\S* cannot be loaded .*; save a file of tensors: .safe") as error:
+    with pytest.raises(
+        RuntimeError, match=r"last\S* cannot be loaded .*; save a file of tensors: .safe"
+    ) as error:
         load_model(NAME, file, **SMALL)
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
 
@@ -125,7 +153,11 @@ def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffi
 @pytest.mark.parametrize(
     ("match", "name", "options"),
     [
-        (r"timm has no NaFlexVit 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap", "naflexvit_nope", {}),
+        (
+            r"timm has no NaFlexVit 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap",
+            "naflexvit_nope",
+            {},
+        ),
         ("timm has no NaFlexVit 'resnet18'", "resnet18", dict(random_weights=True)),
         ("--model-kwargs takes", NAME, dict(random_weights=True, depth=-1)),
         (r"no route to the hub.*--checkpoint FILE", HUB, {}),
@@ -139,8 +171,13 @@ def test_a_model_that_timm_cannot_make_says_what_to_change(match, name, options,
 
 
 def test_random_weights_are_seeded_and_cast():
-    (one, words), (other, _) = (load_model(NAME, random_weights=True, dtype="float16", **SMALL) for _ in range(2))
-    assert words.startswith("random, untrained, seed 0") and one.embeds.pos_embed.dtype == torch.float16
+    (one, words), (other, _) = (
+        load_model(NAME, random_weights=True, dtype="float16", **SMALL) for _ in range(2)
+    )
+    assert (
+        words.startswith("random, untrained, seed 0")
+        and one.embeds.pos_embed.dtype == torch.float16
+    )
     assert all(map(torch.equal, one.parameters(), other.parameters()))
 
 
@@ -156,7 +193,9 @@ def test_no_code_in_a_file_runs_whatever_timm_does(place, zipped, tmp_path, monk
     monkeypatch.setattr(timm.models._helpers, "load_state_dict", old)
     record = {"state_dict": trained().state_dict(), place: Evil()} if place else Evil()
     torch.save(record, "evil.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(RuntimeError, match=r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"):
+    with pytest.raises(
+        RuntimeError, match=r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"
+    ):
         load_model(NAME, "evil.pth", **SMALL)
     assert not (tmp_path / "PWNED").exists()
 
@@ -164,7 +203,9 @@ def test_no_code_in_a_file_runs_whatever_timm_does(place, zipped, tmp_path, monk
 def test_settings_are_read_as_timms_scripts_read_them():
     parser = argparse.ArgumentParser(exit_on_error=False)
     models.add_model_arguments(parser)
-    given = parser.parse_args(["--model-kwargs", "a=1", "b=bilinear", "c=(2, 3)", "d=None"]).model_kwargs
+    given = parser.parse_args(
+        ["--model-kwargs", "a=1", "b=bilinear", "c=(2, 3)", "d=None"]
+    ).model_kwargs
     assert dict(given) == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
     for wrong in ("--model-kwargs a", "--checkpoint x --random-weights"):
         with pytest.raises(argparse.ArgumentError):

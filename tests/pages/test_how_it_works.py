@@ -29,13 +29,17 @@ def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode)
         return case, case.x(), case.embeds().pos_embed[0], case.coord()
 
     free = {0: Dim("B", max=64), 1: Dim("N", min=2, max=512)}
-    program = torch.export.export(Add(), batch(BATCHES[0])[1:], dynamic_shapes=(free, None, free)).module()
+    program = torch.export.export(
+        Add(), batch(BATCHES[0])[1:], dynamic_shapes=(free, None, free)
+    ).module()
     compiled = torch.compile(Add(), fullgraph=True, dynamic=True, backend="eager")
     for sizes in BATCHES:
         case, x, table, coord = batch(sizes)
         embeds, want = case.embeds(), x.clone()
         stock(case, embeds, want, coord)
-        real = torch.arange(x.shape[1]) < torch.tensor([[h * w] for h, w in sizes])  # padding means nothing
+        real = torch.arange(x.shape[1]) < torch.tensor(
+            [[h * w] for h, w in sizes]
+        )  # padding means nothing
         weight = torch.randn(x.shape) * real[..., None]
         (want_grad,) = torch.autograd.grad(want, embeds.pos_embed, weight)
         for add in (Add(), program, compiled):

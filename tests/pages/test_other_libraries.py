@@ -1,4 +1,5 @@
-"""The recipes of docs/other-libraries.md, as they are printed there, against the loops that they replace."""
+"""The recipes of docs/other-libraries.md, as they are printed there, against the loops that they
+replace."""
 
 import os
 import re
@@ -15,7 +16,9 @@ from tests.support.oracles import relative
 
 PAGE = (Path(__file__).parents[2] / "docs" / "other-libraries.md").read_text()
 RECIPES = {}
-for block in re.findall(r"```python\n(.*?)```", PAGE.split("## Recipes")[1].split("### In every")[0], re.S):
+for block in re.findall(
+    r"```python\n(.*?)```", PAGE.split("## Recipes")[1].split("### In every")[0], re.S
+):
     exec(block, RECIPES)  # with no names but those that the page imports
 
 TABLE = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(0))
@@ -36,11 +39,14 @@ CASES = [
 
 
 def loop(table, sizes, mode, antialias=False, merge=1, time=None):
-    """Image after image by PyTorch, one behind the other; each frame of a video adds its row of ``time``."""
+    """Image after image by PyTorch, one behind the other; each frame of a video adds its row of
+    ``time``."""
     found = one_by_one(table, sizes, mode=mode, antialias=antialias, merge=merge)
     for i, size in enumerate(sizes):
         if time is not None and size[0] > 1:
-            found[i] = found[i] + time[: size[0], 0].double().repeat_interleave(len(found[i]) // size[0], 0)
+            found[i] = found[i] + time[: size[0], 0].double().repeat_interleave(
+                len(found[i]) // size[0], 0
+            )
     return torch.cat(found)
 
 
@@ -52,7 +58,9 @@ def call(recipe, table, sizes, merge=1):
     if recipe == "ovis":
         return RECIPES[recipe](table, torch.tensor(sizes), merge)
     cells = SimpleNamespace(weight=table.flatten(0, 1))
-    own = dict(weight=table, time_weight=TIME, position_embedding=cells, position_embedding_size=len(table))
+    own = dict(
+        weight=table, time_weight=TIME, position_embedding=cells, position_embedding_size=len(table)
+    )
     module = SimpleNamespace(**own, interpolation_mode="bicubic")
     return RECIPES[recipe](module, (0, 0, sizes) if recipe == "isaac" else sizes)
 
@@ -65,15 +73,25 @@ def test_a_recipe_is_the_loop_that_it_replaces(recipe, sizes, how):
     want = loop(table, torch.as_tensor(sizes).tolist(), **how)
     assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * TABLE.abs().max()
     weight = torch.randn(want.shape)
-    assert relative(*(torch.autograd.grad((out * weight).sum(), table)[0] for out in (got, want))) <= 1e-5
+    assert (
+        relative(*(torch.autograd.grad((out * weight).sum(), table)[0] for out in (got, want)))
+        <= 1e-5
+    )
 
 
 def test_no_images_and_images_without_frames_and_no_recipe_forgotten():
     """An image adds no time, which does not widen it to the time's dtype either."""
-    recipes = {name for name, what in RECIPES.items() if getattr(what, "__code__", None)} - {"resample_pos_embeds"}
-    assert recipes == {recipe for recipe, *_ in CASES} and call("moonvit", TABLE, []).shape == (0, 6)
+    recipes = {name for name, what in RECIPES.items() if getattr(what, "__code__", None)} - {
+        "resample_pos_embeds"
+    }
+    assert recipes == {recipe for recipe, *_ in CASES} and call("moonvit", TABLE, []).shape == (
+        0,
+        6,
+    )
     got = call("kimi_k25", TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)])
-    assert got.dtype == torch.bfloat16 and torch.allclose(got.double(), loop(TABLE, FLAT[:2], "bicubic"), atol=0.03)
+    assert got.dtype == torch.bfloat16 and torch.allclose(
+        got.double(), loop(TABLE, FLAT[:2], "bicubic"), atol=0.03
+    )
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
@@ -85,12 +103,18 @@ def test_a_servers_own_entry_point_puts_a_recipe_on(server, monkeypatch, capsys)
     vllm, sglang = "vllm.model_executor.models.lfm2_siglip2", "sglang.srt.plugins.hook_registry"
     paths = [path.rsplit(".", n)[0] for path in (vllm, sglang) for n in range(4)]
     for path in paths:
-        monkeypatch.setitem(sys.modules, path, Mock(Siglip2VisionEmbeddings=embeddings, HookRegistry=put))
+        monkeypatch.setitem(
+            sys.modules, path, Mock(Siglip2VisionEmbeddings=embeddings, HookRegistry=put)
+        )
     names[server]()
     if server == "vllm":
-        assert embeddings().resize_positional_embeddings_packed(TABLE, torch.tensor([(2, 3)]), [6]).shape == (6, 6)
+        assert embeddings().resize_positional_embeddings_packed(
+            TABLE, torch.tensor([(2, 3)]), [6]
+        ).shape == (6, 6)
         assert f"process {os.getpid()}" in capsys.readouterr().out
     else:
         ((target, function, kind), _) = put.register.call_args
-        assert function is RECIPES["siglip2_packed"] and kind is sys.modules[sglang].HookType.REPLACE
+        assert (
+            function is RECIPES["siglip2_packed"] and kind is sys.modules[sglang].HookType.REPLACE
+        )
         assert target.startswith("sglang.srt.models.")

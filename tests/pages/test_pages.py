@@ -20,7 +20,9 @@ def results(tmp_path, monkeypatch):
     def write(name, *rows, **about):
         path = tmp_path / "results" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", date="2026-11-22", commit="abc")
+        facts = dict(
+            machine="2 CPU cores", torch="2.15", timm="1.0.31", date="2026-11-22", commit="abc"
+        )
         path.write_text(json.dumps({**facts, **about, "rows": rows}))
 
     return write
@@ -32,7 +34,11 @@ def race(**changes):
 
 
 def cells(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
 
 
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
@@ -41,7 +47,12 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     ratios = ["times faster than timm", "than timm's grid_sample", "times one plain add"]
     assert headings[:4] == ["workload, phase, batch, dtype", *ratios]
     assert full[:4] == ["siglip, train, 64, float32", "50.0", "5.00", "2.00"]
-    assert part[:4] == ["siglip, train, 1, float32", "-", "-", "2.00"]  # no ratio to a contender of another race
+    assert part[:4] == [
+        "siglip, train, 1, float32",
+        "-",
+        "-",
+        "2.00",
+    ]  # no ratio to a contender of another race
     results("speed/others", *race(workload="single"), commit="def")
     assert "commit def / abc; " in pages.race_table("position")
 
@@ -54,25 +65,41 @@ def check(monkeypatch, capsys, option, *shown):
 
 
 def test_an_old_page_is_noticed(results, tmp_path, monkeypatch, capsys):
-    (page := tmp_path / "page.md").write_text("<!-- rope: begin -->\n1.5 times\n<!-- rope: end -->\n")
+    (page := tmp_path / "page.md").write_text(
+        "<!-- rope: begin -->\n1.5 times\n<!-- rope: end -->\n"
+    )
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    assert check(monkeypatch, capsys, "--check", page) == (1, "page.md is old: uv run tools/pages.py")
+    assert check(monkeypatch, capsys, "--check", page) == (
+        1,
+        "page.md is old: uv run tools/pages.py",
+    )
     assert "1.5 times" in page.read_text()
 
 
 def test_what_is_listed_and_stops_a_release(results, monkeypatch, capsys):
-    """Old results, lost races, tests that fail on a pairing of releases, and those that do not notice forced stock."""
+    """Old results, lost races, tests that fail on a pairing of releases, and those that do not
+    notice forced stock."""
     if not (pages.ROOT / ".git").exists():
         pytest.skip("no checkout")
     results("counts", commit="HEAD")
     for name in ("rope", "tests/forced_stock"):
         results(name, commit="0" * 40, green=["test_green"] if name[0] == "t" else [])
-    lost, kept = row(times_faster=0.85), [row(times_faster=0.9), row("timm-flag-bilinear", times_faster=0.1)]
+    lost, kept = (
+        row(times_faster=0.85),
+        [row(times_faster=0.9), row("timm-flag-bilinear", times_faster=0.1)],
+    )
     results("speed/unseen", lost, *kept, row("plain-add", times_faster=0.5), commit="HEAD")
-    results("exported", row(suite="exported", times_faster=0.2), commit="HEAD")  # timm's loop cannot be exported
+    results(
+        "exported", row(suite="exported", times_faster=0.2), commit="HEAD"
+    )  # timm's loop cannot be exported
     layers = {"patch": {"failures": []}, "model": {"failures": ["test_red"]}}
-    results("versions/matrix", {"commit": "1" * 40, "layers": {}}, {"commit": "HEAD", "layers": layers})
-    modes = [{"commit": "HEAD", "failures": ["known", "new"], "broken": broken} for broken in ([], ["new"])]
+    results(
+        "versions/matrix", {"commit": "1" * 40, "layers": {}}, {"commit": "HEAD", "layers": layers}
+    )
+    modes = [
+        {"commit": "HEAD", "failures": ["known", "new"], "broken": broken}
+        for broken in ([], ["new"])
+    ]
     results("versions/timm_tests", *modes)  # what fails under stock too is not broken
     lines = [
         f"rope.json: its code has changed since {'0' * 40}",
@@ -84,13 +111,27 @@ def test_what_is_listed_and_stops_a_release(results, monkeypatch, capsys):
         "versions/timm_tests.json: new fails",
     ]
     said = "\n".join(f"results/{line}" for line in lines)
-    assert check(monkeypatch, capsys, "--check") == (0, said) and check(monkeypatch, capsys, "--release") == (1, said)
-    files = {"diff": "a.py b.py", "new:a.py": "a = 1  # why", "HEAD:a.py": "a = 1", "old:a.py": "a = 2"}
-    monkeypatch.setattr(pages, "git", lambda command, *words: files.get("diff" if command == "diff" else words[0]))
-    assert [bool([*pages.outdated([{"commit": commit}], ())]) for commit in ("new", "old")] == [False, True]
+    assert check(monkeypatch, capsys, "--check") == (0, said) and check(
+        monkeypatch, capsys, "--release"
+    ) == (1, said)
+    files = {
+        "diff": "a.py b.py",
+        "new:a.py": "a = 1  # why",
+        "HEAD:a.py": "a = 1",
+        "old:a.py": "a = 2",
+    }
+    monkeypatch.setattr(
+        pages, "git", lambda command, *words: files.get("diff" if command == "diff" else words[0])
+    )
+    assert [bool([*pages.outdated([{"commit": commit}], ())]) for commit in ("new", "old")] == [
+        False,
+        True,
+    ]
 
 
-def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch, capsys):
+def test_what_this_code_has_measured_here_is_not_measured_again(
+    results, tmp_path, monkeypatch, capsys
+):
     facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
     done, load = [], [0.1]
     monkeypatch.setattr(measure, "provenance", lambda command: facts)
@@ -112,7 +153,9 @@ def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_pat
 
 def test_each_result_file_of_a_section_has_a_command():
     for pattern in {section.files for section in pages.RACES.values()}:
-        assert any(name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES), pattern
+        assert any(
+            name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES
+        ), pattern
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
         assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests"), name

@@ -9,11 +9,13 @@ import pytest
 
 import timm_naflex_fast
 from timm_naflex_fast import functional
-from timm_naflex_fast.patching.settings import STOCK
+from timm_naflex_fast.patching.choices import STOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast) | dict.fromkeys(functional.__all__, functional)
+NAMES = dict.fromkeys(("enable", "disable", "status"), timm_naflex_fast) | dict.fromkeys(
+    functional.__all__, functional
+)
 
 
 def test_figures_come_from_the_result_file():
@@ -32,12 +34,15 @@ def test_links_lead_somewhere():
 
 def test_it_can_be_read_in_two_minutes_and_ci_runs_its_commands():
     ci = (ROOT / ".ci" / "run").read_text()
-    assert all(command in ci for command in re.findall(r"pip install uv && (uv run [\w/.]+)", README))
+    assert all(
+        command in ci for command in re.findall(r"pip install uv && (uv run [\w/.]+)", README)
+    )
     assert len(README.split()) <= 800
 
 
 @pytest.mark.parametrize(
-    ("page", "language"), [("README.md", "diff"), ("README.md", "python"), ("docs/export.md", "python")]
+    ("page", "language"),
+    [("README.md", "diff"), ("README.md", "python"), ("docs/export.md", "python")],
 )
 def test_use_runs_as_written(page, language):
     (block,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
@@ -55,6 +60,13 @@ def test_the_table_of_modes_names_tests_that_exist():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_public_function_run(name):
-    scope = {**vars(functional), **{n: getattr(timm_naflex_fast, n) for n in timm_naflex_fast.__all__}}
-    (test,) = doctest.DocTestFinder(recurse=False).find(getattr(NAMES[name], name), name, globs=scope)
-    assert test.examples and not doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed
+    scope = {
+        **vars(functional),
+        **{n: getattr(timm_naflex_fast, n) for n in timm_naflex_fast.__all__},
+    }
+    (test,) = doctest.DocTestFinder(recurse=False).find(
+        getattr(NAMES[name], name), name, globs=scope
+    )
+    assert (
+        test.examples and not doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed
+    )

@@ -21,22 +21,34 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
-from tests.support.oracles import OLD_TORCH, PRISTINE, defined_in, embed, is_pristine, small_vit, uses
+from tests.support.oracles import (
+    OLD_TORCH,
+    PRISTINE,
+    defined_in,
+    embed,
+    is_pristine,
+    small_vit,
+    uses,
+)
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import install, library, transformers
 from timm_naflex_fast.patching import timm as patching_timm
-from timm_naflex_fast.patching.settings import STOCK, VALID_MODES, Settings, parse_settings
+from timm_naflex_fast.patching.choices import STOCK, VALID_MODES, Settings, parse_settings
 
 pytestmark = pytest.mark.usefixtures("clean")
 LEARNED = "_apply_learned_naflex_pos_embed"
 
 
-@pytest.mark.parametrize("mode", ["interpolate_cached", "grid_sample", "interpolate-cached", "matmul-resample"])
+@pytest.mark.parametrize(
+    "mode", ["interpolate_cached", "grid_sample", "interpolate-cached", "matmul-resample"]
+)
 def test_enable_replaces_and_disable_restores_exactly(mode):
     enable(mode=mode)
-    assert not is_pristine() and uses(small_vit()) == mode.replace("-", "_").replace("_resample", "")
+    assert not is_pristine() and uses(small_vit()) == mode.replace("-", "_").replace(
+        "_resample", ""
+    )
     enable(mode, pos_embed="grid_sample", patch_embed="stock", rope="stock")
     assert status().flags == Settings("grid_sample", "stock", "stock")
     disable()
@@ -51,7 +63,9 @@ def test_threads_never_see_half_a_patch(monkeypatch):
     found, count = set(), itertools.count()
 
     def look():
-        while next(count) < (300 if len(found) > 1 else 10_000):  # on a busy machine one state may last long
+        while next(count) < (
+            300 if len(found) > 1 else 10_000
+        ):  # on a busy machine one state may last long
             out = embed(model)
             found.add(tuple(torch.allclose(out, want, atol=1e-5) for want in wants))
 
@@ -60,8 +74,12 @@ def test_threads_never_see_half_a_patch(monkeypatch):
         while not all(thread.done() for thread in threads):
             enable("grid_sample"), embed(model)
             disable(), embed(model)
-    assert found == {(True, False), (False, True)} and not any(thread.exception() for thread in threads)
-    monkeypatch.setattr(install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real()))
+    assert found == {(True, False), (False, True)} and not any(
+        thread.exception() for thread in threads
+    )
+    monkeypatch.setattr(
+        install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real())
+    )
     enable("matmul", model=model), enable("grid_sample", model=model)
     assert seen == ["stock", "matmul"]  # not yet the new ones
 
@@ -74,15 +92,27 @@ def test_a_mode_takes_the_last_of_a_components_strategies():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(mode="fast"), "'fast' is not valid for mode; valid: 'stock', 'interpolate_cached', 'grid_sample'"),
+        (
+            dict(mode="fast"),
+            "'fast' is not valid for mode; valid: 'stock', 'interpolate_cached', 'grid_sample'",
+        ),
         (dict(mode=None), "None is not valid for mode"),
         (dict(mode=nn.Linear(1, 1)), "give a model by name: enable(model=...)"),
         (dict(pos_embed="nope"), "'nope' is not valid for pos_embed"),
-        (dict(patch_embed="grid_sample"), "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'"),
+        (
+            dict(patch_embed="grid_sample"),
+            "'grid_sample' is not valid for patch_embed; valid: 'stock', 'matmul'",
+        ),
         (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
-        (dict(library="jax"), "'jax' is not valid for library; valid: 'timm', 'transformers', 'torchtitan'"),
+        (
+            dict(library="jax"),
+            "'jax' is not valid for library; valid: 'timm', 'transformers', 'torchtitan'",
+        ),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
-        (dict(model="naflexvit"), "valid is any torch.nn.Module that does, such as timm.create_model("),
+        (
+            dict(model="naflexvit"),
+            "valid is any torch.nn.Module that does, such as timm.create_model(",
+        ),
     ],
 )
 def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message):
@@ -119,7 +149,9 @@ def doubled(wrapped, _, args, options):
 
 
 @pytest.mark.parametrize(
-    "other", [spied, mock.MagicMock(return_value=None), doubled(STOCK_METHODS[LEARNED])], ids=["spy", "mock", "proxy"]
+    "other",
+    [spied, mock.MagicMock(return_value=None), doubled(STOCK_METHODS[LEARNED])],
+    ids=["spy", "mock", "proxy"],
 )
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_one, monkeypatch):
@@ -129,7 +161,9 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
         by = f"{__name__ if other is spied else type(other).__module__}.{getattr(other, '__qualname__', 'MagicMock')}"
-        with pytest.warns(UserWarning, match=rf"{named} but {by} and stays .*call enable\(\) before") as said:
+        with pytest.warns(
+            UserWarning, match=rf"{named} but {by} and stays .*call enable\(\) before"
+        ) as said:
             enable("grid_sample", model=model if for_one else None)
         assert said[0].filename == __file__
         assert torch.equal(embed(model), want) and NaFlexEmbeds.__dict__[LEARNED] is other
@@ -157,9 +191,14 @@ def no_subclass_stays():
 @pytest.mark.usefixtures("no_subclass_stays")
 @pytest.mark.filterwarnings("error")
 def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
-    calls = lambda self, x, patch_coord: NaFlexEmbeds._apply_learned_naflex_pos_embed(self, x, patch_coord)
+    calls = lambda self, x, patch_coord: NaFlexEmbeds._apply_learned_naflex_pos_embed(
+        self, x, patch_coord
+    )
     doubles = type("Doubles", (), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
-    derived = type("Derived", (doubles, NaFlexEmbeds), {}), type("Calls", (NaFlexEmbeds,), {LEARNED: calls})
+    derived = (
+        type("Derived", (doubles, NaFlexEmbeds), {}),
+        type("Calls", (NaFlexEmbeds,), {LEARNED: calls}),
+    )
     with enable(strict=True):
         assert uses(small_vit()) == "matmul"
     library.warned.clear()
@@ -174,9 +213,15 @@ def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
 def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     model, other = small_vit(), small_vit()
     if how == "subclass":
-        model.embeds.__class__ = type("Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)})
+        model.embeds.__class__ = type(
+            "Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)}
+        )
     else:
-        theirs = functools.partial(lambda x, patch_coord: x.mul_(2)) if how == "partial" else mock.MagicMock()
+        theirs = (
+            functools.partial(lambda x, patch_coord: x.mul_(2))
+            if how == "partial"
+            else mock.MagicMock()
+        )
         setattr(model.embeds, LEARNED, theirs)
     library.warned.clear()
     named = f"{'Overrides' if how == 'subclass' else 'one NaFlexEmbeds'}.{LEARNED} is not the library's own but"
@@ -191,9 +236,13 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     embed(model)
     assert status().calls == {}
     enable(model=other)
-    other.embeds.__dict__[LEARNED] = getattr(other.embeds, LEARNED)  # as a mock that has ended leaves it
+    other.embeds.__dict__[LEARNED] = getattr(
+        other.embeds, LEARNED
+    )  # as a mock that has ended leaves it
     assert uses(other) == status(other).replaced[f"NaFlexEmbeds.{LEARNED}"] == "matmul"
-    assert status().calls == {("pos_embed", "matmul"): 1} and "library's own but" not in str(status(other))
+    assert status().calls == {("pos_embed", "matmul"): 1} and "library's own but" not in str(
+        status(other)
+    )
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
@@ -213,7 +262,9 @@ def test_a_replaced_function_pickles_by_the_librarys_own_name():
     with enable():
         data = pickle.dumps((*things(), bound.forward))
         keys = (patching_timm.FUNCTIONS, "resample_patch_embed"), (patching_timm.EMBEDS, LEARNED)
-        assert pickle.loads(data)[:2] == tuple(patching_timm.REPLACEMENTS[key].function for key in keys)
+        assert pickle.loads(data)[:2] == tuple(
+            patching_timm.REPLACEMENTS[key].function for key in keys
+        )
     assert b"timm_naflex_fast" not in data
     assert pickle.loads(data)[:2] == things() == pickle.loads(pickle.dumps(things()))
     assert pickle.loads(data)[2].__func__ is PRISTINE[patch_embed.PatchEmbedInterpolator]["forward"]
@@ -224,11 +275,21 @@ def test_strict_raises_where_the_librarys_own_code_would_run():
     with enable(strict=True) as handle:
         assert uses(model) == "matmul" and handle.flags.strict
         x, coord = torch.zeros(2, 6, 32), torch.zeros(2, 6, 2)
-        with pytest.raises(RuntimeError, match=r"a torch.func transform needs timm's own code.*strict=True"):
-            torch.func.grad(lambda x: (model.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[1])(x)
+        with pytest.raises(
+            RuntimeError, match=r"a torch.func transform needs timm's own code.*strict=True"
+        ):
+            torch.func.grad(
+                lambda x: (model.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[
+                    1
+                ]
+            )(x)
         assert status().fallbacks == {}
         with enable(model=other):  # one model's own choice is not strict
-            torch.func.grad(lambda x: (other.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[1])(x)
+            torch.func.grad(
+                lambda x: (other.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[
+                    1
+                ]
+            )(x)
             assert status().fallbacks == {"a torch.func transform": 1}
         with enable("stock", model=other):
             assert uses(other) == "stock"
@@ -242,13 +303,19 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
 
     def put_on():
         found.append(NaFlexEmbeds.__dict__[LEARNED])
-        setattr(NaFlexEmbeds, LEARNED, lambda self, x, patch_coord, under=found[-1]: under(self, x, patch_coord))
+        setattr(
+            NaFlexEmbeds,
+            LEARNED,
+            lambda self, x, patch_coord, under=found[-1]: under(self, x, patch_coord),
+        )
 
     def leave():
         if found:
             setattr(NaFlexEmbeds, LEARNED, found.pop())
 
-    for steps in itertools.product((lambda: enable("grid_sample"), disable, put_on, leave), repeat=3):
+    for steps in itertools.product(
+        (lambda: enable("grid_sample"), disable, put_on, leave), repeat=3
+    ):
         for step in steps:
             step()
         embed(model)  # runs, whatever holds
@@ -260,7 +327,9 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
         assert is_pristine() and not library.originals, steps
     monkeypatch.setattr(NaFlexEmbeds, f"{LEARNED}_grid_sample", spy := mock.Mock())
     with enable("grid_sample"):  # timm's method of the flag is called: the one that is there now
-        model.embeds._apply_learned_naflex_pos_embed(torch.zeros(1, 2, 32), torch.tensor([[[0, 0], [0, -1]]]))
+        model.embeds._apply_learned_naflex_pos_embed(
+            torch.zeros(1, 2, 32), torch.tensor([[[0, 0], [0, -1]]])
+        )
     assert spy.called
 
 
@@ -275,13 +344,19 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
             enable("matmul", model=old.embeds)  # a model of before
         enable("grid_sample")
         assert f"NaFlexEmbeds.{LEARNED}" in status().replaced and uses(old) == "grid_sample"
-        assert again.__dict__[LEARNED] is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
+        assert (
+            again.__dict__[LEARNED]
+            is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
+        )
     disable()
     assert is_pristine() and not library.originals
 
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):
-    for home in {"transformers", *(home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements)}:
+    for home in {
+        "transformers",
+        *(home.partition(":")[0] for home, _ in transformers.LIBRARY.replacements),
+    }:
         monkeypatch.setitem(sys.modules, home, None)
     with pytest.raises(RuntimeError, match="transformers cannot be imported"):
         enable(library="transformers")
@@ -293,7 +368,8 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
-    """Another thread may hold a library's import lock and wait for ours, or have imported half of a file of ours."""
+    """Another thread may hold a library's import lock and wait for ours, or have imported half of a
+    file of ours."""
     pytest.importorskip("transformers", minversion="5.21")
     monkeypatch.setitem(sys.modules, "timm_naflex_fast.patching.torchtitan", ModuleType("half"))
     imported, model = [], small_vit()
@@ -304,7 +380,9 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
             imported.append(name)
         return real(name, *rest, **options)
 
-    monkeypatch.setattr(importlib, "import_module", functools.partial(watch, importlib.import_module))
+    monkeypatch.setattr(
+        importlib, "import_module", functools.partial(watch, importlib.import_module)
+    )
     monkeypatch.setattr(builtins, "__import__", functools.partial(watch, builtins.__import__))
     enable("grid_sample")
     assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")

@@ -1,4 +1,5 @@
-"""``status()`` tells what is replaced, what ran since ``enable()``, and what a user may not expect."""
+"""``status()`` tells what is replaced, what ran since ``enable()``, and what a user may not
+expect."""
 
 import re
 import sys
@@ -8,7 +9,7 @@ from torch import nn
 
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching.settings import Settings
+from timm_naflex_fast.patching.choices import Settings
 from timm_naflex_fast.patching.status import describe
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -16,7 +17,10 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 def test_each_enable_counts_what_ran_since():
     model, first = small_vit(), enable()
-    assert re.match(r"timm_naflex_fast on timm \d.*, torch \d.*\n\nreplaced +by, in every model\n", str(status()))
+    assert re.match(
+        r"timm_naflex_fast on timm \d.*, torch \d.*\n\nreplaced +by, in every model\n",
+        str(status()),
+    )
     assert "\n\nwhat ran since enable()  calls\n(nothing yet)                0" in str(status())
     embed(model)
     assert "pos_embed: matmul            1" in str(status())
@@ -30,7 +34,9 @@ def test_each_enable_counts_what_ran_since():
     assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
     assert status().model_classes == ("NaFlexVit",)
     disable()
-    assert status().calls == {} and str(status()).splitlines()[2].startswith("nothing is patched in this process")
+    assert status().calls == {} and str(status()).splitlines()[2].startswith(
+        "nothing is patched in this process"
+    )
 
 
 def test_the_status_of_one_model():
@@ -49,7 +55,9 @@ def test_the_status_of_one_model():
     assert status(model).flags == Settings() and set(status(model).replaced.values()) == {"stock"}
 
 
-@pytest.mark.parametrize(("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)])
+@pytest.mark.parametrize(
+    ("version", "named"), [("1.0.29", True), ("1.0.30", False), ("1.0.31.dev0", False)]
+)
 def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkeypatch):
     enable()
     monkeypatch.setattr(sys.modules["timm"], "__version__", version)

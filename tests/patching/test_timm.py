@@ -16,21 +16,37 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.support.oracles import BATCH, OLD_TORCH, embed, finished_tables, relative, row_major, small_vit
+from tests.support.oracles import (
+    BATCH,
+    OLD_TORCH,
+    embed,
+    finished_tables,
+    relative,
+    row_major,
+    small_vit,
+)
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patch_embed import kernels
 from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as patching
-from timm_naflex_fast.resampling import cache
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 PATCHES, COORD = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
-LINES, IMAGES, SIZE, BIAS = torch.randn(1, 2, 6, 9, 3), torch.randn(1, 3, 12, 9), (6, 9), torch.randn(5)
+LINES, IMAGES, SIZE, BIAS = (
+    torch.randn(1, 2, 6, 9, 3),
+    torch.randn(1, 3, 12, 9),
+    (6, 9),
+    torch.randn(5),
+)
 CALLS = {
-    "function": lambda module, w: patch_embed.resample_patch_embed(w, [*SIZE], module.interpolation, module.antialias),
-    "linear": lambda module, w: module.resample_linear_weight(w.permute(0, 2, 3, 1).flatten(1), SIZE),
+    "function": lambda module, w: patch_embed.resample_patch_embed(
+        w, [*SIZE], module.interpolation, module.antialias
+    ),
+    "linear": lambda module, w: module.resample_linear_weight(
+        w.permute(0, 2, 3, 1).flatten(1), SIZE
+    ),
     "conv": lambda module, w: module.resample_conv_weight(w, SIZE),
     "forward": lambda module, w: module(LINES, w.permute(0, 2, 3, 1).flatten(1), BIAS, SIZE),
     "forward of a convolution": lambda module, w: module(IMAGES, w, BIAS, SIZE, False),
@@ -57,12 +73,18 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, monkeypatch):
         kept = project(model)
     weight.data.view(-1)[-1:].mul_(1 + 2**-10)  # moves no version counter
     got = project(model)
-    cache.clear_all()
-    assert not torch.equal(got, kept) and torch.equal(got, project(model)) and project(model, 0).shape == (0, 6, 32)
+    kept.clear_all()
+    assert (
+        not torch.equal(got, kept)
+        and torch.equal(got, project(model))
+        and project(model, 0).shape == (0, 6, 32)
+    )
     disable()
     assert finished_tables() == 0
     weight.requires_grad_(), enable(model=model), model.embeds(PATCHES, patch_coord=COORD)
-    assert status().calls["patch_embed", "matmul"] == 1 and finished_tables() == 0  # one that is trained is not kept
+    assert (
+        status().calls["patch_embed", "matmul"] == 1 and finished_tables() == 0
+    )  # one that is trained is not kept
 
 
 def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(monkeypatch):
@@ -84,13 +106,17 @@ def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(mon
         saved = late.resample_patch_embed
     assert all(module.resample_patch_embed is timms for module in (*holders, late))
     monkeypatch.setattr(patch_embed, "resample_patch_embed", lambda *args: saved(*args))
-    assert torch.equal(patch_embed.resample_patch_embed(weight, [6, 10]), want)  # ours, when it is no longer in place
+    assert torch.equal(
+        patch_embed.resample_patch_embed(weight, [6, 10]), want
+    )  # ours, when it is no longer in place
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="this torch's export refuses constants")
 def test_exports_at_a_fixed_size(model):
     with running(model=model, component="patch_embed"), torch.no_grad():
-        program = torch.export.export(model.embeds, (PATCHES,), dict(patch_coord=COORD), strict=False).module()
+        program = torch.export.export(
+            model.embeds, (PATCHES,), dict(patch_coord=COORD), strict=False
+        ).module()
     others = dict(patches=torch.randn(2, 6, 6, 5, 1), patch_coord=COORD)
     assert relative(embed(SimpleNamespace(embeds=program), others), embed(model, others)) <= 1e-5
 
@@ -105,17 +131,25 @@ def test_who_resamples_a_kernel(who, how, call, monkeypatch):
     want, ran = CALLS[call](module, weight), []
     for name in ("resample_patch_kernel", "resample_linear_kernel"):
         ours = getattr(patching, name)
-        monkeypatch.setattr(patching, name, lambda *a, ours=ours, **k: ran.append(1) or ours(*a, **k))
+        monkeypatch.setattr(
+            patching, name, lambda *a, ours=ours, **k: ran.append(1) or ours(*a, **k)
+        )
     enable("matmul", patch_embed=who)
     assert relative(CALLS[call](module, weight), want) <= 1e-5
-    assert status().calls == {("patch_embed", who): 1} and len(ran) == (who == "matmul") and status().fallbacks == {}
+    assert (
+        status().calls == {("patch_embed", who): 1}
+        and len(ran) == (who == "matmul")
+        and status().fallbacks == {}
+    )
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_mode_that_is_not_separable_is_left_to_timm(call):
     module, weight = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False), torch.randn(5, 3, 8, 8)
-    module.interpolation = "bicubic" if call == "forward" and hasattr(module, "resampler") else "nearest"
+    module.interpolation = (
+        "bicubic" if call == "forward" and hasattr(module, "resampler") else "nearest"
+    )
     enable()
     with pytest.raises(ValueError, match="align_corners option"):  # by F.interpolate, as without us
         CALLS[call](module, weight)
@@ -131,8 +165,15 @@ def test_a_mode_that_is_not_separable_is_left_to_timm(call):
 
 
 def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to_timm():
-    module, weight, patches = PatchEmbedInterpolator((8, 8), 3, 5), torch.randn(5, 192), torch.randn(2, 7, 8, 8, 3)
-    want, resampler = module(patches, weight), getattr(module, "resampler", patch_embed.resample_patch_embed)
+    module, weight, patches = (
+        PatchEmbedInterpolator((8, 8), 3, 5),
+        torch.randn(5, 192),
+        torch.randn(2, 7, 8, 8, 3),
+    )
+    want, resampler = (
+        module(patches, weight),
+        getattr(module, "resampler", patch_embed.resample_patch_embed),
+    )
     enable()
     for function in (patch_embed.resample_patch_embed, resampler):
         for wrong, size in ((torch.randn(3, 8, 8), [6, 9]), (torch.randn(5, 3, 8, 8), [6])):
@@ -176,9 +217,15 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     assert status().calls == Counter([("pos_embed", who), ("pos_embed", plain)])
 
 
-@pytest.mark.skipif(patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped")
+@pytest.mark.skipif(
+    patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped"
+)
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
-    model, patches, coord = small_vit().requires_grad_(False), BATCH["patches"], BATCH["patch_coord"]
+    model, patches, coord = (
+        small_vit().requires_grad_(False),
+        BATCH["patches"],
+        BATCH["patch_coord"],
+    )
 
     def by_sample(patches, coord, suffix=""):
         x = model.embeds.proj(patches[None])
@@ -188,11 +235,19 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     want = torch.stack([by_sample(*sample, "_grid_sample") for sample in zip(patches, coord)])
     enable("grid_sample"), library.warned.clear()
     for times in ("1 time", "2 times"):
-        with nullcontext() if library.warned else pytest.warns(UserWarning, match="transform stays with timm's own"):
-            got = torch.func.vmap(by_sample)(patches, coord)  # timm's own code of the flag, not that of its default
+        with (
+            nullcontext()
+            if library.warned
+            else pytest.warns(UserWarning, match="transform stays with timm's own")
+        ):
+            got = torch.func.vmap(by_sample)(
+                patches, coord
+            )  # timm's own code of the flag, not that of its default
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
         assert f"\nthe library's own code ran {times}: a torch.func transform" in str(status())
-    assert status().calls == {("pos_embed", "stock"): 2} and status().fallbacks == {"a torch.func transform": 2}
+    assert status().calls == {("pos_embed", "stock"): 2} and status().fallbacks == {
+        "a torch.func transform": 2
+    }
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
@@ -200,8 +255,13 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
 @pytest.mark.parametrize("flagged", [False, True])
 @pytest.mark.parametrize("mode", ["stock", "matmul", "interpolate_cached", "grid_sample"])
 def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flagged, kind):
-    """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its state then."""
-    model, other, computed = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged), small_vit(), Counter()
+    """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its
+    state then."""
+    model, other, computed = (
+        small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged),
+        small_vit(),
+        Counter(),
+    )
     names = ["pos_embed"] if kind == "learned" else ["pos_embed_y", "pos_embed_x"]
     for name in names:
         twice = nn.Module()
@@ -213,24 +273,36 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         return computed.copy()
 
     def transformed():
-        x, add = model.embeds.proj(BATCH["patches"]), getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
+        x, add = (
+            model.embeds.proj(BATCH["patches"]),
+            getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed"),
+        )
         torch.func.grad(lambda x: (add(x.mul(1), patch_coord=BATCH["patch_coord"]), x.sum())[1])(x)
 
     by_mode = patching.AS_GRID_SAMPLE if flagged else patching.AS_CHOSEN
-    runs = (lambda: embed(model), by_mode), (lambda: model.embeds(torch.zeros(1, 1, 24, 28)), library.AS_INTERPOLATE)
+    runs = (
+        (lambda: embed(model), by_mode),
+        (lambda: model.embeds(torch.zeros(1, 1, 24, 28)), library.AS_INTERPOLATE),
+    )
     for run, by_mode in (*runs, (transformed, None)):
         timms = times(run)
-        enable("matmul", model=other), enable(mode)  # the first so that ours is in place when timm's own is chosen
+        (
+            enable("matmul", model=other),
+            enable(mode),
+        )  # the first so that ours is in place when timm's own is chosen
         ran = times(run)
         (strategy,) = {strategy for _, strategy in status().calls}
         assert by_mode is None or strategy == by_mode.get(mode, "stock")
-        # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the table once.
+        # Where ours cannot run, "grid_sample" calls timm's method of that name, which computes the
+        # table once.
         assert ran == Counter(names) or (strategy == "stock" and ran == timms), (strategy, timms)
         disable()
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-@pytest.mark.parametrize("method", ["embeds._apply_learned_naflex_pos_embed", "_generate_rope_naflex"])
+@pytest.mark.parametrize(
+    "method", ["embeds._apply_learned_naflex_pos_embed", "_generate_rope_naflex"]
+)
 def test_coordinates_are_asked_as_x_is(method):
     rope = dict(rope_type="axial") if method.startswith("_") else {}
     if rope and not hasattr(NaFlexVitCfg, "rope_type"):

@@ -1,7 +1,7 @@
 """``enable(library="torchtitan")``: the loops of its two vision encoders, replaced and put back.
 
-The loops are here in words of our own, under the names and arguments of torchtitan 0.3.0. Where that is installed, the
-first test compares them with its own.
+The loops are here in words of our own, under the names and arguments of torchtitan 0.3.0. Where
+that is installed, the first test compares them with its own.
 """
 
 import importlib
@@ -42,9 +42,16 @@ def time_embed(num_frames, embed_dim, *, base=10000.0, device):
 
 
 def kimis(pos_embed, grids, max_num_patch, interpolation_mode):
-    images = one_by_one(pos_embed, grids, dtype=torch.float32, mode=interpolation_mode, antialias=False)
-    times = [time_embed(t, DIM, device=pos_embed.device).repeat_interleave(h * w, 0) * (t > 1) for t, h, w in grids]
-    return padded(images, max_num_patch, pos_embed.dtype) + padded(times, max_num_patch, pos_embed.dtype)
+    images = one_by_one(
+        pos_embed, grids, dtype=torch.float32, mode=interpolation_mode, antialias=False
+    )
+    times = [
+        time_embed(t, DIM, device=pos_embed.device).repeat_interleave(h * w, 0) * (t > 1)
+        for t, h, w in grids
+    ]
+    return padded(images, max_num_patch, pos_embed.dtype) + padded(
+        times, max_num_patch, pos_embed.dtype
+    )
 
 
 LOOPS = {QWEN: qwens, KIMI: kimis}
@@ -94,7 +101,9 @@ def test_the_loops_in_our_words_are_those_of_the_installed_release(home, monkeyp
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize(("home", "mode"), [(QWEN, "bilinear"), (KIMI, "bicubic"), (KIMI, "bilinear")])
+@pytest.mark.parametrize(
+    ("home", "mode"), [(QWEN, "bilinear"), (KIMI, "bicubic"), (KIMI, "bilinear")]
+)
 def test_equals_torchtitan_forward_and_gradient(functions, home, mode, strategy):
     low = table_of(home, torch.bfloat16)
     for grids in (GRIDS, [[1, h, w] for _, h, w in GRIDS], GRIDS[3:4] * 6):
@@ -107,7 +116,9 @@ def test_equals_torchtitan_forward_and_gradient(functions, home, mode, strategy)
             got_low = call(home, low, grids, mode)
         assert got.shape == want.shape and (got - want).abs().max() <= 2e-6 * want.abs().max()
         assert relative(gradient, want_gradient) <= 1e-5
-        assert torch.equal(got, want) or strategy == "matmul" or home == QWEN  # which is computed in float64 here
+        assert (
+            torch.equal(got, want) or strategy == "matmul" or home == QWEN
+        )  # which is computed in float64 here
         assert got_low.dtype == torch.bfloat16 and relative(got_low, want_low) < 2**-7
         assert (got_low != want_low).float().mean() < 0.01  # ties: float32 is cast once
     assert {home: function(home) for home in LOOPS} == functions
@@ -124,11 +135,18 @@ def test_compiled_without_a_break_and_what_stays_with_torchtitan(home, monkeypat
         torch.func.grad(lambda table: call(home, table).sum())(table.detach())
         assert status().fallbacks == {"a torch.func transform": 1}
         if home == KIMI:
-            with pytest.raises(ValueError, match="align_corners"):  # by the loop above, which knows no "nearest"
+            with pytest.raises(
+                ValueError, match="align_corners"
+            ):  # by the loop above, which knows no "nearest"
                 call(home, table, mode="nearest")
             assert status().fallbacks["a table resized by nearest"] == 1
-        monkeypatch.setitem(sys.modules, "spmd_types", SimpleNamespace(is_type_checking=lambda: True))
-        assert torch.equal(call(home, table), want) and status().fallbacks["torchtitan's type checks"] == 1
+        monkeypatch.setitem(
+            sys.modules, "spmd_types", SimpleNamespace(is_type_checking=lambda: True)
+        )
+        assert (
+            torch.equal(call(home, table), want)
+            and status().fallbacks["torchtitan's type checks"] == 1
+        )
 
 
 @homes
@@ -137,15 +155,22 @@ def test_a_replicated_dtensor_stays_one(home, tmp_path, request):
     if not hasattr(dtensors, "DTensor"):
         pytest.skip("torch < 2.5 has DTensor under another name")
     want, gradient = result_and_gradient(home)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
     request.addfinalizer(torch.distributed.destroy_process_group)
     mesh = torch.distributed.init_device_mesh("cpu", (1,))
-    table, weight = (dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()]) for t in (table_of(home), WEIGHT))
+    table, weight = (
+        dtensors.distribute_tensor(t, mesh, [dtensors.Replicate()])
+        for t in (table_of(home), WEIGHT)
+    )
     table = table.detach().requires_grad_()
     with running(library="torchtitan"):
         out = call(home, table)
     (out * weight).sum().backward()
-    assert relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
+    assert (
+        relative(out.to_local(), want) <= 2e-6 and relative(table.grad.to_local(), gradient) <= 1e-5
+    )
 
 
 def refused(error, message, *mode, **options):

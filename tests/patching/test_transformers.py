@@ -1,4 +1,5 @@
-"""transformers' towers: enabled by name or found in a model, the same result, and their own code again afterwards."""
+"""transformers' towers: enabled by name or found in a model, the same result, and their own code
+again afterwards."""
 
 import math
 import subprocess
@@ -14,7 +15,7 @@ from tests.support.oracles import relative, small_vit
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.patching import library
-from timm_naflex_fast.patching.compat import version_of
+from timm_naflex_fast.patching.releases import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -26,10 +27,22 @@ radio = pytest.importorskip("transformers.models.radio.modeling_radio")
 hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
 TOWERS = {  # the embeddings' class, its config, and what makes the table small
-    "siglip2": (siglip2.Siglip2VisionEmbeddings, transformers.Siglip2VisionConfig, dict(num_patches=16)),
-    "cosmos3": (cosmos3.Cosmos3EdgeVisionEmbeddings, transformers.Cosmos3EdgeVisionConfig, dict(num_patches=16)),
+    "siglip2": (
+        siglip2.Siglip2VisionEmbeddings,
+        transformers.Siglip2VisionConfig,
+        dict(num_patches=16),
+    ),
+    "cosmos3": (
+        cosmos3.Cosmos3EdgeVisionEmbeddings,
+        transformers.Cosmos3EdgeVisionConfig,
+        dict(num_patches=16),
+    ),
     "radio": (radio.RadioPatchEmbeddings, transformers.RadioConfig, dict(max_img_size=32)),
-    "hunyuan": (hunyuan.HunYuanVLVisionPatchEmbed, transformers.HunYuanVLVisionConfig, dict(max_image_size=20)),
+    "hunyuan": (
+        hunyuan.HunYuanVLVisionPatchEmbed,
+        transformers.HunYuanVLVisionConfig,
+        dict(max_image_size=20),
+    ),
 }
 SIZES = {  # larger and smaller than the table, equal to it, repeated, one token
     "siglip2": [(3, 5), (7, 2), (4, 4), (3, 5), (1, 6)],
@@ -38,10 +51,15 @@ SIZES = {  # larger and smaller than the table, equal to it, repeated, one token
     "hunyuan": [(1, 4, 6), (3, 2, 8), (1, 5, 5), (2, 9, 1)],
 }
 SKIPPED = {"radio": "_interpolate_position_embedding", "hunyuan": "interpolate_pos_encoding"}
-METHODS = {cls: "_embed_packed_patches" if kind == "radio" else "forward" for kind, (cls, *_) in TOWERS.items()}
+METHODS = {
+    cls: "_embed_packed_patches" if kind == "radio" else "forward"
+    for kind, (cls, *_) in TOWERS.items()
+}
 PRISTINE = {cls: cls.__dict__[name] for cls, name in METHODS.items()}
 # From 5.24 on, transformers' Siglip2 is no loop over PyTorch's resize any more, but one product.
-keeps_bits = lambda kind, mode: mode == MODES[1] and (kind != "siglip2" or version_of(LIBRARY) < (5, 24))
+keeps_bits = lambda kind, mode: (
+    mode == MODES[1] and (kind != "siglip2" or version_of(LIBRARY) < (5, 24))
+)
 
 
 def is_pristine():
@@ -59,11 +77,16 @@ def made(kind, **settings):
 
 
 def embed(kind, model, sizes=None):
-    """What the tower embeds of random patches: a padded batch for Siglip2, packed ones for the others."""
+    """What the tower embeds of random patches: a padded batch for Siglip2, packed ones for the
+    others."""
     sizes = torch.tensor(sizes or SIZES[kind])
     tokens = sizes.prod(-1)
-    shape = (len(sizes), int(tokens.max()) + 4, 48) if kind == "siglip2" else (int(tokens.sum()), 48)
-    return model[0](pixels(shape).to(table_of(model).dtype if kind == "radio" else torch.float32), sizes)
+    shape = (
+        (len(sizes), int(tokens.max()) + 4, 48) if kind == "siglip2" else (int(tokens.sum()), 48)
+    )
+    return model[0](
+        pixels(shape).to(table_of(model).dtype if kind == "radio" else torch.float32), sizes
+    )
 
 
 def pixels(shape):
@@ -96,12 +119,16 @@ def test_equals_transformers(kind, mode, own):
         grads = torch.autograd.grad(got.square().sum(), parameters)
         assert status().calls == {("pos_embed", mode): 4} and status().fallbacks == {}
         assert torch.equal(embed(kind, other), want) or not keeps_bits(kind, mode)
-        assert (status().calls.get(("pos_embed", "stock")) == 1) == own  # another model keeps its own code
+        assert (
+            status().calls.get(("pos_embed", "stock")) == 1
+        ) == own  # another model keeps its own code
     for ours in (got, *plain):
         assert ours.shape == want.shape and ours.dtype == want.dtype
         assert (ours - want).abs().max() <= 2e-6 * max(1.0, table_of(model).abs().max().item())
         assert torch.equal(ours, want) or not keeps_bits(kind, mode)
-    assert max(map(relative, grads, want_grads)) <= 1e-5 and is_pristine() and status().replaced == {}
+    assert (
+        max(map(relative, grads, want_grads)) <= 1e-5 and is_pristine() and status().replaced == {}
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -111,7 +138,9 @@ def test_width_one_is_right_where_a_loop_of_transformers_is_wrong(kind, mode):
     (truth,) = one_by_one(table_of(model).view(4, 4, 32), [size], mode="bilinear")
     for parameter in model[0].patch_embedding.parameters():
         parameter.data.zero_()
-    assert (relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2) == keeps_bits(kind, MODES[1])
+    assert (relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) > 1e-2) == keeps_bits(
+        kind, MODES[1]
+    )
     with running(mode, library="transformers"):
         assert relative(embed(kind, model, [size]).view(-1, 32)[:6], truth) <= 1e-6
 
@@ -148,10 +177,16 @@ def test_hunyuans_other_modes_and_one_patch_for_every_position(mode):
     model, size = made("hunyuan", interpolate_mode="bicubic"), torch.tensor([(1, 4, 6)])
     want, one = embed("hunyuan", model), model[0](torch.ones(1, 48), size)
     with enable(mode, library="transformers"):
-        assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(model).abs().max() * (mode == "matmul")
+        assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(
+            model
+        ).abs().max() * (mode == "matmul")
         assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6 and one.shape == (1, 24, 32)
         assert status().calls == {("pos_embed", mode): 2}
-        model[0].config.interpolate_mode = "nearest"  # takes no align_corners: transformers' own code raises
+        model[
+            0
+        ].config.interpolate_mode = (
+            "nearest"  # takes no align_corners: transformers' own code raises
+        )
         with pytest.raises(ValueError, match="align_corners"):
             embed("hunyuan", model)
         assert status().fallbacks == {"a table resized by nearest": 1}
@@ -161,8 +196,14 @@ def test_bad_sizes_are_refused():
     with enable(library="transformers"):
         with pytest.raises(ValueError, match="image 0 has 18 tokens, length is 10"):
             made("siglip2")[0](torch.zeros(1, 10, 48), torch.tensor([(3, 6)]))
-        for kind, size, patches in (("cosmos3", (1, 2, 2), 1), ("radio", (2, 2), 1), ("hunyuan", (1, 2, 2), 10)):
-            with pytest.raises(ValueError, match=f"the grids have 4 patches together; pixel_values has {patches}"):
+        for kind, size, patches in (
+            ("cosmos3", (1, 2, 2), 1),
+            ("radio", (2, 2), 1),
+            ("hunyuan", (1, 2, 2), 10),
+        ):
+            with pytest.raises(
+                ValueError, match=f"the grids have 4 patches together; pixel_values has {patches}"
+            ):
                 made(kind)[0](torch.zeros(patches, 48), torch.tensor([size]))
         with pytest.raises(ValueError, match="2 does not divide 3 x 4"):
             embed("cosmos3", made("cosmos3"), [(1, 3, 4)])
@@ -172,42 +213,68 @@ def test_both_libraries_and_what_is_refused():
     model, vit = made("siglip2"), small_vit()
     with enable(library=("timm", "transformers")):
         timms = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
-        assert {timms, *(f"{cls.__name__}.{name}" for cls, name in METHODS.items())} <= status().replaced.keys()
+        assert {
+            timms,
+            *(f"{cls.__name__}.{name}" for cls, name in METHODS.items()),
+        } <= status().replaced.keys()
         with enable("interpolate_cached", library="transformers"):
             assert status().replaced["Siglip2VisionEmbeddings.forward"] == "interpolate_cached"
             assert status().replaced[timms] == "matmul"
         with enable("interpolate_cached", model=torch.nn.ModuleList([vit, model])):
-            assert status(vit).replaced[timms] == status(model).flags.pos_embed == "interpolate_cached"
+            assert (
+                status(vit).replaced[timms] == status(model).flags.pos_embed == "interpolate_cached"
+            )
     valid = "valid: 'stock', 'interpolate_cached', 'matmul'"
-    for wrong in (dict(library="transformers"), dict(library=("timm", "transformers")), dict(model=model)):
+    for wrong in (
+        dict(library="transformers"),
+        dict(library=("timm", "transformers")),
+        dict(model=model),
+    ):
         with pytest.raises(ValueError, match=valid):
             enable("grid_sample", **wrong)
-    with pytest.raises(ValueError, match=r"no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3"):
+    with pytest.raises(
+        ValueError,
+        match=r"no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3",
+    ):
         enable(model=torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"):
+    with pytest.raises(
+        ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"
+    ):
         enable(library="vllm")
     assert is_pristine() and status().replaced == {}
 
 
 def test_other_releases(monkeypatch):
-    installed = sys.modules["transformers"]  # transformers puts another module there while it is imported
+    installed = sys.modules[
+        "transformers"
+    ]  # transformers puts another module there while it is imported
     monkeypatch.setattr(installed, "__version__", "5.20.2")
     for wrong in (dict(library="transformers"), dict(model=made("siglip2"))):
-        with pytest.raises(RuntimeError, match=r"transformers 5\.20\.2 is not supported .*: it is too old"):
+        with pytest.raises(
+            RuntimeError, match=r"transformers 5\.20\.2 is not supported .*: it is too old"
+        ):
             enable(**wrong)
     model = small_vit()
     with enable(model=model):  # a model of timm is none of its business
-        assert status().models and is_pristine() and "Siglip2VisionEmbeddings.forward" not in status().replaced
+        assert (
+            status().models
+            and is_pristine()
+            and "Siglip2VisionEmbeddings.forward" not in status().replaced
+        )
     monkeypatch.undo()
     if version_of(LIBRARY) != LIBRARY.newest:
         pytest.skip("what a newer release may change is compared with the newest known one")
     monkeypatch.setattr(installed, "__version__", "5.99.0.dev0")
     with enable(library="transformers"):
         assert not is_pristine()
-    offset = lambda self, embeddings, height, width: self.position_embedding.weight * self.config.gain + self.offset
+    offset = lambda self, embeddings, height, width: (
+        self.position_embedding.weight * self.config.gain + self.offset
+    )
     monkeypatch.setattr(hunyuan.HunYuanVLVisionPatchEmbed, "interpolate_pos_encoding", offset)
     other_formula = staticmethod(lambda table, sizes, length: torch.special.sinc(table))
-    monkeypatch.setattr(siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", other_formula)
+    monkeypatch.setattr(
+        siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", other_formula
+    )
     reads = ".* reads what it did not, or no longer: .*"
     with pytest.raises(RuntimeError, match=f"Siglip2Vision{reads}arange{reads}offset"):
         enable(library="transformers")
@@ -222,12 +289,16 @@ def test_what_stays_with_transformers(kind, monkeypatch):
     with enable(library="transformers"), monkeypatch.context() as patched:
         patched.setattr(library, "context_of", lambda *_: "export")
         assert torch.equal(embed(kind, tower), want) or kind == "siglip2"
-        assert status().fallbacks == ({} if kind == "siglip2" else {"a packed batch in an exported graph": 1})
+        assert status().fallbacks == (
+            {} if kind == "siglip2" else {"a packed batch in an exported graph": 1}
+        )
     tower[0].__dict__[skipped] = lambda *args, **options: 3 * resize(*args, **options)
     changed = embed(kind, tower)
     with enable(library="transformers"):
         assert torch.equal(embed(kind, tower), changed) and not torch.allclose(changed, want)
-        assert status().fallbacks == {f"{type(tower[0]).__name__}.{skipped} (not the library's own)": 1}
+        assert status().fallbacks == {
+            f"{type(tower[0]).__name__}.{skipped} (not the library's own)": 1
+        }
 
 
 TIMM_ALONE = """

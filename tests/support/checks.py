@@ -1,4 +1,5 @@
-"""What every form of a strategy must hold: shared by the tests of the eager and the traceable form."""
+"""What every form of a strategy must hold: shared by the tests of the eager and the traceable
+form."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -41,7 +42,8 @@ class Watch(TorchDispatchMode):
 
 
 def by_timms_method(case, embeds, x, coord, strategy):
-    """By timm's own method, replaced: the patch picks the installed timm's positions of grid_sample."""
+    """By timm's own method, replaced: the patch picks the installed timm's positions of
+    grid_sample."""
     with running(strategy, model=embeds):
         getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=coord)
     return x
@@ -51,12 +53,18 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
     """What ``stock`` does, by this package's plain functions."""
     if case.kind == "learned":
         return add_pos_embed_(x, embeds.pos_embed, coord, strategy=strategy, **case.options)
-    return add_factorized_pos_embed_(x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving)
+    return add_factorized_pos_embed_(
+        x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving
+    )
 
 
 def by_backend(case, embeds, x, coord, backend):
     """What ``stock`` does, by one backend."""
-    spec = case.spec if case.kind == "learned" else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
+    spec = (
+        case.spec
+        if case.kind == "learned"
+        else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
+    )
     backend.add(x, tuple(tables(embeds)), coord, spec)
     return x
 
@@ -82,7 +90,17 @@ def written(how, module, *inputs):
     return torch.export.export(module, inputs, strict=False).module()
 
 
-def one_by_one(table, sizes, *, dtype=None, mode, antialias=True, align_corners=False, ar_preserving=False, merge=1):
+def one_by_one(
+    table,
+    sizes,
+    *,
+    dtype=None,
+    mode,
+    antialias=True,
+    align_corners=False,
+    ar_preserving=False,
+    merge=1,
+):
     """Each image's embeddings, (t*h*w, C), by F.interpolate in ``dtype``, float64 unless told."""
     out = []
     for size in sizes:
@@ -92,7 +110,9 @@ def one_by_one(table, sizes, *, dtype=None, mode, antialias=True, align_corners=
             to = (max(h, w),) * 2 if ar_preserving else (h, w)
             how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
             # At width 1 only timm's layout comes back right from PyTorch.
-            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[0].permute(1, 2, 0)
+            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[
+                0
+            ].permute(1, 2, 0)
             grid = grid[:h, :w]
         blocks = grid.reshape(h // merge, merge, w // merge, merge, -1).transpose(1, 2)
         out.append(blocks.reshape(h * w, -1).repeat(t, 1))

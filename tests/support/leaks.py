@@ -7,20 +7,25 @@ import pytest
 
 from tests.support.oracles import finished_tables
 from timm_naflex_fast.patching import install
+from timm_naflex_fast.patching.choices import SETTINGS_ATTRIBUTE
 from timm_naflex_fast.patching.install import disable, status
-from timm_naflex_fast.patching.settings import SETTINGS_ATTRIBUTE
 
 WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
 
 
 @contextmanager
 def no_leaks():
-    """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was there before."""
+    """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was
+    there before."""
     put_back, before, kept = _snapshot(), _patches(), finished_tables()
     yield
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
-    changes = [f"{what}: {now}, before: {before[what]}" for what, now in _patches().items() if now != before[what]]
+    changes = [
+        f"{what}: {now}, before: {before[what]}"
+        for what, now in _patches().items()
+        if now != before[what]
+    ]
     if not status().replaced and finished_tables() > kept:
         changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
     if changes:

@@ -1,4 +1,5 @@
-"""What the tests of bench and drift measure and compare: rows of a result, small batches, a small model."""
+"""What the tests of bench and drift measure and compare: rows of a result, small batches, a small
+model."""
 
 import torch
 
@@ -8,8 +9,23 @@ GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
 
 
 def row(contender="matmul", **changes):
-    values = dict(suite="pos_embed", workload="siglip", phase="train", batch=64, dtype="float32", about={}, rounds=5)
-    values |= dict(median_ms=10.0, low_ms=10.0, high_ms=10.0, times_faster=None, times_plain_add=None, spread=None)
+    values = dict(
+        suite="pos_embed",
+        workload="siglip",
+        phase="train",
+        batch=64,
+        dtype="float32",
+        about={},
+        rounds=5,
+    )
+    values |= dict(
+        median_ms=10.0,
+        low_ms=10.0,
+        high_ms=10.0,
+        times_faster=None,
+        times_plain_add=None,
+        spread=None,
+    )
     return {"contender": contender, **values, **changes}
 
 

@@ -1,7 +1,8 @@
 """Which code ran: a plugin that silently did nothing would give the library's own results.
 
-``running`` enables a mode for a block, which must run that mode's code. ``ran`` asks it of code that enables a mode by
-itself, ``children`` of processes that a test starts. ``nox -s forced_stock`` looks whether they notice.
+``running`` enables a mode for a block, which must run that mode's code. ``ran`` asks it of code
+that enables a mode by itself, ``children`` of processes that a test starts. ``nox -s forced_stock``
+looks whether they notice.
 """
 
 import atexit
@@ -22,7 +23,8 @@ FOLDER = "NAFLEX_TESTS_CHILDREN"  # the environment variable that tells a child 
 
 @contextmanager
 def running(mode="matmul", *, component="pos_embed", **options):
-    """``enable(mode, **options)``; at the end fail unless the code chosen for ``component`` ran inside."""
+    """``enable(mode, **options)``; at the end fail unless the code chosen for ``component`` ran
+    inside."""
     with enable(mode, **options) as handle:
         yield handle
         strategy, calls = getattr(handle.flags, component), status().calls
@@ -32,7 +34,8 @@ def running(mode="matmul", *, component="pos_embed", **options):
 
 @contextmanager
 def ran(*strategies, component="pos_embed"):
-    """Count what runs inside, whoever enables it; fail unless each of ``strategies`` did. Also a decorator."""
+    """Count what runs inside, whoever enables it; fail unless each of ``strategies`` did. Also a
+    decorator."""
     seen = Counter()
     record = library.record_call
 
@@ -51,13 +54,16 @@ def ran(*strategies, component="pos_embed"):
 def children(folder):
     """Processes that start inside write into ``folder`` what ran in them.
 
-    What it gives returns that, one Counter for each process that ended by itself and enabled this package.
-    ``multiprocessing`` ends its processes otherwise: they have to send ``status().calls``.
+    What it gives returns that, one Counter for each process that ended by itself and enabled this
+    package. ``multiprocessing`` ends its processes otherwise: they have to send ``status().calls``.
     """
     path = filter(None, [str(Path(__file__).with_name("child")), os.environ.get("PYTHONPATH")])
 
     def ran_there():
-        return [Counter(dict((tuple(key), n) for key, n in json.loads(f.read_text()))) for f in folder.iterdir()]
+        return [
+            Counter(dict((tuple(key), n) for key, n in json.loads(f.read_text())))
+            for f in folder.iterdir()
+        ]
 
     with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(path), FOLDER: str(folder)}):
         yield ran_there

@@ -1,9 +1,11 @@
-"""A second device on a CPU: tensors that call themselves CUDA's, hold real numbers, and refuse what a GPU refuses.
+"""A second device on a CPU: tensors that call themselves CUDA's, hold real numbers, and refuse what
+a GPU refuses.
 
-Inside :class:`SecondDevice`, ``.to("cuda")`` and ``device="cuda"`` make :class:`OnDevice` tensors, whose memory is the
-CPU's. An operator that mixes them with tensors of the CPU raises, as on a GPU. Where the host would wait for the device
-(what ``torch.cuda.set_sync_debug_mode`` finds: a number read back, a copy that blocks, a result whose size depends on
-values), ``waits`` counts the line of the package that asked.
+Inside :class:`SecondDevice`, ``.to("cuda")`` and ``device="cuda"`` make :class:`OnDevice` tensors,
+whose memory is the CPU's. An operator that mixes them with tensors of the CPU raises, as on a GPU.
+Where the host would wait for the device (what ``torch.cuda.set_sync_debug_mode`` finds: a number
+read back, a copy that blocks, a result whose size depends on values), ``waits`` counts the line of
+the package that asked.
 """
 
 import sys
@@ -16,14 +18,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from timm_naflex_fast.resampling import cache
-
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 PACKAGE = Path(__file__).resolve().parents[2] / "timm_naflex_fast"
-READS_BACK = "_local_scalar_dense equal nonzero masked_select _unique2 unique_dim _linalg_check_errors"
+READS_BACK = (
+    "_local_scalar_dense equal nonzero masked_select _unique2 unique_dim _linalg_check_errors"
+)
 READS_BACK = {getattr(aten, name) for name in READS_BACK.split()}
-TAKES_INDEX = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # which may be the CPU's
+TAKES_INDEX = {
+    aten.index,
+    aten.index_put,
+    aten.index_put_,
+    aten._index_put_impl_,
+}  # which may be the CPU's
 waits = Counter()
 
 
@@ -35,12 +42,17 @@ def wait(why):
     while frame.f_back and not Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
         frame = frame.f_back
     name = Path(frame.f_code.co_filename)
-    line = f"{name.relative_to(PACKAGE)}:{frame.f_lineno}" if name.is_relative_to(PACKAGE) else "outside"
+    line = (
+        f"{name.relative_to(PACKAGE)}:{frame.f_lineno}"
+        if name.is_relative_to(PACKAGE)
+        else "outside"
+    )
     waits[f"{line} {why}"] += 1
 
 
 class OnDevice(Tensor):
-    """A tensor of the CPU, ``held``, that says it is on the first CUDA device; PyTorch's C++ takes it for the CPU's."""
+    """A tensor of the CPU, ``held``, that says it is on the first CUDA device; PyTorch's C++ takes
+    it for the CPU's."""
 
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
@@ -70,9 +82,11 @@ class OnDevice(Tensor):
 
 
 class SecondDevice(TorchDispatchMode):
-    """Inside, ``"cuda"`` names the second device. While it ``captures`` a CUDA graph, a wait is an error.
+    """Inside, ``"cuda"`` names the second device. While it ``captures`` a CUDA graph, a wait is an
+    error.
 
-    So is a copy for which the host does not wait: the graph would read that memory again when it is long free.
+    So is a copy for which the host does not wait: the graph would read that memory again when it is
+    long free.
     """
 
     captures = False
@@ -82,7 +96,7 @@ class SecondDevice(TorchDispatchMode):
         waits.clear()
         one_hot = F.one_hot  # makes an arange in C++
         patch.setattr(F, "one_hot", lambda index, n: OnDevice(one_hot(index.held, n)))
-        patch.setattr(cache, "watched", lambda: False)  # this mode is the machine: nobody watches
+        patch.setattr(kept, "watched", lambda: False)  # this mode is the machine: nobody watches
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.captures)
         if not torch.cuda.is_available():  # what asks for "cuda" comes here, not to a driver
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)
@@ -91,7 +105,11 @@ class SecondDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet, kwargs = func.overloadpacket, dict(kwargs or {})
         tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        theirs = [t for t in tensors if not isinstance(t, OnDevice) and (t.ndim or packet is aten._to_copy)]
+        theirs = [
+            t
+            for t in tensors
+            if not isinstance(t, OnDevice) and (t.ndim or packet is aten._to_copy)
+        ]
         to_device = (kwargs.get("device") or CPU).type == "cuda"
         if not to_device and not any(isinstance(t, OnDevice) for t in tensors):
             return func(*args, **kwargs)
@@ -103,9 +121,17 @@ class SecondDevice(TorchDispatchMode):
         elif theirs and packet in TAKES_INDEX and isinstance(args[0], OnDevice):
             wait("an index is copied")
         elif theirs:
-            raise RuntimeError(f"{func} takes a tensor of the CPU, {tuple(theirs[0].shape)} {theirs[0].dtype}")
-        masked = packet in TAKES_INDEX and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if packet in READS_BACK or masked or (packet is aten.repeat_interleave and not kwargs.get("output_size")):
+            raise RuntimeError(
+                f"{func} takes a tensor of the CPU, {tuple(theirs[0].shape)} {theirs[0].dtype}"
+            )
+        masked = packet in TAKES_INDEX and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if (
+            packet in READS_BACK
+            or masked
+            or (packet is aten.repeat_interleave and not kwargs.get("output_size"))
+        ):
             wait(func.name())
         held = lambda t: t.held if isinstance(t, OnDevice) else t
         own = {id(held(t)): t for t in tensors}

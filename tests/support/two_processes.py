@@ -1,4 +1,5 @@
-"""What two gloo processes train, in a module of its own: a spawned process imports no more than it needs."""
+"""What two gloo processes train, in a module of its own: a spawned process imports no more than it
+needs."""
 
 import os
 
@@ -27,7 +28,9 @@ def train(model, batch):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return torch.stack(losses), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return torch.stack(losses), {
+        n: p.grad for n, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def wrapped(model, wrap):
@@ -48,10 +51,17 @@ def work(rank, folder):
                 losses, grads = train(wrapped(small_vit(pos_embed=kind), wrap), share)
                 calls = dict(status().calls)
             dist.all_reduce(losses)
-            grads = {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
-            results[wrap, kind] = losses / 2, {n.removeprefix("module."): g for n, g in grads.items()}, calls
+            grads = {
+                n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()
+            }
+            results[wrap, kind] = (
+                losses / 2,
+                {n.removeprefix("module."): g for n, g in grads.items()},
+                calls,
+            )
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
     dist.barrier()
-    # To take gloo's threads down sometimes aborts the process ("terminate called without an active exception").
+    # To take gloo's threads down sometimes aborts the process ("terminate called without an active
+    # exception").
     os._exit(0)

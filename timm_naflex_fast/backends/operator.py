@@ -1,8 +1,9 @@
 """The matmul strategy as two ``torch.library`` operators: one graph under ``torch.compile``.
 
-A compiled graph cannot look at the values of coordinates, and ``traceable``, which needs none, is many times slower. So
-the graph holds one operator, inside which ``eager`` runs. It reads the grids on the host, so CUDA graphs leave it out.
-The backward pass of each operator calls the other, so both can be differentiated any number of times.
+A compiled graph cannot look at the values of coordinates, and ``traceable``, which needs none, is
+many times slower. So the graph holds one operator, inside which ``eager`` runs. It reads the grids
+on the host, so CUDA graphs leave it out. The backward pass of each operator calls the other, so
+both can be differentiated any number of times.
 """
 
 import inspect
@@ -12,23 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.checks import InvalidCoordinateError
+from ..batch.checks import InvalidCoordinateError
 from ..resampling.matrices import ResizeSpec
 from ..strategies import STRATEGIES
 from . import eager, traceable
 
-SPEC_FIELDS = "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference"
-"""The fields of ``ResizeSpec`` as an operator's arguments, except ``batch_max``, which is read from the batch."""
+SPEC_FIELDS = (
+    "str interpolation, bool antialias, bool align_corners, bool ar_preserving, str reference"
+)
+"""The fields of ``ResizeSpec`` as an operator's arguments, except ``batch_max``, which is read from
+the batch."""
 
 _options: dict[str, Any] = dict(mutates_args=())
-if hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in inspect.signature(torch.library.custom_op).parameters:
+if (
+    hasattr(torch.Tag, "cudagraph_unsafe")
+    and "tags" in inspect.signature(torch.library.custom_op).parameters
+):
     _options["tags"] = (torch.Tag.cudagraph_unsafe,)
 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:
-    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in place."""
+    """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` (B, N, C) in
+    place."""
     (table,) = tables
-    fields = (spec.interpolation, spec.antialias, spec.align_corners, spec.ar_preserving, spec.reference)
+    fields = (
+        spec.interpolation,
+        spec.antialias,
+        spec.align_corners,
+        spec.ar_preserving,
+        spec.reference,
+    )
     total, _ = add_learned(x, table.reshape(table.shape[-3:]), patch_coord, *fields)
     x.copy_(total)  # the compiler removes this copy
 
@@ -38,7 +52,9 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
     schema=f"(Tensor x, Tensor table, Tensor coord, {SPEC_FIELDS}) -> (Tensor, Tensor)",
     **_options,
 )
-def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
+def add_learned(
+    x: Tensor, table: Tensor, patch_coord: Tensor, *fields: Any
+) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
     out, spec = x.clone(memory_format=torch.contiguous_format), ResizeSpec(*fields)
     batch = out, (table.detach(),), patch_coord, spec
@@ -57,7 +73,9 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *fields: 
     try:
         return eager.gradient(g, shape, patch_coord, spec)
     except InvalidCoordinateError:
-        return traceable.gradient(g, shape, patch_coord, spec)  # written out: autograd is off inside an operator
+        return traceable.gradient(
+            g, shape, patch_coord, spec
+        )  # written out: autograd is off inside an operator
 
 
 @add_learned.register_fake
@@ -73,15 +91,17 @@ def _fake_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *fields: An
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, table, _, *ctx.fields = inputs
     ctx.rows, ctx.cols, ctx.dtype = table.shape[0], table.shape[1], table.dtype
-    ctx.save_for_backward(output[1])  # the caller may fill the coordinates themselves with those of the next batch
+    ctx.save_for_backward(
+        output[1]
+    )  # the caller may fill the coordinates themselves with those of the next batch
 
 
 def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
-    grad_table = None  # pragma: no mutate: nobody reads it
+    grad_table = None
     if ctx.needs_input_grad[1]:
-        # pragma: no mutate start, autograd casts too
-        grad_table = learned_grad(g, ctx.saved_tensors[0], ctx.rows, ctx.cols, *ctx.fields).to(ctx.dtype)
-        # pragma: no mutate end
+        grad_table = learned_grad(g, ctx.saved_tensors[0], ctx.rows, ctx.cols, *ctx.fields).to(
+            ctx.dtype
+        )
     return g, grad_table, *[None] * (1 + len(ctx.fields))
 
 
@@ -92,7 +112,9 @@ def _setup_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_of_grad(ctx: Any, grad_table: Tensor) -> tuple[Any, ...]:
-    total, _ = add_learned(grad_table.new_zeros(ctx.shape), grad_table, ctx.saved_tensors[0], *ctx.fields)
+    total, _ = add_learned(
+        grad_table.new_zeros(ctx.shape), grad_table, ctx.saved_tensors[0], *ctx.fields
+    )
     return total, *[None] * (3 + len(ctx.fields))  # autograd casts
 
 

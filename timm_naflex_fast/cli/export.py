@@ -17,10 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Export a named model, verify the file in every runtime that is installed, print what was found.
+    """Export a named model, verify the file in every runtime that is installed, print what was
+    found.
 
     Raises:
-        ValueError: no model, an unknown suffix, or a size that the patches do not fill; before the work.
+        ValueError: no model, an unknown suffix, or a size that the patches do not fill; before the
+            work.
         RuntimeError: a package that the file's format needs is not installed; before the work.
         OSError: ``--out`` cannot be written; before the work.
     """
@@ -33,7 +35,9 @@ def export(options: argparse.Namespace) -> int:
     model, weights = load_model(options.model, options.checkpoint, **settings)
     patch = tuple(model.embeds.patch_size)
     if options.size and (options.size[0] % patch[0] or options.size[1] % patch[1]):
-        raise ValueError(f"--size must be a multiple of the model's patches, {patch[0]} x {patch[1]}")
+        raise ValueError(
+            f"--size must be a multiple of the model's patches, {patch[0]} x {patch[1]}"
+        )
     with progress("exporting", 2 + len(runtimes)) as bar:
         differences, inputs, right = work.export(model, out, options.size, bar.update)
     print(f"{options.model}; weights: {weights}")
@@ -42,7 +46,14 @@ def export(options: argparse.Namespace) -> int:
     )
     words = {True: "right", False: "wrong"}
     rows = differences.items()
-    print(table([{"runtime": n, "largest difference": f"{d:.1e}", "": words[d <= work.TOLERANCE]} for n, d in rows]))
+    print(
+        table(
+            [
+                {"runtime": n, "largest difference": f"{d:.1e}", "": words[d <= work.TOLERANCE]}
+                for n, d in rows
+            ]
+        )
+    )
     if not right:
         print(f"not written: {printable(out)}")
         return 1

@@ -12,21 +12,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the caches.
+    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the
+    caches.
 
     The versions come from the packages' metadata; timm is not imported for them.
     """
     import torch
 
     from ..patching.install import status
-    from ..resampling import cache
+    from ..resampling import kept
 
     installed = {found.metadata["Name"]: found.version for found in distributions()}
     rows = {name: installed.get(name, "not installed") for name in PACKAGES}
-    rows |= {"python": f"{platform.python_version()}, {platform.platform()}", "caches": cache.report()}
+    rows |= {
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "caches": kept.report(),
+    }
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; it sees {cuda}"
-    print(status(), "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n", sep="\n")
+    print(
+        status(),
+        "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n",
+        sep="\n",
+    )
     for name, value in rows.items():
         print(f"{name:<17} {value}")
     print(

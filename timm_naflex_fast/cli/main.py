@@ -1,4 +1,5 @@
-"""The command ``naflex-fast``. It imports a command's module, and with it torch, only when that command is named."""
+"""The command ``naflex-fast``. It imports a command's module, and with it torch, only when that
+command is named."""
 
 import argparse
 import io
@@ -22,8 +23,11 @@ COMMANDS = {  # each is a function of the module of its name
 }
 
 
-def call(command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Call ``action(options)``; an error that names what is valid becomes one line and exit status 2, Ctrl-C 130."""
+def call(
+    command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace
+) -> int:
+    """Call ``action(options)``; an error that names what is valid becomes one line and exit status
+    2, Ctrl-C 130."""
     try:
         return action(options)
     except KeyboardInterrupt:
@@ -36,19 +40,29 @@ def call(command: str, action: Callable[[argparse.Namespace], int], options: arg
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse ``argv`` (default: the command line) and run the command that it names; return the exit status."""
+    """Parse ``argv`` (default: the command line) and run the command that it names; return the exit
+    status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser("naflex-fast", description="Fast and exact resampling.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "naflex-fast", description="Fast and exact resampling.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    add = partial(parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False)
-    parsers = {name: add(name, help=what, description=f"{what}.".capitalize()) for name, what in COMMANDS.items()}
+    add = partial(
+        parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False
+    )
+    parsers = {
+        name: add(name, help=what, description=f"{what}.".capitalize())
+        for name, what in COMMANDS.items()
+    }
     if not arguments or arguments[0] not in COMMANDS:
         parser.parse_args(arguments)  # ends here with the help, the version, or an error
         parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
     name, *rest = arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that cannot show a letter shows its number
 
     def start(options: argparse.Namespace) -> Any:
         module = import_module(f".{name}", __package__)

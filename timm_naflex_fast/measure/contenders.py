@@ -1,6 +1,8 @@
-"""The contenders that ``drift`` and ``bench`` compare: every code that resamples a position table, each named once.
+"""The contenders that ``drift`` and ``bench`` compare: every code that resamples a position table,
+each named once.
 
-The names and their words need neither torch nor timm, so a command can define its options from them.
+The names and their words need neither torch nor timm, so a command can define its options from
+them.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ from ..names import STRATEGY_NAMES
 LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos_embed_grid_sample"
 BASELINE = "stock"
 PLAIN_ADD = "plain-add"
-"""A contender of ``bench`` alone: it adds ready numbers to the tokens, so it shows what touching the memory costs."""
+"""A contender of ``bench`` alone: it adds ready numbers to the tokens, so it shows what touching
+the memory costs."""
 
 CONTENDERS = {
     BASELINE: "timm's own loop",
@@ -27,8 +30,9 @@ CONTENDERS = {
 def use(name: str, model: Any) -> Iterator[None]:
     """Inside, ``model`` resamples its position table as the contender does; afterwards as before.
 
-    Patch kernels and rotary tables stay timm's own, so that only the position embedding differs. The
-    contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``, which adds in place.
+    Patch kernels and rotary tables stay timm's own, so that only the position embedding differs.
+    The contender is then the NaFlexEmbeds' ``_apply_learned_naflex_pos_embed(x, patch_coord)``,
+    which adds in place.
 
     Args:
         name: one of ``CONTENDERS``; those with timm's own setting need a learned 2-D table.
@@ -40,8 +44,15 @@ def use(name: str, model: Any) -> Iterator[None]:
     embeds: Any = getattr(model, "embeds", model)
     changed: dict[str, Any] = {}  # attributes of the one instance hide those of timm's class
     if name not in STRATEGY_NAMES:
-        changed = {method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)}
+        changed = {
+            method: original((EMBEDS, method)).__get__(embeds) for method in (LEARNED, SAMPLED)
+        }
         if name != BASELINE:
-            changed = dict.fromkeys(changed, changed[SAMPLED]) | {"pos_embed_interp_mode": name.split("-")[2]}
-    with enable("stock", pos_embed="stock" if changed else name, model=model), patch.dict(embeds.__dict__, changed):
+            changed = dict.fromkeys(changed, changed[SAMPLED]) | {
+                "pos_embed_interp_mode": name.split("-")[2]
+            }
+    with (
+        enable("stock", pos_embed="stock" if changed else name, model=model),
+        patch.dict(embeds.__dict__, changed),
+    ):
         yield

@@ -23,23 +23,39 @@ def positive(text: str) -> int:
 
 
 def printable(text: object) -> str:
-    """Text on one line of a terminal: control characters, line ends and bytes that are no text become escapes."""
+    """Text on one line of a terminal: control characters, line ends and bytes that are no text
+    become escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 1 else 3}f}" if value < 10 else f"{value:.1f}"
+    return (
+        f"{value:,.0f}"
+        if value >= 100
+        else f"{value:.{2 if value >= 1 else 3}f}"
+        if value < 10
+        else f"{value:.1f}"
+    )
 
 
 def progress(what: str, total: float) -> Any:
-    """A tqdm bar on stderr: call its ``update(parts)`` after some of the ``total`` parts of a long work."""
+    """A tqdm bar on stderr: call its ``update(parts)`` after some of the ``total`` parts of a long
+    work."""
     from tqdm import tqdm
 
     often = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
     look = "{desc}: {percentage:.0f} % done, about {remaining} left"
     total += 1e-6  # so that shares which round up do not leave less than no time
-    return tqdm(desc=what, total=total, file=sys.stderr, mininterval=often, miniters=0, smoothing=0, bar_format=look)
+    return tqdm(
+        desc=what,
+        total=total,
+        file=sys.stderr,
+        mininterval=often,
+        miniters=0,
+        smoothing=0,
+        bar_format=look,
+    )
 
 
 def check_writable(file: str | Path | None) -> None:
@@ -72,17 +88,29 @@ def provenance(command: str) -> dict[str, Any]:
     import torch
 
     info = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8")) if info.exists() else None
+    named = (
+        re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
+        if info.exists()
+        else None
+    )
     cpu = f"{named[1].strip() if named else platform.processor()} ({platform.machine()})"
     machine = f"{os.cpu_count()} CPU cores, {cpu}, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
-    made = dict(command=printable(command), commit=commit(), date=datetime.date.today().isoformat(), machine=machine)
-    return made | dict(python=platform.python_version(), torch=torch.__version__, timm=timm.__version__)
+    made = dict(
+        command=printable(command),
+        commit=commit(),
+        date=datetime.date.today().isoformat(),
+        machine=machine,
+    )
+    return made | dict(
+        python=platform.python_version(), torch=torch.__version__, timm=timm.__version__
+    )
 
 
 def commit() -> str:
-    """The commit that last changed the package, "+" after edits; the release where it is no checkout."""
+    """The commit that last changed the package, "+" after edits; the release where it is no
+    checkout."""
     from .. import __version__
 
     def git(*words: str) -> str:

@@ -1,18 +1,22 @@
-"""Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses (FlexiViT, Beyer et al. 2023).
+"""Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses (FlexiViT, Beyer et
+al. 2023).
 
-A kernel ``k`` for another patch size must answer a resized patch as the old kernel answered the original patch:
-``<k', R p> = <k, p>`` for every patch p, hence ``k' = pinv(R)^T k``. timm builds ``R`` (h*w, H0*W0) and inverts it by
-SVD. But resizing is separable, ``R = A_h (x) A_w``, and so is the pseudo-inverse::
+A kernel ``k`` for another patch size must answer a resized patch as the old kernel answered the
+original patch: ``<k', R p> = <k, p>`` for every patch p, hence ``k' = pinv(R)^T k``. timm builds
+``R`` (h*w, H0*W0) and inverts it by SVD. But resizing is separable, ``R = A_h (x) A_w``, and so is
+the pseudo-inverse::
 
     k' = pinv(A_h)^T . k . pinv(A_w)
 
-The resize matrices of all lengths up to 64, in every mode, have full rank and a condition of at most 5.7, and the 1-D
-inverses are computed in float64: results are within 6e-7 of float64 throughout (relative to the largest value, sides
-4 to 48), where timm's float32 SVD reaches 1.6e-5. Where one side shrinks and the other grows, e.g. (16, 16) ->
-(14, 20), ``R`` has rank min(h, H0) * min(w, W0), less than both its sides, and that SVD must tell the zeros from their
-rounding; it did, on all sizes tried. So the two agree to 1e-5 for sides up to 32 and 2e-5 up to 48, with one exception:
-``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h, 1) outputs (torch 2.4 to 2.15), so for a new width
-of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix that resizes nothing, and this module the right one.
+The resize matrices of all lengths up to 64, in every mode, have full rank and a condition of at
+most 5.7, and the 1-D inverses are computed in float64: results are within 6e-7 of float64
+throughout (relative to the largest value, sides 4 to 48), where timm's float32 SVD reaches 1.6e-5.
+Where one side shrinks and the other grows, e.g. (16, 16) -> (14, 20), ``R`` has rank min(h, H0) *
+min(w, W0), less than both its sides, and that SVD must tell the zeros from their rounding; it did,
+on all sizes tried. So the two agree to 1e-5 for sides up to 32 and 2e-5 up to 48, with one
+exception: ``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h, 1) outputs (torch
+2.4 to 2.15), so for a new width of 1 at a new height, e.g. (8, 8) -> (5, 1), timm inverts a matrix
+that resizes nothing, and this module the right one.
 """
 
 import math
@@ -22,22 +26,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..resampling.cache import cached, cached_resized, pinned, without_autograd
-from ..resampling.checks import check_interpolation, check_size
+from ..batch.checks import check_interpolation, check_size
+from ..resampling.kept import cached, cached_resized, pinned, without_autograd
 from ..resampling.matrices import ResizeSpec, Size, axis_matrix
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
-MAX_ONE_PRODUCT = 16 * 16 * 8 * 8  # pixels of the old kernel times those of the new: up to here one is cheaper
-FIRST_CALL = (
-    "the first call with such a patch size copies matrices to the GPU; run the model once before you capture it"
-)
+MAX_ONE_PRODUCT = (
+    16 * 16 * 8 * 8
+)  # pixels of the old kernel times those of the new: up to here one is cheaper
+FIRST_CALL = "the first call with such a patch size copies matrices to the GPU; run the model once before you capture it"
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which products with ``x``, and their gradients, are computed: float32, or float64.
+    """The dtype in which products with ``x``, and their gradients, are computed: float32, or
+    float64.
 
-    float64 for float64, and where PyTorch may round the factors of a float32 product: under autocast, and where TF32 is
-    allowed. This reads PyTorch's global settings and never changes them: another thread may use them.
+    float64 for float64, and where PyTorch may round the factors of a float32 product: under
+    autocast, and where TF32 is allowed. This reads PyTorch's global settings and never changes
+    them: another thread may use them.
     """
     lowered = torch.is_autocast_enabled(x.device.type) or _tf32_allowed()
     return torch.float64 if lowered or x.dtype is torch.float64 else torch.float32
@@ -54,23 +60,32 @@ def _tf32_allowed() -> bool:
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
     a = axis_matrix(0, (n, n), n0, ResizeSpec(mode, antialias), torch.float64, device)
-    # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to read whether the
-    # matrix was singular.
-    if n < n0:  # pragma: no mutate: a square one is inverted either way
+    # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
+    # read whether the matrix was singular.
+    if n < n0:
         return torch.linalg.solve_ex(a @ a.t(), a)[0].t().contiguous()
     return torch.linalg.solve_ex(a.t() @ a, a.t())[0].contiguous()
 
 
 def make_factors(
-    by: Any, old: Size, new: Size, mode: str, antialias: bool, channels: int, dtype: torch.dtype, device: torch.device
+    by: Any,
+    old: Size,
+    new: Size,
+    mode: str,
+    antialias: bool,
+    channels: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, ...]:
-    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one device for another.
+    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one
+    device for another.
 
-    The second one handles the channels that lie at every pixel without a transposed copy of the kernel. Of small
-    kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0, h*w).
+    The second one handles the channels that lie at every pixel without a transposed copy of the
+    kernel. Of small kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0,
+    h*w).
     """
     left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
-    if channels == 1 and math.prod((*old, *new)) <= MAX_ONE_PRODUCT:  # pragma: no mutate: only speed
+    if channels == 1 and math.prod((*old, *new)) <= MAX_ONE_PRODUCT:
         factors = [torch.kron(left, right)]
     else:
         factors = [left.t(), torch.kron(right, torch.eye(channels, device=by))]
@@ -84,13 +99,17 @@ def cached_factors(*key: Any) -> tuple[Tensor, ...]:
     return make_factors("cpu", *key)
 
 
-def _resample(x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1) -> Tensor:
-    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels), or (N, h*w)."""
+def _resample(
+    x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1
+) -> Tensor:
+    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels), or
+    (N, h*w)."""
     dtype = product_dtype(x)
     key = (old, new, mode, antialias, channels, dtype, x.device)
     if torch.compiler.is_dynamo_compiling():
-        # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result``
-        # exclude dynamic sizes, and break torch 2.4 on a second call in one graph.)
+        # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by
+        # ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4 on a second call in
+        # one graph.)
         factors = make_factors(x.device, *key)
     elif is_tracing():  # constants of the graph: few runtimes can solve linear equations
         with without_autograd(), _disable_current_modes():
@@ -108,14 +127,15 @@ def resample_patch_kernel(
 ) -> Tensor:
     """Resample convolution kernels (O, I, H0, W0) to (O, I, h, w), ``size`` = (h, w).
 
-    Computed in float32 (float64 for float64 kernels) whatever the dtype, autocast or TF32 flags, and cast back; a
-    kernel that has this size is returned unchanged. Differentiable any number of times.
-    Equals ``timm.layers.patch_embed.resample_patch_embed`` within 1e-5 of the largest value (sides up to 32; beyond,
-    timm's own error is larger), except for a new width of 1 at a new height, e.g. (8, 8) -> (5, 1), where timm's
-    antialiased resize matrix is wrong.
+    Computed in float32 (float64 for float64 kernels) whatever the dtype, autocast or TF32 flags,
+    and cast back; a kernel that has this size is returned unchanged. Differentiable any number of
+    times. Equals ``timm.layers.patch_embed.resample_patch_embed`` within 1e-5 of the largest value
+    (sides up to 32; beyond, timm's own error is larger), except for a new width of 1 at a new
+    height, e.g. (8, 8) -> (5, 1), where timm's antialiased resize matrix is wrong.
 
     Raises:
-        ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear or bicubic.
+        ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear
+            or bicubic.
 
     >>> resample_patch_kernel(torch.randn(768, 3, 16, 16), (14, 20)).shape
     torch.Size([768, 3, 14, 20])
@@ -131,15 +151,25 @@ def resample_patch_kernel(
 
 
 def resample_linear_kernel(
-    weight: Tensor, old: Size, size: Size, in_chans: int, channels_last: bool, mode: str, antialias: bool
+    weight: Tensor,
+    old: Size,
+    size: Size,
+    in_chans: int,
+    channels_last: bool,
+    mode: str,
+    antialias: bool,
 ) -> Tensor:
-    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to another ``size``.
+    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to
+    another ``size``.
 
-    Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the same bits as then: do
-    not write to it. On an accelerator the host would wait for the comparison, and resampling again costs no more.
+    Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the
+    same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
+    and resampling again costs no more.
     """
     new, total = (int(size[0]), int(size[1])), len(weight)
-    weight.reshape(total, old[0], old[1], in_chans)  # raises PyTorch's error for a weight of other channels
+    weight.reshape(
+        total, old[0], old[1], in_chans
+    )  # raises PyTorch's error for a weight of other channels
     key = (old, new, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:

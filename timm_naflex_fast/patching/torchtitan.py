@@ -1,8 +1,9 @@
-"""torchtitan: the vision encoders that resample a learned table grid by grid, with their replacements.
+"""torchtitan: the vision encoders that resample a learned table grid by grid, with their
+replacements.
 
-Qwen3.5 (bilinear, aligned corners, in blocks) and Kimi-K2.7 (bicubic), both without antialiasing and padded to one
-length. Their loops are functions, which know no model: a choice holds for every model. The whole batch is resampled at
-once, in float32 at least, and cast once, as in torchtitan.
+Qwen3.5 (bilinear, aligned corners, in blocks) and Kimi-K2.7 (bicubic), both without antialiasing
+and padded to one length. Their loops are functions, which know no model: a choice holds for every
+model. The whole batch is resampled at once, in float32 at least, and cast once, as in torchtitan.
 """
 
 import sys
@@ -33,17 +34,25 @@ def qwen_pos_embeds(
     """Modifications: all images and frames at once, in one step of autograd."""
     side = num_grid_per_side
     args = learned_pos_embed, grids, max_num_patch, side, spatial_merge_size, dim
-    return _embeddings(QWEN, args, (side, side, dim), mode="bilinear", align_corners=True, merge=spatial_merge_size)
+    return _embeddings(
+        QWEN, args, (side, side, dim), mode="bilinear", align_corners=True, merge=spatial_merge_size
+    )
 
 
-def kimi_pos_embeds(pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str) -> Tensor:
-    """Modifications: all images and frames at once, in one step of autograd; then the frames' times, as before."""
+def kimi_pos_embeds(
+    pos_embed: Tensor, grids: list[list[int]], max_num_patch: int, interpolation_mode: str
+) -> Tensor:
+    """Modifications: all images and frames at once, in one step of autograd; then the frames'
+    times, as before."""
     args = pos_embed, grids, max_num_patch, interpolation_mode
     return _embeddings(KIMI, args, pos_embed.shape, mode=interpolation_mode)
 
 
-def _embeddings(path: str, args: tuple[Any, ...], shape: Sequence[int], *, mode: str, **options: Any) -> Tensor:
-    """The table, which has that ``shape``, resampled; a replicated DTensor of a replicated DTensor, as in torchtitan.
+def _embeddings(
+    path: str, args: tuple[Any, ...], shape: Sequence[int], *, mode: str, **options: Any
+) -> Tensor:
+    """The table, which has that ``shape``, resampled; a replicated DTensor of a replicated DTensor,
+    as in torchtitan.
 
     torchtitan's own code also where it checks types, and for sharded tables.
     """
@@ -52,16 +61,16 @@ def _embeddings(path: str, args: tuple[Any, ...], shape: Sequence[int], *, mode:
     spmd = sys.modules.get("spmd_types")
     if spmd is not None and spmd.is_type_checking():
         reason = "torchtitan's type checks"
-    replicated = is_dtensor(table) and all(placement.is_replicate() for placement in table.placements)
+    replicated = is_dtensor(table) and all(
+        placement.is_replicate() for placement in table.placements
+    )
     local = table.to_local() if replicated else table
     strategy: Any = decide(LIBRARY, (path, _NAME), None, local, reason=reason).strategy
     if strategy == "stock":
         return original((path, _NAME))(*args)
-    # pragma: no mutate start, None is False here
     options |= dict(mode=mode, antialias=False, length=length, strategy=strategy)
-    # pragma: no mutate end
     cells = resample_pos_embeds(local.reshape(shape), grids, **options)
-    if path == KIMI and any(t > 1 for t, _, _ in grids):  # pragma: no mutate: only speed
+    if path == KIMI and any(t > 1 for t, _, _ in grids):
         cells = cells + _times(cells, grids)
     if not replicated:
         return cells
@@ -76,7 +85,9 @@ def _times(cells: Tensor, grids: list[list[int]]) -> Tensor:
     times = torch.zeros_like(cells)
     for image, (t, h, w) in zip(times, grids):
         if t > 1:
-            image[: t * h * w].view(t, h * w, -1)[:] = time_embed(t, cells.shape[-1], device=cells.device)[:, None]
+            image[: t * h * w].view(t, h * w, -1)[:] = time_embed(
+                t, cells.shape[-1], device=cells.device
+            )[:, None]
     return times
 
 

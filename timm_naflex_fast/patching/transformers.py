@@ -1,10 +1,11 @@
 """transformers: the towers that resample a learned table image by image, each with its replacement.
 
-Siglip2 (also LFM2-VL's tower), Cosmos3-Edge, RADIO's packed images and HunYuan-VL. The whole batch is resampled at
-once, in float32 at least, and cast once. transformers >= 5.24 computes Siglip2's batch at once too, by one product with
-a weight for each cell of the table. Before, it looped, on CUDA in the table's own dtype, as Cosmos3-Edge still does.
-For grids (h, 1) such a loop is wrong: PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
-over. Ours is right.
+Siglip2 (also LFM2-VL's tower), Cosmos3-Edge, RADIO's packed images and HunYuan-VL. The whole batch
+is resampled at once, in float32 at least, and cast once. transformers >= 5.24 computes Siglip2's
+batch at once too, by one product with a weight for each cell of the table. Before, it looped, on
+CUDA in the table's own dtype, as Cosmos3-Edge still does. For grids (h, 1) such a loop is wrong:
+PyTorch's antialiased resize to width 1 misreads the memory layout that it hands over. Ours is
+right.
 """
 
 from typing import Any
@@ -22,36 +23,49 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
-    """Modifications: the whole batch's position embeddings at once; padding tokens get the first cell's, as before."""
+    """Modifications: the whole batch's position embeddings at once; padding tokens get the first
+    cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(
+        LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight")
+    )
     if strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
     table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
-    options: dict[str, Any] = dict(mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy)
+    options: dict[str, Any] = dict(
+        mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy
+    )
     return _linear(self, pixel_values) + resample_pos_embeds(table, spatial_shapes, **options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight"))
+    strategy, tables, *_ = decide(
+        LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight")
+    )
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
     tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
     table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
-    return tokens + _packed_embeddings(len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy)
+    return tokens + _packed_embeddings(
+        len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy
+    )
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
-    """Modifications: the position embeddings of all images at once; then each image after its prefix, as before."""
+    """Modifications: the position embeddings of all images at once; then each image after its
+    prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=(self, "position_embedding"))
+    strategy, tables, *_ = decide(
+        LIBRARY, key, self, pixel_values, tables_at=(self, "position_embedding")
+    )
     if strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
-    # pragma: no mutate start, None is False here
-    tokens, options = self.patch_projection(pixel_values), dict(mode="bilinear", antialias=False, ar_preserving=True)
-    # pragma: no mutate end
+    tokens, options = (
+        self.patch_projection(pixel_values),
+        dict(mode="bilinear", antialias=False, ar_preserving=True),
+    )
     table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
     embeddings = _packed_embeddings(len(tokens), table, image_grid_hw, **options, strategy=strategy)
     images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(1).tolist())
@@ -63,15 +77,21 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
     tables_at = self.position_embedding, "weight"
-    strategy, tables, *_ = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason)
+    strategy, tables, *_ = decide(
+        LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason
+    )
     if strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
-    table = tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()  # without the class token's row
-    tokens = _linear(self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)).flatten(1)
+    table = (
+        tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()
+    )  # without the class token's row
+    tokens = _linear(
+        self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)
+    ).flatten(1)
     tokens_given = None if len(tokens) == 1 else len(tokens)  # one for all positions
-    # pragma: no mutate start, None is False here
-    embeddings = _packed_embeddings(tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy)
-    # pragma: no mutate end
+    embeddings = _packed_embeddings(
+        tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy
+    )
     return (tokens + embeddings.to(tokens.dtype))[None]
 
 
@@ -80,7 +100,8 @@ def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
 
 
 def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **options: Any) -> Tensor:
-    """The packed position embeddings, in the table's dtype, for so many tokens; None: for however many.
+    """The packed position embeddings, in the table's dtype, for so many tokens; None: for however
+    many.
 
     A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
 
@@ -90,7 +111,9 @@ def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **options:
     breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
     embeddings = (_outside_graphs if breaks else resample_pos_embeds)(table, sizes, **options)
     if tokens not in (None, len(embeddings)):
-        raise ValueError(f"the grids have {len(embeddings)} patches together; pixel_values has {tokens}")
+        raise ValueError(
+            f"the grids have {len(embeddings)} patches together; pixel_values has {tokens}"
+        )
     return embeddings
 
 
@@ -111,13 +134,39 @@ LIBRARY = Library(
     example="transformers.Siglip2VisionModel",
     replacements={
         (path, name): Replacement(
-            "pos_embed", function, AS_INTERPOLATE, attributes, skips=(("", skipped),), not_exported=not_exported
+            "pos_embed",
+            function,
+            AS_INTERPOLATE,
+            attributes,
+            skips=(("", skipped),),
+            not_exported=not_exported,
         )
         for path, name, function, attributes, skipped, not_exported in (
             (SIGLIP2, "forward", siglip2_forward, _SIGLIP2_READS, _RESIZE, None),
-            (COSMOS3, "forward", cosmos3_forward, f"{_SIGLIP2_READS} config", _RESIZE, _NOT_EXPORTED),
-            (RADIO, "_embed_packed_patches", radio_embed_packed_patches, _RADIO_READS, _INTERPOLATE, _NOT_EXPORTED),
-            (HUNYUAN, "forward", hunyuan_forward, _HUNYUAN_READS, "interpolate_pos_encoding", _NOT_EXPORTED),
+            (
+                COSMOS3,
+                "forward",
+                cosmos3_forward,
+                f"{_SIGLIP2_READS} config",
+                _RESIZE,
+                _NOT_EXPORTED,
+            ),
+            (
+                RADIO,
+                "_embed_packed_patches",
+                radio_embed_packed_patches,
+                _RADIO_READS,
+                _INTERPOLATE,
+                _NOT_EXPORTED,
+            ),
+            (
+                HUNYUAN,
+                "forward",
+                hunyuan_forward,
+                _HUNYUAN_READS,
+                "interpolate_pos_encoding",
+                _NOT_EXPORTED,
+            ),
         )
     },
     copied_methods={

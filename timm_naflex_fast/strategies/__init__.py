@@ -7,4 +7,6 @@ from .base import Strategy
 
 __all__ = ["STRATEGIES", "Strategy"]
 
-STRATEGIES: dict[str, Strategy] = {name: import_module(f"{__name__}.{name}").STRATEGY for name in STRATEGY_NAMES}
+STRATEGIES: dict[str, Strategy] = {
+    name: import_module(f"{__name__}.{name}").STRATEGY for name in STRATEGY_NAMES
+}

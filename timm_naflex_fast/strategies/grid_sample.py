@@ -3,7 +3,7 @@
 The same sums, with matrices that are read off ``F.grid_sample`` at timm's positions.
 """
 
-from ..resampling import sparse_resize
+from ..resampling import sparse
 from .base import Strategy
 
-STRATEGY = Strategy(sparse_resize.resample, reference="grid_sample", for_grid_sample="grid_sample")
+STRATEGY = Strategy(sparse.resample, reference="grid_sample", for_grid_sample="grid_sample")

@@ -1,4 +1,5 @@
-"""A timed step is what it says: forward and backward of the position embedding alone, with timm's result."""
+"""A timed step is what it says: forward and backward of the position embedding alone, with timm's
+result."""
 
 from contextlib import ExitStack
 from itertools import cycle, repeat
@@ -22,12 +23,19 @@ CONTENDERS = pos_embed.DEFAULTS["contenders"]
 def small():
     """Makes races on a small batch; what they switched on stays on until the test ends."""
     with ExitStack() as stack:
-        yield lambda phase, dtype, *names: pos_embed.race(WORKLOADS["diverse"], 3, dtype, phase, names, stack, "cpu", 4)
+        yield lambda phase, dtype, *names: pos_embed.race(
+            WORKLOADS["diverse"], 3, dtype, phase, names, stack, "cpu", 4
+        )
 
 
-@pytest.mark.parametrize("name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"])
+@pytest.mark.parametrize(
+    "name", ["stock", "timm-flag-bilinear", "interpolate_cached", "grid_sample", "matmul"]
+)
 def test_a_training_steps_result_and_gradient_are_timms(name):
-    coord, embeds, reference = coordinates([(5, 7), (4, 4), (9, 31)]), *(WORKLOADS["diverse"].embeds(4) for _ in "ab")
+    coord, embeds, reference = (
+        coordinates([(5, 7), (4, 4), (9, 31)]),
+        *(WORKLOADS["diverse"].embeds(4) for _ in "ab"),
+    )
     x, g = torch.randn(2, *coord.shape[:2], 4)
     values, want = torch.randn(2, 1, 32, 32, 4), x.clone()
     method = STOCK[LEARNED + "_grid_sample" * (name in ("timm-flag-bilinear", "grid_sample"))]
@@ -46,7 +54,9 @@ def test_a_training_steps_result_and_gradient_are_timms(name):
             method(reference, want, coord)
             want.backward(g)
     torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
-    torch.testing.assert_close(embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5
+    )
 
 
 @ran("matmul")

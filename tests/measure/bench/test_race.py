@@ -16,7 +16,8 @@ def race(*contenders, **about):
 
 
 def raced(rounds, times, **options):
-    """The rows of contenders whose runs take these seconds, the last one from then on; and who ran when."""
+    """The rows of contenders whose runs take these seconds, the last one from then on; and who ran
+    when."""
     now, calls = [0.0], []
 
     def contender(name, seconds):
@@ -45,9 +46,18 @@ def test_medians_ratios_and_ranges_of_interleaved_rounds():
     want = [("stock", 8000, 1, 16, 3), ("matmul", 2000, 4, 4, 3), ("plain-add", 500, 16, 1, 3)]
     assert [tuple(getattr(one, name) for name in figures) for one in rows] == want
     turns = [tuple(calls[i : i + 3]) for i in range(0, 12, 3)]
-    assert len(calls) == 12 and {tuple(sorted(turn)) for turn in turns} == {tuple(sorted(times))} and len({*turns}) > 1
-    assert (rows[1].low_ms, rows[1].high_ms, rows[1].spread) == (1000, 4000, 0.75)  # half the range over the median
-    # Of ten rounds the fastest and the slowest are left out: the second to the ninth hold the median in 98 % of cases.
+    assert (
+        len(calls) == 12
+        and {tuple(sorted(turn)) for turn in turns} == {tuple(sorted(times))}
+        and len({*turns}) > 1
+    )
+    assert (rows[1].low_ms, rows[1].high_ms, rows[1].spread) == (
+        1000,
+        4000,
+        0.75,
+    )  # half the range over the median
+    # Of ten rounds the fastest and the slowest are left out: the second to the ninth hold the
+    # median in 98 % of cases.
     ((one,), _) = raced(10, {"matmul": [0.0, *map(float, range(1, 11))]})
     assert (one.median_ms, one.low_ms, one.high_ms) == (5500, 2000, 9000)
     ((one,), _) = raced(2, {"matmul": [1.0]})
@@ -59,15 +69,25 @@ def test_the_budget_gives_a_slow_contender_fewer_rounds_but_three_and_spreads_th
     rows, calls = raced(10, times, budget=3.0, advance=shares.append)
     assert [one.rounds for one in rows] == [3, 6, 10] and sum(shares) == pytest.approx(1)
     assert [one.times_faster for one in rows] == pytest.approx([1, 40, 200])
-    # After the warm-up, in the fourth, seventh and tenth of matmul's ten rounds: before or after it there.
+    # After the warm-up, in the fourth, seventh and tenth of matmul's ten rounds: before or after it
+    # there.
     names = [name for name in calls[3:] if name != "interpolate_cached"]
     before = [names[:place].count("matmul") for place, name in enumerate(names) if name == "stock"]
     assert all(done in (turn - 1, turn) for done, turn in zip(before, (4, 7, 10)))
 
 
 def test_tables(capsys):
-    about = dict(tokens=12345, grids=7, table="16x16 bilinear", device="cpu", counted={"matmul": {"graphs": 0}})
-    assert race(**about).title == "pos_embed siglip train, B=64, float32, 16x16 bilinear, 7 grids, 12,345 tokens, cpu"
+    about = dict(
+        tokens=12345,
+        grids=7,
+        table="16x16 bilinear",
+        device="cpu",
+        counted={"matmul": {"graphs": 0}},
+    )
+    assert (
+        race(**about).title
+        == "pos_embed siglip train, B=64, float32, 16x16 bilinear, 7 grids, 12,345 tokens, cpu"
+    )
     print_race("the title", [row(times_plain_add=1.4, about=about)])
     title, headings, cells, _ = capsys.readouterr().out.split("\n", 3)
     shown = ["contender", "median ms", "rounds", "times one plain add", "graphs"]
@@ -87,11 +107,17 @@ def test_tables(capsys):
         ("model", 100.0, 99.0, 0.01, "cannot be told (0.990 to 1.03)"),
     ],
 )
-def test_a_ratio_is_told_only_where_the_ranges_of_the_medians_are_apart(suite, timms, ours, spread, says, capsys):
+def test_a_ratio_is_told_only_where_the_ranges_of_the_medians_are_apart(
+    suite, timms, ours, spread, says, capsys
+):
     def measured(name, ms):
         low, high = ms * (1 - (spread or 0)), ms * (1 + (spread or 0))
         return row(name, suite=suite, median_ms=ms, low_ms=low, high_ms=high, spread=spread)
 
     print_race("", [measured("stock", timms), measured("matmul", ours)])
     _, headings, first, second, _ = capsys.readouterr().out.split("\n", 4)
-    assert headings.endswith("  times faster than stock") and first.endswith("  -") and second.endswith(f"  {says}")
+    assert (
+        headings.endswith("  times faster than stock")
+        and first.endswith("  -")
+        and second.endswith(f"  {says}")
+    )

@@ -1,4 +1,5 @@
-"""The bench's material: workloads against their description, folders of images, and what a timed step does."""
+"""The bench's material: workloads against their description, folders of images, and what a timed
+step does."""
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.oracles import NEW_TIMM
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, folder_workload, read_sizes
+from timm_naflex_fast.measure.bench.workloads import (
+    WORKLOADS,
+    coordinates,
+    folder_workload,
+    read_sizes,
+)
 
 
 @pytest.mark.parametrize(("name", "workload"), WORKLOADS.items())
@@ -24,8 +30,14 @@ def test_siglip_grids_are_as_large_as_fits():
     # One more row and column never fits, and aspects fill [1/3, 3] evenly in the logarithm.
     assert (grids.prod(1) <= 256).all() and ((grids + 1).prod(1) > 256).all()
     logs = np.log(grids[:, 1] / grids[:, 0]) / np.log(3)
-    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(logs)  # the sum of all is 1 if none lies outside
-    assert abs(logs.mean()) < 0.1 and np.abs(shares - 1 / 3).max() < 0.08 and shares.sum() == pytest.approx(1)
+    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(
+        logs
+    )  # the sum of all is 1 if none lies outside
+    assert (
+        abs(logs.mean()) < 0.1
+        and np.abs(shares - 1 / 3).max() < 0.08
+        and shares.sum() == pytest.approx(1)
+    )
 
 
 @pytest.mark.skipif(NEW_TIMM, reason="this timm has the options")
@@ -35,13 +47,17 @@ def test_old_timm_cannot_have_a_radio_table(capsys):
 
 
 @pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
-def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, length, patch, monkeypatch):
+def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(
+    photos, length, patch, monkeypatch
+):
     settings = dict(patch_size=patch, max_seq_len=length, patchify=True, interpolation="bicubic")
     transform = create_transform((3, 64, 64), naflex=True, **settings)
     files = sorted(path for path in photos.rglob("*") if path.is_file())
     coords = [transform(Image.open(path).convert("RGB"))["patch_coord"] for path in files]
     want = [tuple((coord.amax(0) + 1).tolist()) for coord in coords]
-    assert torch.equal(coordinates(want), pad_sequence(coords, batch_first=True))  # as the collator pads
+    assert torch.equal(
+        coordinates(want), pad_sequence(coords, batch_first=True)
+    )  # as the collator pads
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
     assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
 

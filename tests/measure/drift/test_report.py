@@ -49,8 +49,20 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     from timm_naflex_fast.measure.drift.plots import LOOKS, curves, scale
 
     found = survey(table_model(), list(batches(labels=True)), CONTENDERS, pictures=True)
-    made = dict(command="naflex-fast drift <x> `y`", commit="c", date="2026-01-01", machine="m", torch="2", timm="1")
-    about = dict(model="tiny <vit>", weights="random & drawn", facts={"Images": "8 (noise)"}, notes=["a *note*"])
+    made = dict(
+        command="naflex-fast drift <x> `y`",
+        commit="c",
+        date="2026-01-01",
+        machine="m",
+        torch="2",
+        timm="1",
+    )
+    about = dict(
+        model="tiny <vit>",
+        weights="random & drawn",
+        facts={"Images": "8 (noise)"},
+        notes=["a *note*"],
+    )
     report = record(found, **about, made=made, skipped=["a.png: <no>"])
     assert write(report, found, tmp_path) == [tmp_path / name for name in FILES]
     text = (tmp_path / "report.html").read_text()
@@ -58,11 +70,16 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     assert "http" not in re.sub(r"data:[^\"]*", "", text) and "url(" not in text
     assert "prefers-color-scheme: dark" in text
     assert "tiny &lt;vit&gt;" in text and "<vit>" not in text and "a.png: &lt;no&gt;" in text
-    assert text.count("Random weights") == 1 and "random" in re.search(r"<title>(.*?)</title>", text)[1]
+    assert (
+        text.count("Random weights") == 1
+        and "random" in re.search(r"<title>(.*?)</title>", text)[1]
+    )
     assert "<h1>Safe to switch to <code>matmul</code>: yes; " in text
     assert all(f"<code>{name}</code>" in text for name in found.drift)
     drift = json.loads((tmp_path / "report.json").read_text())["survey"]["drift"]
-    assert set(drift) == set(CONTENDERS) and set(drift["matmul"]) == {field.name for field in fields(Drift)}
+    assert set(drift) == set(CONTENDERS) and set(drift["matmul"]) == {
+        field.name for field in fields(Drift)
+    }
     assert "own grid_sample setting, bicubic" in text and "<dd>8 (noise)</dd>" in text
     # Each address holds a file of the kind that it names, drawn without a background.
     images = re.findall(r'src(?:set)?="data:image/([\w+]+);base64,([^"]+)"', text)
@@ -70,7 +87,9 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     svg = base64.b64decode(images[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
     words = " ".join(" ".join(root.itertext()).split())
-    assert "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
+    assert (
+        "table cells per patch" in words and "timm-flag-bicubic" in words and "stock" not in words
+    )
     assert all(name in words for name in CONTENDERS if name != "stock")
     for key in ("color", "marker"):  # the same in every picture
         assert len({look[key] for look in LOOKS.values()}) == len(CONTENDERS)
@@ -85,6 +104,17 @@ def test_page_is_whole_and_needs_nothing_from_outside(tmp_path):
 
 def test_what_users_name_is_no_markup():
     given = ["www.a.b", "http://a.b", "@a", "$a$", "- a", " + a", "1. a", "23) a", "# a", "> a"]
-    kept = ["www\\.a.b", "http\\://a.b", "\\@a", "\\$a\\$", "\\- a", "\\+ a", "1\\. a", "23\\) a", "\\# a", "\\> a"]
+    kept = [
+        "www\\.a.b",
+        "http\\://a.b",
+        "\\@a",
+        "\\$a\\$",
+        "\\- a",
+        "\\+ a",
+        "1\\. a",
+        "23\\) a",
+        "\\# a",
+        "\\> a",
+    ]
     assert list(map(markdown, given)) == kept
     assert markdown("a|b `c` *d* [e](f) <g>") == r"a\|b \`c\` \*d\* \[e\](f) \<g\>"

@@ -27,7 +27,9 @@ def test_exact_strategies_stay_exact(dtype, setting, scale):
     for table in (t for name, t in model.embeds.named_parameters() if name.startswith("pos_embed")):
         torch.nn.init.normal_(table, std=scale)
     sampled = "pos_embed_use_grid_sample" in setting
-    exact = ["grid_sample"] if sampled else [name for name in STRATEGY_NAMES if name != "grid_sample"]
+    exact = (
+        ["grid_sample"] if sampled else [name for name in STRATEGY_NAMES if name != "grid_sample"]
+    )
     with ran(*exact):
         found = survey(model.to(dtype), batches(), exact)
     assert all(found.exact(name) for name in exact)
@@ -47,7 +49,10 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_limit_of_an_element_follows_its_own_cells(dtype):
     model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
-    coord, tokens = vit_batch(GRIDS)["patch_coord"], torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
+    coord, tokens = (
+        vit_batch(GRIDS)["patch_coord"],
+        torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64),
+    )
     model.embeds.pos_embed.data.fill_(1)
     even = rounding(model.embeds, coord, tokens)
     assert even.min() / even.max() > 0.999 and even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
@@ -62,8 +67,14 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
 @pytest.mark.parametrize(
     ("part", "named"),
     [
-        ("embeds.pos_embed", "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"),
-        ("embeds.proj.weight", "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"),
+        (
+            "embeds.pos_embed",
+            "with stock, the model's embedded tokens hold infinity or NaN in torch.float32",
+        ),
+        (
+            "embeds.proj.weight",
+            "with stock, the model's embedded tokens hold infinity or NaN in torch.float32",
+        ),
         ("blocks.0.norm1.weight", "pooled output"),
         ("head.weight", "logits hold infinity or NaN"),
     ],
@@ -81,5 +92,7 @@ def test_a_sum_beyond_float16_and_a_model_without_a_table_are_named():
         part.data.fill_(6e4)
     with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in torch"):
         survey(model, batches())
-    with pytest.raises(ValueError, match="no position table, learned or factorized: nothing is resampled"):
+    with pytest.raises(
+        ValueError, match="no position table, learned or factorized: nothing is resampled"
+    ):
         survey(small_vit(pos_embed="none"), batches())

@@ -10,9 +10,15 @@ from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import CONTENDERS, use
 from timm_naflex_fast.measure.drift.pictures import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
-from timm_naflex_fast.measure.drift.survey import agreement, cosine_distance, nearest, relative_rms, survey
+from timm_naflex_fast.measure.drift.survey import (
+    agreement,
+    cosine_distance,
+    nearest,
+    relative_rms,
+    survey,
+)
 from timm_naflex_fast.names import STRATEGY_NAMES
-from timm_naflex_fast.patching.settings import MODES
+from timm_naflex_fast.patching.choices import MODES
 
 
 @ran("matmul")
@@ -28,9 +34,17 @@ def test_survey_of_a_tiny_model():
     model = table_model(pos_embed_grid_size=(12, 8))
     found = survey(model, list(batches(labels=True)), CONTENDERS, pictures=True)
     assert found.images == 8 and not torch.is_inference(model.embeds.pos_embed)
-    assert [name for name in found.drift if found.exact(name)] == ["stock", "interpolate_cached", "matmul"]
+    assert [name for name in found.drift if found.exact(name)] == [
+        "stock",
+        "interpolate_cached",
+        "matmul",
+    ]
     timms, cached = found.drift["stock"], found.drift["interpolate_cached"]
-    assert timms == cached and timms.embed_max_abs == timms.pooled_cosine_distance == 0 and timms.agreement == 1
+    assert (
+        timms == cached
+        and timms.embed_max_abs == timms.pooled_cosine_distance == 0
+        and timms.agreement == 1
+    )
     # The same thing by another way, in a model that takes it through all its blocks.
     ours, flag = (found.drift[name].embed_rel_rms for name in ("grid_sample", "timm-flag-bilinear"))
     assert ours == pytest.approx(flag, rel=1e-4)
@@ -39,7 +53,9 @@ def test_survey_of_a_tiny_model():
     assert sum(grid["images"] for grid in found.grids) == 8
     worst, median, shrunk = found.pictures
     assert "the worst of 8 images" in worst.name and "the median" in median.name
-    assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps["grid_sample"].shape == (2, 9)
+    assert "the table shrinks most (6.0 cells per patch)" in shrunk.name and shrunk.maps[
+        "grid_sample"
+    ].shape == (2, 9)
     assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4) and list(worst.maps) == ["grid_sample"]
 
 
@@ -59,7 +75,12 @@ def test_without_labels_and_without_a_classifier():
     model.reset_classifier(0)
     found = survey(model, batches(labels=True), ["matmul"])
     headings = columns(found.drift["stock"])
-    assert list(headings) == ["embed_max_abs", "embed_rel_rms", "pooled_cosine_distance", "neighbours"]
+    assert list(headings) == [
+        "embed_max_abs",
+        "embed_rel_rms",
+        "pooled_cosine_distance",
+        "neighbours",
+    ]
     assert len(row_text(found.drift["matmul"], headings)) == 4
     with pytest.raises(ValueError, match="no image"):
         survey(model, [])
@@ -68,14 +89,27 @@ def test_without_labels_and_without_a_classifier():
 @ran("grid_sample")
 def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
     batch = vit_batch([(2, 3)])
-    turned = {**batch, "patches": batch["patches"].flip(1), "patch_coord": batch["patch_coord"].flip(1)}
-    a, b = (survey(table_model(), [(one, None)], ["grid_sample"], pictures=True) for one in (batch, turned))
+    turned = {
+        **batch,
+        "patches": batch["patches"].flip(1),
+        "patch_coord": batch["patch_coord"].flip(1),
+    }
+    a, b = (
+        survey(table_model(), [(one, None)], ["grid_sample"], pictures=True)
+        for one in (batch, turned)
+    )
     assert torch.equal(a.pictures[0].pixels, b.pictures[0].pixels)
 
 
 def test_measures_by_hand():
-    assert relative_rms(torch.tensor([9.0, 16.0]), torch.tensor([1.0, 81.0])) == pytest.approx((25 / 82) ** 0.5)
-    assert relative_rms(torch.zeros(2), torch.zeros(2)) == relative_rms(torch.empty(0), torch.empty(0)) == 0
+    assert relative_rms(torch.tensor([9.0, 16.0]), torch.tensor([1.0, 81.0])) == pytest.approx(
+        (25 / 82) ** 0.5
+    )
+    assert (
+        relative_rms(torch.zeros(2), torch.zeros(2))
+        == relative_rms(torch.empty(0), torch.empty(0))
+        == 0
+    )
     assert relative_rms(torch.ones(1), torch.zeros(1)) == float("inf")
     assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
     ours = torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]])
@@ -83,7 +117,12 @@ def test_measures_by_hand():
     assert found == pytest.approx([0, 1, 1 - 0.5**0.5, 2], abs=1e-12)
     tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]])).item()
     assert tiny == pytest.approx(5e-13, rel=1e-4)
-    assert nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])).tolist() == [1, 0, 3, 2]
+    assert nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])).tolist() == [
+        1,
+        0,
+        3,
+        2,
+    ]
     many = torch.randn(1500, 8)  # more than one part of the similarity matrix
     directions = F.normalize(many.double(), dim=-1)
     assert torch.equal(nearest(many), (directions @ directions.t()).fill_diagonal_(-2).argmax(-1))
@@ -93,7 +132,9 @@ def test_measures_by_hand():
 @pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in MODES])
 def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, mode):
     model, batch = small_vit(pos_embed_interp_mode=mode).eval(), vit_batch(GRIDS)
-    timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-")).eval()
+    timms = small_vit(
+        pos_embed_use_grid_sample=True, pos_embed_interp_mode=name.removeprefix("timm-flag-")
+    ).eval()
     timms.load_state_dict(model.state_dict())
     with use(name, model):
         assert torch.equal(embed(model, batch), embed(timms, batch))
@@ -103,7 +144,13 @@ def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, m
 def test_everything_is_put_back_after_an_error(name):
     model = table_model()
     before, stock = dict(model.embeds.__dict__), embed(model)
-    with ran(*{name} & {*STRATEGY_NAMES}), pytest.raises(RuntimeError, match="half way"), use(name, model):
-        assert torch.allclose(embed(model), stock, atol=2e-6) == (name in ("stock", "interpolate_cached", "matmul"))
+    with (
+        ran(*{name} & {*STRATEGY_NAMES}),
+        pytest.raises(RuntimeError, match="half way"),
+        use(name, model),
+    ):
+        assert torch.allclose(embed(model), stock, atol=2e-6) == (
+            name in ("stock", "interpolate_cached", "matmul")
+        )
         raise RuntimeError("half way")
     assert model.embeds.__dict__ == before and torch.equal(embed(model), stock)

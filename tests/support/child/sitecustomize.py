@@ -1,4 +1,5 @@
-"""Python imports this as it starts in the child processes of ``running.children``: each writes down what ran in it."""
+"""Python imports this as it starts in the child processes of ``running.children``: each writes down
+what ran in it."""
 
 import sys
 from pathlib import Path

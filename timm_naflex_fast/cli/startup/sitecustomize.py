@@ -1,4 +1,5 @@
-"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's sitecustomize comes next.
+"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's
+sitecustomize comes next.
 
 An older Python reads this file too, so it holds nothing that is new.
 """
@@ -8,7 +9,9 @@ import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
-_copy = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))  # where the package lies that runs ``run``
+_copy = os.path.dirname(
+    os.path.dirname(os.path.dirname(_folder))
+)  # where the package lies that runs ``run``
 sys.path.insert(0, _copy)
 try:
     try:
@@ -21,7 +24,9 @@ try:
 except Exception as problem:  # an interpreter that cannot import the package stays as it is, unless it is the script's
     if '"first": true' in os.environ.get("TIMM_NAFLEX_FAST_RUN", ""):
         if sys.stderr:
-            sys.stderr.write("naflex-fast run: " + sys.executable + " is not prepared: " + str(problem) + "\n")
+            sys.stderr.write(
+                "naflex-fast run: " + sys.executable + " is not prepared: " + str(problem) + "\n"
+            )
             sys.stderr.flush()
         os._exit(2)
 

@@ -1,4 +1,5 @@
-"""Races of the position embedding: the step alone, forward ("infer", "frozen") or forward and backward ("train").
+"""Races of the position embedding: the step alone, forward ("infer", "frozen") or forward and
+backward ("train").
 
 | phase | gradient | the table |
 | --- | --- | --- |
@@ -16,17 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...resampling import cache
+from ...resampling import kept
 from ..contenders import CONTENDERS, LEARNED, PLAIN_ADD, use
 from .race import Race, Timed
 from .workloads import Workload
 
 PHASES = ["infer", "frozen", "train"]
-DEFAULTS = dict[str, Any](batches=[64], dtypes=["float32"], phases=PHASES, contenders=[*CONTENDERS, PLAIN_ADD])
+DEFAULTS = dict[str, Any](
+    batches=[64], dtypes=["float32"], phases=PHASES, contenders=[*CONTENDERS, PLAIN_ADD]
+)
 
 
 class _Activation(torch.autograd.Function):
-    """``x`` as the output of an earlier layer, which takes the gradient of ``x`` and does nothing with it.
+    """``x`` as the output of an earlier layer, which takes the gradient of ``x`` and does nothing
+    with it.
 
     PyTorch would copy the gradient of a leaf into ``.grad``, which is no part of the step.
     """
@@ -42,10 +46,17 @@ class _Activation(torch.autograd.Function):
 
 
 def race(
-    work: Workload, batch: int, dtype: str, phase: str, names: list[str], stack: ExitStack, device: str, channels: int
+    work: Workload,
+    batch: int,
+    dtype: str,
+    phase: str,
+    names: list[str],
+    stack: ExitStack,
+    device: str,
+    channels: int,
 ) -> Race:
     """The race of these contenders on a batch; it can run until ``stack`` is closed."""
-    cache.clear_all()
+    kept.clear_all()
     grids, batches = work.grids(batch), (coord.to(device) for coord in work.coordinates(batch))
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     values = [random(1, *work.table, channels) for _ in range(2)]
@@ -63,18 +74,28 @@ def race(
             embeds = work.embeds(channels)
         embeds.pos_embed.data.copy_(values[0])
         stack.enter_context(use(name, embeds))
-        made.append(timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None))
-    about: dict[str, Any] = dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels)
+        made.append(
+            timed(name, embeds, batches, x, g, cycle(values) if phase != "frozen" else None)
+        )
+    about: dict[str, Any] = dict(
+        tokens=sum(h * w for h, w in grids), grids=len(set(grids)), channels=channels
+    )
     about |= dict(table=f"{work.table[0]}x{work.table[1]} {work.mode}", device=device)
     return Race("pos_embed", work.name, phase, batch, dtype, tuple(made), about)
 
 
 def timed(
-    name: str, embeds: Any, batches: Iterator[Tensor], x: Tensor, g: Tensor | None, values: Iterator[Tensor] | None
+    name: str,
+    embeds: Any,
+    batches: Iterator[Tensor],
+    x: Tensor,
+    g: Tensor | None,
+    values: Iterator[Tensor] | None,
 ) -> Timed:
     """A contender that adds into ``x``, each time at the next coordinates (B, N, 2) of ``batches``.
 
-    With ``g``, the gradient of ``x``, it goes backward too. The table takes the next of ``values`` before each run.
+    With ``g``, the gradient of ``x``, it goes backward too. The table takes the next of ``values``
+    before each run.
     """
     table, anchor = embeds.pos_embed, torch.zeros((), device=x.device, requires_grad=True)
     table.requires_grad_(g is not None)

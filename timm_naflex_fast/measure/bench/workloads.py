@@ -1,4 +1,5 @@
-"""What is timed: a position table and the grids of a batch, as models and data sets in use have them.
+"""What is timed: a position table and the grids of a batch, as models and data sets in use have
+them.
 
 Importing this file needs neither torch nor timm, so a command's options can name the workloads.
 """
@@ -22,7 +23,8 @@ DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect r
 
 @dataclass(frozen=True)
 class Workload:
-    """A table, how it is resampled, and ``draw``: a sample's grid (h, w), by a random generator and its number.
+    """A table, how it is resampled, and ``draw``: a sample's grid (h, w), by a random generator and
+    its number.
 
     Attributes:
         more: further options of timm's NaFlexEmbeds, without their "pos_embed_".
@@ -37,7 +39,8 @@ class Workload:
     length: int = 0
 
     def grids(self, batch: int) -> list[Grid]:
-        """The grids of a batch, always the same ones; a smaller batch is the beginning of a larger one."""
+        """The grids of a batch, always the same ones; a smaller batch is the beginning of a larger
+        one."""
         source = random.Random(f"{self.name} 0")
         return [self.draw(source, number) for number in range(batch)]
 
@@ -50,18 +53,23 @@ class Workload:
         from timm.models.naflexvit import NaFlexEmbeds
 
         options = {f"pos_embed_{key}": value for key, value in self.more.items()}
-        options |= dict(pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode)
+        options |= dict(
+            pos_embed="learned", pos_embed_grid_size=self.table, pos_embed_interp_mode=self.mode
+        )
         return NaFlexEmbeds(1, 1, channels, class_token=False, proj_type="linear", **options)
 
     def possible(self) -> bool:
         """Whether the installed timm can have such a table."""
         from timm.models.naflexvit import NaFlexEmbeds
 
-        return {f"pos_embed_{key}" for key in self.more} <= {*inspect.signature(NaFlexEmbeds).parameters}
+        return {f"pos_embed_{key}" for key in self.more} <= {
+            *inspect.signature(NaFlexEmbeds).parameters
+        }
 
 
 def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
-    """The grid (h, w) of an image of ``height`` x ``width`` pixels in at most ``tokens`` patches, as timm resizes it.
+    """The grid (h, w) of an image of ``height`` x ``width`` pixels in at most ``tokens`` patches,
+    as timm resizes it.
 
     Raises:
         ValueError: timm cannot scale such an image to so many patches.
@@ -78,7 +86,8 @@ def fit_aspect(aspect: float, tokens: int) -> Grid:
 
 
 def coordinates(grids: list[Grid], length: int = 0) -> Any:
-    """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major, then (0, 0).
+    """Coordinates (B, N, 2) of the tokens (y, x), int64, as timm's collator makes them: row-major,
+    then (0, 0).
 
     Args:
         grids: of the samples.
@@ -92,8 +101,11 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
     return coord
 
 
-def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16) -> tuple[list[Grid], list[str]]:
-    """Read the size of every image under ``folder`` from its header, and the grid that timm would resize it to.
+def read_sizes(
+    folder: str | Path, max_seq_len: int = 256, patch_size: int = 16
+) -> tuple[list[Grid], list[str]]:
+    """Read the size of every image under ``folder`` from its header, and the grid that timm would
+    resize it to.
 
     Args:
         folder: searched recursively; no pixel is decoded.
@@ -107,20 +119,27 @@ def read_sizes(folder: str | Path, max_seq_len: int = 256, patch_size: int = 16)
         ValueError: not a folder, or no readable image in it.
     """
     sources, unreadable = image_sources(folder), list[str]()
-    found = read(sources, lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable)
+    found = read(
+        sources, lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable
+    )
     return [grid for _, grid in found], unreadable
 
 
-def folder_workload(folder: str | Path, grids: list[Grid], like: Workload, length: int = 0) -> Workload:
-    """Batches drawn evenly from all these grids, each one once before any comes again; the table of ``like``.
+def folder_workload(
+    folder: str | Path, grids: list[Grid], like: Workload, length: int = 0
+) -> Workload:
+    """Batches drawn evenly from all these grids, each one once before any comes again; the table of
+    ``like``.
 
-    From wide to tall they are numbered; the numbers' bits in reverse order lead through all shapes again and again, so
-    a small batch has the shapes of the whole folder.
+    From wide to tall they are numbered; the numbers' bits in reverse order lead through all shapes
+    again and again, so a small batch has the shapes of the whole folder.
     """
     ordered = sorted(grids, key=lambda grid: (grid[0] / grid[1], grid))
     order = sorted(range(len(grids)), key=lambda place: f"{place:064b}"[::-1])
     name = printable(Path(folder).resolve().name)
-    return replace(like, name=name, length=length, draw=lambda _, number: ordered[order[number % len(order)]])
+    return replace(
+        like, name=name, length=length, draw=lambda _, number: ordered[order[number % len(order)]]
+    )
 
 
 # Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
@@ -148,7 +167,12 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("single", (16, 16), "bilinear", _uniform(24, 24)),
-        Workload("imagenet", (16, 16), "bicubic", lambda source, _: fit_aspect(source.choices(ASPECTS, ZIPF)[0], 576)),
+        Workload(
+            "imagenet",
+            (16, 16),
+            "bicubic",
+            lambda source, _: fit_aspect(source.choices(ASPECTS, ZIPF)[0], 576),
+        ),
         Workload("siglip", (16, 16), "bilinear", siglip_grids(256)),
         Workload("diverse", (32, 32), "bicubic", _uniform(4, 31)),  # timm issue 2514's own
         Workload("extreme", (16, 16), "bicubic", _extreme),

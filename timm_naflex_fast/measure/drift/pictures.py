@@ -1,4 +1,5 @@
-"""Which images show the drift, and each of them as the model saw it, with a map of drift over its patches."""
+"""Which images show the drift, and each of them as the model saw it, with a map of drift over its
+patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class Picture:
     Attributes:
         name: the file's, or its number, and why it was chosen.
         pixels: (height, width, 3), or (height, width) of a gray image; contrast stretched to 0...1.
-        maps: per contender (h, w): the length of the token's difference over the RMS length of timm's tokens.
+        maps: per contender (h, w): the length of the token's difference over the RMS length of
+            timm's tokens.
     """
 
     name: str
@@ -24,7 +26,8 @@ class Picture:
 
 
 def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
-    """The images to show, each with the reason: the worst, the median, and the one for which the table shrinks most.
+    """The images to show, each with the reason: the worst, the median, and the one for which the
+    table shrinks most.
 
     One that hardly differs is not shown: its map would be empty.
 
@@ -43,7 +46,8 @@ def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
 
 
 def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], embeds: Any) -> Picture:
-    """Put the patches of a batch's one image together again, and its numbers in the maps (1, N) onto the grid."""
+    """Put the patches of a batch's one image together again, and its numbers in the maps (1, N)
+    onto the grid."""
     valid = batch["patch_valid"][0]
     y, x = batch["patch_coord"][0][valid].long().unbind(-1)
 

@@ -1,4 +1,5 @@
-"""The report's pictures as matplotlib writes them, as addresses (data:...) for a page's <img>; no background.
+"""The report's pictures as matplotlib writes them, as addresses (data:...) for a page's <img>; no
+background.
 
 No pyplot: nothing global changes and no display is needed.
 """
@@ -23,17 +24,36 @@ LOOKS: dict[str, dict[str, Any]] = {
     name: dict(color=tone, marker=mark, markersize=10 - 0.9 * number, markeredgewidth=0)
     for number, (name, tone, mark) in enumerate(zip(CONTENDERS, TONES, MARKERS))
 }
-INKED = ("text.color", "axes.edgecolor", "axes.titlecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-LOOK: dict[str, Any] = {**dict.fromkeys(INKED, INK), "axes.spines.top": False, "axes.spines.right": False}
-LOOK |= {"axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.5, "legend.frameon": False}
+INKED = (
+    "text.color",
+    "axes.edgecolor",
+    "axes.titlecolor",
+    "axes.labelcolor",
+    "xtick.color",
+    "ytick.color",
+)
+LOOK: dict[str, Any] = {
+    **dict.fromkeys(INKED, INK),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+LOOK |= {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+}
 LOOK |= dict.fromkeys(
-    ("axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), SMALL
+    ("axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"),
+    SMALL,
 )
 
 
 @rc_context(LOOK)
 def curves(grids: Sequence[dict[str, Any]], contenders: Iterable[str], width: float) -> Figure:
-    """A figure, ``width`` inches wide: drift of the embeddings over downsampling, a mark per patch grid.
+    """A figure, ``width`` inches wide: drift of the embeddings over downsampling, a mark per patch
+    grid.
 
     timm's own zeros are not drawn.
     """
@@ -42,7 +62,9 @@ def curves(grids: Sequence[dict[str, Any]], contenders: Iterable[str], width: fl
     axes = figure.subplots()
     for name in shown:
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
-        axes.plot([grid["shrink"] for grid in grids], drift, **LOOKS[name], linestyle="none", label=name)
+        axes.plot(
+            [grid["shrink"] for grid in grids], drift, **LOOKS[name], linestyle="none", label=name
+        )
     axes.set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
     figure.legend(loc="outside lower center", ncols=max(1, int(width / 2)))
     return figure
@@ -55,22 +77,31 @@ def scale(pictures: Sequence[Picture]) -> float:
 
 @rc_context(LOOK)
 def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
-    """The image as the model sees it, and the drift of each patch per contender, in colours up to ``top``.
+    """The image as the model sees it, and the drift of each patch per contender, in colours up to
+    ``top``.
 
     They lie beside each other, or one below the other for a narrow screen.
     """
     h, w = next(iter(picture.maps.values())).shape
-    across, down, count = 2.9 * max(0.6, min(1, w / h)), 2.9 * min(1, h / w) + 0.8, 1 + len(picture.maps)
+    across, down, count = (
+        2.9 * max(0.6, min(1, w / h)),
+        2.9 * min(1, h / w) + 0.8,
+        1 + len(picture.maps),
+    )
     size = (max(3.1, across), down * count) if stacked else (across * count, down)
     figure = Figure(size, layout="constrained")
-    axes = figure.subplots(*(count, 1) if stacked else (1, count), subplot_kw=dict(xticks=[], yticks=[]))
+    axes = figure.subplots(
+        *(count, 1) if stacked else (1, count), subplot_kw=dict(xticks=[], yticks=[])
+    )
     axes[0].imshow(picture.pixels.numpy(), cmap="gray")
     axes[0].set_title(f"as the model sees it\n{h}x{w} patches")
     for panel, (name, values) in zip(axes[1:], picture.maps.items()):
         mapped = panel.imshow(100 * values.numpy(), cmap="viridis", vmin=0, vmax=100 * top)
         panel.set_title(f"{name}\nat most {100 * values.max().item():.2f} %")
     side = "bottom" if stacked else "right"
-    figure.colorbar(mapped, ax=axes, shrink=0.9, aspect=25, extend="max", location=side, label="difference (%)")
+    figure.colorbar(
+        mapped, ax=axes, shrink=0.9, aspect=25, extend="max", location=side, label="difference (%)"
+    )
     return address(figure, "webp", pil_kwargs={"quality": 60})
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .matrices import INTERPOLATIONS
+from ..resampling.matrices import INTERPOLATIONS
 
 MAX_COORDINATE = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
 class InvalidCoordinateError(ValueError):
-    """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples the table all the same."""
+    """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples the table
+    all the same."""
 
 
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
@@ -37,20 +38,29 @@ def as_int(number: Any) -> int:
 def check_interpolation(mode: str) -> None:
     """Refuse every mode but these."""
     if mode not in INTERPOLATIONS:
-        raise ValueError(f"mode={mode!r} is not supported; valid: {', '.join(map(repr, INTERPOLATIONS))}")
+        raise ValueError(
+            f"mode={mode!r} is not supported; valid: {', '.join(map(repr, INTERPOLATIONS))}"
+        )
 
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
-    """``x`` must be a floating (B, N, channels) tensor, and ``patch_coord`` (B, N, 2), if given, hold real numbers."""
+    """``x`` must be a floating (B, N, channels) tensor, and ``patch_coord`` (B, N, 2), if given,
+    hold real numbers."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
-        raise ValueError(f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}")
+        raise ValueError(
+            f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}"
+        )
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point; got {x.dtype}")
     if patch_coord is None:
         return
     if not isinstance(patch_coord, Tensor) or patch_coord.shape != (shape[0], shape[1], 2):
-        got = tuple(patch_coord.shape) if isinstance(patch_coord, Tensor) else type(patch_coord).__name__
+        got = (
+            tuple(patch_coord.shape)
+            if isinstance(patch_coord, Tensor)
+            else type(patch_coord).__name__
+        )
         raise ValueError(
             f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "
             f"{tuple(x.shape)}; got {got}"
@@ -60,25 +70,35 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
 
 
 def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
-    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h, w)."""
+    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h,
+    w)."""
     h, w = grid_size
     if x.shape[1] != h * w:
-        raise ValueError(f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}")
+        raise ValueError(
+            f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}"
+        )
 
 
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
 
-    Asked before the first write: our sums write into views that autograd does not see, where PyTorch cannot ask.
+    Asked before the first write: our sums write into views that autograd does not see, where
+    PyTorch cannot ask.
     """
-    if not x.is_contiguous() and any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)):
+    if not x.is_contiguous() and any(
+        stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)
+    ):
         raise RuntimeError(
             "x cannot be added to in place: several of its elements are one and the same memory location "
             "(as after expand()); clone() it before"
         )
     if x.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError("x cannot be added to in place: it was made in inference mode, which has ended; clone() it")
+        raise RuntimeError(
+            "x cannot be added to in place: it was made in inference mode, which has ended; clone() it"
+        )
     base = x if x._base is None else x._base
     if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
         kind = "a leaf" if x._base is None else "a view of a leaf"
-        raise RuntimeError(f"x cannot be added to in place: it is {kind} tensor that requires a gradient")
+        raise RuntimeError(
+            f"x cannot be added to in place: it is {kind} tensor that requires a gradient"
+        )

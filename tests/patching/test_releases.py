@@ -1,4 +1,5 @@
-"""The contract with timm: what is refused, in words; and a method of another that ours skips keeps its effect."""
+"""The contract with timm: what is refused, in words; and a method of another that ours skips keeps
+its effect."""
 
 from unittest import mock
 
@@ -27,13 +28,27 @@ def newer(monkeypatch):
 
 @pytest.mark.usefixtures("clean")
 def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer, monkeypatch):
-    monkeypatch.delattr(pos_embed_sincos, "RotaryEmbeddingMixed")  # a class that is gone stays timm's business
-    real, checked, patch_embed_function = contract.attributes_of, set(), patch_embed.resample_patch_embed
-    monkeypatch.setattr(contract, "attributes_of", lambda function: checked.add(function) or real(function))
+    monkeypatch.delattr(
+        pos_embed_sincos, "RotaryEmbeddingMixed"
+    )  # a class that is gone stays timm's business
+    real, checked, patch_embed_function = (
+        contract.attributes_of,
+        set(),
+        patch_embed.resample_patch_embed,
+    )
+    monkeypatch.setattr(
+        contract, "attributes_of", lambda function: checked.add(function) or real(function)
+    )
     enable()
-    assert not is_pristine() and status().timm == "1.0.99.dev0" and contract.version_of(LIBRARY) == (1, 0, 99)
+    assert (
+        not is_pristine()
+        and status().timm == "1.0.99.dev0"
+        and contract.version_of(LIBRARY) == (1, 0, 99)
+    )
     originals = {*library.originals.values()}
-    assert len(originals) == len(LIBRARY.replacements) and originals - checked == {patch_embed_function}
+    assert len(originals) == len(LIBRARY.replacements) and originals - checked == {
+        patch_embed_function
+    }
     enable("grid_sample")
 
 
@@ -41,26 +56,38 @@ def refused(*words):
     before = dict(NaFlexEmbeds.__dict__)
     with pytest.raises(RuntimeError) as error:
         enable()
-    assert dict(NaFlexEmbeds.__dict__) == before and status().flags == library.STOCK and status().replaced == {}
+    assert (
+        dict(NaFlexEmbeds.__dict__) == before
+        and status().flags == library.STOCK
+        and status().replaced == {}
+    )
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
     real, scope = contract.attributes_of, {"__name__": "timm.without_source"}
     without_source = "_apply_factorized_naflex_pos_embed"
-    # With a file's name of its own: Python 3.13 knows what "<string>" holds, the line that started pytest's worker.
+    # With a file's name of its own: Python 3.13 knows what "<string>" holds, the line that started
+    # pytest's worker.
     exec(compile(f"def {without_source}(self, x, patch_coord): pass", "<nowhere>", "exec"), scope)
 
     def _apply_learned_pos_embed(self, x, grid_size):  # not what a comment says: self.comment
         self.pos_embed_kept = hasattr(self, "pos_embed_norm") and self.pos_embed_scale()
-        x.add_(self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1) + getattr(x, "of_another", 0))
+        x.add_(
+            self.pos_embed * self.pos_embed_gain * getattr(self, "pos_embed_tilt", 1)
+            + getattr(x, "of_another", 0)
+        )
 
-    monkeypatch.setattr(NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed))
+    monkeypatch.setattr(
+        NaFlexEmbeds, "_apply_learned_pos_embed", defined_in(naflexvit, _apply_learned_pos_embed)
+    )
     get_embed = lambda self, shape, dtype=None: self.inv_freq * self.gain
     monkeypatch.setattr(pos_embed_sincos.RotaryEmbeddingMRope, "get_embed", get_embed)
     monkeypatch.setattr(NaFlexEmbeds, without_source, scope[without_source])
     gone = {NaFlexEmbeds: {"_apply_factorized_pos_embed"}}
-    monkeypatch.setattr(contract, "attributes_of", lambda function: real(function) - gone.get(function, set()))
+    monkeypatch.setattr(
+        contract, "attributes_of", lambda function: real(function) - gone.get(function, set())
+    )
     refused(
         "timm 1.0.99.dev0 is not supported",
         "NaFlexEmbeds._apply_learned_pos_embed reads what it did not, or no longer: pos_embed_align_corners, "
@@ -74,7 +101,9 @@ def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
 
 
 def test_what_is_refused_whatever_the_version(monkeypatch):
-    forward = lambda self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False: None
+    forward = lambda self, patches, proj_weight, proj_bias=None, patch_size=None, is_linear=False: (
+        None
+    )
     monkeypatch.setattr(PatchEmbedInterpolator, "forward", defined_in(patch_embed, forward))
     monkeypatch.delattr(NaFlexEmbeds, "_apply_factorized_pos_embed")
     missing = "NaFlexEmbeds._apply_factorized_pos_embed is missing"
@@ -98,7 +127,11 @@ def triple(owner, name, patched):
     patched.setattr(owner, name, lambda *args: 3 * own(*args))
 
 
-Ones = type("Ones", (torch.nn.Module,), {"forward": lambda *_: torch.ones(5, 3, 8, 8), "interpolation": "bicubic"})
+Ones = type(
+    "Ones",
+    (torch.nn.Module,),
+    {"forward": lambda *_: torch.ones(5, 3, 8, 8), "interpolation": "bicubic"},
+)
 Resampler = patch_embed.PatchEmbedResamplerFixedOrigSize
 bilinear = lambda: Resampler((16, 16), "bilinear", False)
 CHANGES = {
@@ -109,18 +142,26 @@ CHANGES = {
     "bound elsewhere": lambda m, _: setattr(m.resampler, INVERSE, getattr(bilinear(), INVERSE)),
     "hook": lambda m, _: m.resampler.register_forward_hook(lambda module, args, out: 3 * out),
     "resampler": lambda m, _: setattr(m, "resampler", bilinear()),
-    "callable": lambda m, _: (m._modules.pop("resampler"), setattr(m, "resampler", lambda *args: bilinear()(*args))),
+    "callable": lambda m, _: (
+        m._modules.pop("resampler"),
+        setattr(m, "resampler", lambda *args: bilinear()(*args)),
+    ),
     "module": lambda m, _: setattr(m, "resampler", Ones()),
     "interpolation": lambda m, _: setattr(m.resampler, "interpolation", "bilinear"),
     "antialias": lambda m, _: setattr(m.resampler, "antialias", False),
-    "no_grad": lambda _, patched: patched.setattr(Resampler, "forward", torch.no_grad()(Resampler.forward)),
+    "no_grad": lambda _, patched: patched.setattr(
+        Resampler, "forward", torch.no_grad()(Resampler.forward)
+    ),
 }
 
 
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatch):
-    (plain, changed), patches = (PatchEmbedInterpolator((16, 16), 3, 5) for _ in "ab"), torch.randn(1, 4, 8, 8, 3)
+    (plain, changed), patches = (
+        (PatchEmbedInterpolator((16, 16), 3, 5) for _ in "ab"),
+        torch.randn(1, 4, 8, 8, 3),
+    )
     weight, bias = torch.randn(5, 768, requires_grad=not frozen), torch.zeros(5, requires_grad=True)
     once = plain(patches, weight, bias, (8, 8))
     if how not in ("subclass", "resample_linear_weight") and not hasattr(plain, "resampler"):
@@ -130,17 +171,29 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
     assert torch.allclose(want, once) == (how == "no_grad")
     plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
-        seen = how in ("resampler", "module", "interpolation", "antialias") and not OLD_TORCH  # in graphs too
+        seen = (
+            how in ("resampler", "module", "interpolation", "antialias") and not OLD_TORCH
+        )  # in graphs too
         for run in (changed, torch.compile(changed, backend="eager") if seen else changed):
             got = run(patches, weight, bias, (8, 8))
             assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
-        parts = [torch.autograd.grad(out.sum(), (bias, weight)[: 2 - frozen], allow_unused=True) for out in (got, want)]
+        parts = [
+            torch.autograd.grad(out.sum(), (bias, weight)[: 2 - frozen], allow_unused=True)
+            for out in (got, want)
+        ]
         assert len({tuple(grad is None for grad in part) for part in parts}) == 1
         # What another's method calls in the end is ours, unless it is that of the inverse.
-        where = {INVERSE: "PatchEmbedResamplerFixedOrigSize", "_apply_resampling": "timm.layers.patch_embed"}
+        where = {
+            INVERSE: "PatchEmbedResamplerFixedOrigSize",
+            "_apply_resampling": "timm.layers.patch_embed",
+        }
         name = INVERSE if how == "bound elsewhere" else how
         stays = {f"{where[name]}.{name} (not the library's own)": 2} if name in where else {}
-        ran = {("patch_embed", "stock" if stays else "matmul")} if how not in ("no_grad", "module") else set()
+        ran = (
+            {("patch_embed", "stock" if stays else "matmul")}
+            if how not in ("no_grad", "module")
+            else set()
+        )
         assert status().fallbacks == stays and status().calls.keys() == ran
         monkeypatch.undo()
         plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
@@ -149,23 +202,41 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
         assert status().calls["patch_embed", "matmul"] == before + 1
 
 
-@pytest.mark.skipif(not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings")
+@pytest.mark.skipif(
+    not hasattr(NaFlexVitCfg, "rope_type"), reason="this timm's NaFlexVit has no rotary embeddings"
+)
 def test_a_patched_rotary_module_keeps_its_effect():
     model = small_vit(rope_type="axial")
     want, cls = model(BATCH), type(model.rope)
     name = "get_batch_embeds" if hasattr(cls, "get_batch_embeds") else "get_embed"
-    with mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy, enable(pos_embed="stock"):
-        assert torch.allclose(model(BATCH), want, atol=1e-5) and spy.called and status().calls["rope", "stock"] == 1
+    with (
+        mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy,
+        enable(pos_embed="stock"),
+    ):
+        assert (
+            torch.allclose(model(BATCH), want, atol=1e-5)
+            and spy.called
+            and status().calls["rope", "stock"] == 1
+        )
 
 
-@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize(
+    "kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
 @pytest.mark.parametrize("on_all", [False, True])
 def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all, request):
     module, patches, fired = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3), []
     if not hasattr(module, "resampler"):
         pytest.skip("this timm has no resampler")
-    register = getattr(torch.nn.modules.module if on_all else module.resampler, f"register_{'module_' * on_all}{kind}")
-    request.addfinalizer(register(lambda hooked, *_: fired.append(hooked is module.resampler)).remove)
+    register = getattr(
+        torch.nn.modules.module if on_all else module.resampler,
+        f"register_{'module_' * on_all}{kind}",
+    )
+    request.addfinalizer(
+        register(lambda hooked, *_: fired.append(hooked is module.resampler)).remove
+    )
     with enable():
         module(patches, torch.randn(5, 768, requires_grad=True), None, (8, 8)).sum().backward()
-        assert fired.count(True) == 1 and status().calls == {("patch_embed", "matmul"): 1}  # that of the resampler
+        assert fired.count(True) == 1 and status().calls == {
+            ("patch_embed", "matmul"): 1
+        }  # that of the resampler

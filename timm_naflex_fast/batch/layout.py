@@ -1,7 +1,8 @@
-"""Where the tokens of a batch lie, if no coordinates (B, N, 2) tell: by one grid, or by the sizes of the images.
+"""Where the tokens of a batch lie, if no coordinates (B, N, 2) tell: by one grid, or by the sizes
+of the images.
 
-``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read nothing. (A graph takes
-the one grid of plain images as it is.)
+``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read
+nothing. (A graph takes the one grid of plain images as it is.)
 """
 
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..resampling import grids
-from ..resampling.grids import GridGroup, ResamplePlan
 from ..resampling.matrices import ResizeSpec
+from . import grids
+from .grids import GridGroup, ResamplePlan
 
 
 class OneGrid(NamedTuple):
@@ -31,9 +32,9 @@ class OneGrid(NamedTuple):
 class Sizes(NamedTuple):
     """The size of each image, (B, 2) as (h, w) or (B, 3) as (t, h, w): a tensor or a sequence.
 
-    ``merge``: cells in merge x merge blocks. ``columns``: 2 where there are no frames. ``length``: each image has so
-    many tokens; None: as many as it has cells, one image after the other. ``embeds_padding``: those after an image get
-    its first cell.
+    ``merge``: cells in merge x merge blocks. ``columns``: 2 where there are no frames. ``length``:
+    each image has so many tokens; None: as many as it has cells, one image after the other.
+    ``embeds_padding``: those after an image get its first cell.
     """
 
     values: Any
@@ -43,16 +44,22 @@ class Sizes(NamedTuple):
     embeds_padding: bool = False
 
     def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
-        """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of their dtype."""
-        listed = grids.sizes_on_host(self.values, self.columns, batch=None if 3 in self.columns else len(x))
+        """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of
+        their dtype."""
+        listed = grids.sizes_on_host(
+            self.values, self.columns, batch=None if 3 in self.columns else len(x)
+        )
         return ResamplePlan(*self.group(listed), spec, x.dtype)
 
     def group(self, listed: grids.FrameSizes) -> tuple[list[grids.GridGroup], grids.TokenCounts]:
         """The groups of these sizes, which are on the host."""
-        return grids.group_sizes(listed, merge=self.merge, length=self.length, embeds_padding=self.embeds_padding)
+        return grids.group_sizes(
+            listed, merge=self.merge, length=self.length, embeds_padding=self.embeds_padding
+        )
 
     def on_device(self, like: Tensor, length: int) -> Tensor:
-        """Sizes (B, 2) or (B, 3), int64, beside ``like``. Their shape is checked now; the values when the graph runs.
+        """Sizes (B, 2) or (B, 3), int64, beside ``like``. Their shape is checked now; the values
+        when the graph runs.
 
         Those that are on the host are checked now.
         """
@@ -60,18 +67,27 @@ class Sizes(NamedTuple):
         if not isinstance(sizes, Tensor):
             listed = grids.sizes_on_host(sizes, self.columns)
             self.group(listed)
-            return torch.tensor(listed, device=like.device).view(-1, 3)  # pragma: no mutate: only a GPU tells
+            return torch.tensor(listed, device=like.device).view(-1, 3)
         whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
         if not whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
             raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
         sizes = sizes.to(like.device, torch.int64)
-        fits = (sizes > 0).all() & (sizes[:, -2:] % self.merge == 0).all() & (sizes.prod(1) <= length).all()
-        # No number in the message: to write ``length`` into it would fix it, one graph for each length.
-        torch._assert_async(fits, "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens")
+        fits = (
+            (sizes > 0).all()
+            & (sizes[:, -2:] % self.merge == 0).all()
+            & (sizes.prod(1) <= length).all()
+        )
+        # No number in the message: to write ``length`` into it would fix it, one graph for each
+        # length.
+        torch._assert_async(
+            fits,
+            "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens",
+        )
         return sizes
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them carry (0, 0)."""
+        """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them
+        carry (0, 0)."""
         sizes = self.on_device(x, x.shape[1])
         grids.check_count(len(sizes), len(x))
         return row_major(sizes, x.shape[1])
@@ -84,10 +100,11 @@ OnInvalid = Callable[[], None] | None
 
 
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
-    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry (0, 0)."""
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry
+    (0, 0)."""
     h, w = sizes[:, -2:, None].unbind(1)
     cell = torch.arange(length, device=sizes.device)[None]
-    blocks = w // merge  # pragma: no mutate: merge divides w
+    blocks = w // merge
     block, inner = cell // (merge * merge), cell % (merge * merge)
     y, x = block // blocks * merge + inner // merge, block % blocks * merge + inner % merge
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]

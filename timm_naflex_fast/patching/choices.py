@@ -1,7 +1,8 @@
 """What the user chose, and for whom: a model, else every model. Nothing here imports a library.
 
 - component: one of the three things that are replaced: "pos_embed", "patch_embed", "rope";
-- mode: what the user chose for a component, a name in ``VALID_MODES``; "stock" is the library's own code;
+- mode: what the user chose for a component, a name in ``VALID_MODES``; "stock" is the library's own
+  code;
 - strategy: what then computes one method, by name: the mode, another one, or "stock";
 - settings: one mode for each component;
 - override: the settings of one ``enable()``.
@@ -32,7 +33,9 @@ class Settings:
     pos_embed: str = "stock"
     patch_embed: str = "stock"
     rope: str = "stock"
-    strict: bool = field(default=False, repr=False, compare=False)  # raise where the library's own code had to run
+    strict: bool = field(
+        default=False, repr=False, compare=False
+    )  # raise where the library's own code had to run
 
 
 STOCK = Settings()
@@ -67,7 +70,8 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
 
 
 def default_mode() -> Mode:
-    """The mode of a command that was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
+    """The mode of a command that was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else
+    "matmul".
 
     Raises:
         ValueError: the variable holds an unknown name; with the valid ones.
@@ -79,8 +83,9 @@ def default_mode() -> Mode:
 class Counts:
     """What ran since an ``enable()``.
 
-    ``calls``: how often each (component, strategy) ran: ("pos_embed", "matmul"), ("pos_embed", "stock"), ...
-    ``fallbacks``: how often a library's own code ran although something else was chosen, by reason.
+    ``calls``: how often each (component, strategy) ran: ("pos_embed", "matmul"), ("pos_embed",
+    "stock"), ... ``fallbacks``: how often a library's own code ran although something else was
+    chosen, by reason.
     """
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -101,8 +106,8 @@ class Override:
 class ModelSettings:
     """The settings of one model and its copies, an attribute of their modules.
 
-    ``deepcopy`` (and so EMA) copies share this object, so a change reaches all of them by one assignment. In a pickle
-    it is None, which a process without this package can read.
+    ``deepcopy`` (and so EMA) copies share this object, so a change reaches all of them by one
+    assignment. In a pickle it is None, which a process without this package can read.
     """
 
     overrides: tuple[Override, ...]  # of this model, oldest first; some may have ended

@@ -31,29 +31,51 @@ def test_second_derivatives_equal_timms(case, strategy):
 @pytest.mark.parametrize("how", ["eager", "frozen table", "compile"])
 def test_second_derivatives_without_the_last_cell(how):
     """Another token than the last tells the height, and another one the width."""
-    coord, x, table, got = row_major([(4, 5)])[:, :19].flip(1), torch.randn(1, 19, 4), torch.randn(6, 5, 4), []
+    coord, x, table, got = (
+        row_major([(4, 5)])[:, :19].flip(1),
+        torch.randn(1, 19, 4),
+        torch.randn(6, 5, 4),
+        [],
+    )
     ours = lambda x, table: add_pos_embed_(x * 1, table, coord, mode="bicubic")
     for add in (
-        torch.compile(ours, backend="eager", fullgraph=True) if how == "compile" else ours,  # AOTAutograd has none
-        lambda x, table: x + reference(table.double(), (4, 5), ResizeSpec("bicubic")).flatten(0, 1)[None, :19].flip(1),
+        torch.compile(ours, backend="eager", fullgraph=True)
+        if how == "compile"
+        else ours,  # AOTAutograd has none
+        lambda x, table: (
+            x
+            + reference(table.double(), (4, 5), ResizeSpec("bicubic"))
+            .flatten(0, 1)[None, :19]
+            .flip(1)
+        ),
     ):
         inputs = x.clone(), table.clone()
-        leaves = [leaf.requires_grad_() for leaf in (inputs[:1] if how == "frozen table" else inputs)]
+        leaves = [
+            leaf.requires_grad_() for leaf in (inputs[:1] if how == "frozen table" else inputs)
+        ]
         out = add(*inputs)
         grads = torch.autograd.grad((out**3).sum(), leaves, create_graph=True)
-        batched = torch.autograd.grad(out, leaves, torch.stack((out, -out)).detach(), True, is_grads_batched=True)
-        got.append([*batched, *torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)])
+        batched = torch.autograd.grad(
+            out, leaves, torch.stack((out, -out)).detach(), True, is_grads_batched=True
+        )
+        got.append(
+            [*batched, *torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)]
+        )
     assert all(relative(*both) <= 1e-5 for both in zip(*got))
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize("sizes", [[(20, 1)], [(6, 5), (20, 1)], [(3, 4), (9, 1), (20, 1)]], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[(20, 1)], [(6, 5), (20, 1)], [(3, 4), (9, 1), (20, 1)]], ids=str
+)
 def test_second_derivatives_of_grids_of_one_column(strategy, sizes):
     """Of which PyTorch's own are wrong, and so timm's; whatever the default dtype is."""
     numbers, found, spec = torch.randn(6, 5, 3), [], ResizeSpec("bilinear")
     for embed in (
         lambda table: resample_pos_embeds(table, sizes, mode="bilinear", strategy=strategy),
-        lambda table: torch.cat([reference(table.double(), size, spec).flatten(0, 1) for size in sizes]),
+        lambda table: torch.cat(
+            [reference(table.double(), size, spec).flatten(0, 1) for size in sizes]
+        ),
     ):
         table = numbers.clone().requires_grad_()
         with during(torch.set_default_dtype, torch.bfloat16, after=torch.float32):

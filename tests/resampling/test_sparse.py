@@ -3,10 +3,10 @@
 import torch
 
 from tests.support.oracles import reference
-from timm_naflex_fast.resampling import dense_resize
-from timm_naflex_fast.resampling.grids import GridGroup, ResamplePlan
+from timm_naflex_fast.batch.grids import GridGroup, ResamplePlan
+from timm_naflex_fast.resampling import dense
 from timm_naflex_fast.resampling.matrices import ResizeSpec
-from timm_naflex_fast.resampling.sparse_resize import resample, resize_steps
+from timm_naflex_fast.resampling.sparse import resample, resize_steps
 
 
 def steps_of(h, w, table_size, spec, transpose=False):
@@ -18,7 +18,10 @@ def test_steps_read_only_what_pytorch_reads():
     (sums,) = steps_of(5, 9, (40, 33), spec)
     read = reference(torch.eye(40 * 33).view(40, 33, -1), (5, 9), spec) != 0
     assert read.sum() <= len(sums.indices) <= 4 * 5 * 9
-    assert sums.indices.dtype is sums.offsets.dtype is torch.int32 and sums.weights.dtype is torch.float32
+    assert (
+        sums.indices.dtype is sums.offsets.dtype is torch.int32
+        and sums.weights.dtype is torch.float32
+    )
     (sums,) = steps_of(16, 20, (128, 128), spec, True)
     assert len(sums.rows) <= 4 * 16 * 20  # backward a RADIO grid leaves most of the table alone
     for step in steps_of(17, 18, (32, 32), ResizeSpec("bicubic"), True):
@@ -34,7 +37,9 @@ def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
     for way in (ResizeSpec(reference="affine_grid", batch_max=(17, 25)), spec):
         plan = ResamplePlan(groups, [], way, torch.float32)
         summed.clear()
-        for (_, cells), (_, want) in zip(resample((table,), plan), dense_resize.resample((table[None],), plan)):
+        for (_, cells), (_, want) in zip(
+            resample((table,), plan), dense.resample((table[None],), plan)
+        ):
             torch.testing.assert_close(cells.double(), want, atol=5e-6, rtol=0)
     assert len(summed) == 1 + 3
     list(resample((table,), plan._replace(spec=ResizeSpec("bilinear", antialias=False))))
