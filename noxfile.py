@@ -42,7 +42,7 @@ PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")
 PATCH = ("handles", "compiled_choice", "transformers_models")
 MODEL = ("models", "rope_models", "distributed", "dtensor")
 LAYERS = {
-    "operation": ("resampling", "strategies", "contract", "rope", "test_functional.py"),
+    "operation": ("resampling", "batch", "strategies", "contract", "rope", "test_functional.py"),
     "patch": ("patching", *(f"behaviour/test_{name}.py" for name in PATCH)),
     "model": tuple(f"behaviour/test_{name}.py" for name in MODEL),
 }

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from timm_naflex_fast.resampling import kept
+
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 PACKAGE = Path(__file__).resolve().parents[2] / "timm_naflex_fast"
