@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis
-# --hypothesis-profile fuzz``, and for each mutant of mutmut the same few.
+# --hypothesis-profile fuzz``, and for each mutant of tools/mutants.py the same few.
 for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
     same = dict(derandomize=True, database=None) if profile == "mutation" else {}
     same |= dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -3,9 +3,8 @@
 With --check nothing is written: pages that differ from the result files are an error, and what
 `complaints` finds is listed. With --release that is an error too.
 
-No figure is typed by hand. What stands in a page between `<!-- NAME: begin -->` and `<!-- NAME: end
--->` is made by the entry NAME of RACES, or by the function NAME. The command that made a result
-file stands in it.
+No figure is typed by hand. The entry NAME of SECTIONS makes what stands in a page between
+`<!-- NAME: begin -->` and `<!-- NAME: end -->`. The command that made a result file stands in it.
 """
 
 import argparse
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -37,41 +37,55 @@ RESULTS = ROOT / "results"
 LEAST = 0.9  # of the library's own speed: what is slower stops a release
 OURS = "matmul"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
-# What figures depend on, in the package: where it changes, they are old.
+
+# What figures depend on: where this code changes, they are old.
+ROOMS = ("resampling", "batch", "strategies", "backends", "patching", "rope", "patch_embed")
+NO_STEP_RUNS = ("install", "releases", "status")  # of patching
 CODE = [
-    f"timm_naflex_fast/{room}"
-    for room in "resampling strategies backends patching rope patch_embed".split()
+    *(f"timm_naflex_fast/{room}" for room in ROOMS),
+    *(f":!timm_naflex_fast/patching/{name}.py" for name in NO_STEP_RUNS),
 ]
-CODE += [
-    f":!timm_naflex_fast/patching/{name}.py" for name in ("install", "compat", "status")
-]  # no step runs them
-TESTED = [
-    "timm_naflex_fast",
-    ":!timm_naflex_fast/cli",
-    ":!timm_naflex_fast/measure",
-]  # by versions/ and tests/
-Race = dict[str, dict[str, Any]]  # rows by contender
+# What results/versions and results/tests depend on.
+TESTED = ["timm_naflex_fast", ":!timm_naflex_fast/cli", ":!timm_naflex_fast/measure"]
+
+Row = dict[str, Any]
+Race = dict[str, Row]  # rows by contender
 Column = Callable[[Race], Any]
 
 
-def read(pattern: str) -> list[Any]:
-    """The result files that exist, each with its name."""
-    paths = sorted(RESULTS.glob(f"{pattern}.json"))
-    return [
-        {**json.loads(path.read_text()), "again": str(path.relative_to(RESULTS).with_suffix(""))}
-        for path in paths
-    ]
+# Result files.
 
 
-def outdated(abouts: Iterable[dict[str, Any]], code: Sequence[str]) -> Iterator[str]:
-    """The commits of figures or tests, if the code that they depend on has changed since, beyond
-    its comments."""
-    for commit in dict.fromkeys(about["commit"] for about in abouts):
-        diff = git("diff", "--name-only", commit, "HEAD", "--", *code)
-        if diff is None or any(
-            parsed(commit, name) != parsed("HEAD", name) for name in diff.split()
-        ):
-            yield f"its code has changed since {commit}"
+def read(pattern: str) -> list[Row]:
+    """The result files that exist, each with its name under "again"."""
+    records = []
+    for path in sorted(RESULTS.glob(f"{pattern}.json")):
+        name = str(path.relative_to(RESULTS).with_suffix(""))
+        records.append({**json.loads(path.read_text()), "again": name})
+    return records
+
+
+def read_one(name: str) -> Row:
+    """One result file."""
+    (record,) = read(name)
+    return record
+
+
+def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
+    """The rows of result files by what was timed, and by contender."""
+    by_facts: dict[tuple[Any, ...], Race] = {}
+    for record in read(pattern):
+        for row in record["rows"]:
+            name = row["contender"]
+            about = row.get("about", {})
+            counted = about.get("counted", {}).get(name, {})
+            full = {**record, **about, **counted, **row}
+            facts = tuple(full[key] for key in by)
+            by_facts.setdefault(facts, {})[name] = full
+    return by_facts
+
+
+# What is wrong with the results.
 
 
 def git(*arguments: str) -> str | None:
@@ -86,78 +100,91 @@ def parsed(commit: str, name: str) -> str:
     return "" if text is None else ast.dump(ast.parse(text))
 
 
-def lost_races(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+def has_changed(commit: str, code: Sequence[str]) -> bool:
+    """Whether code has changed since a commit, beyond its comments, or git does not know it."""
+    diff = git("diff", "--name-only", commit, "HEAD", "--", *code)
+    if diff is None:
+        return True
+    return any(parsed(commit, name) != parsed("HEAD", name) for name in diff.split())
+
+
+def outdated(abouts: Iterable[Row], code: Sequence[str]) -> Iterator[str]:
+    """The commits of figures or tests whose code has changed since."""
+    commits = dict.fromkeys(about["commit"] for about in abouts)
+    for commit in commits:
+        if has_changed(commit, code):
+            yield f"its code has changed since {commit}"
+
+
+def lost_races(rows: Iterable[Row]) -> Iterator[str]:
     """Races in which this package is slower than the library's own code."""
     text = "{workload} {phase} B={batch} {contender} has {times_faster:.2f} of the library's speed"
-    ours = (row for row in rows if not row["contender"].startswith(("timm-", PLAIN_ADD)))
-    return (
-        text.format(**row)
-        for row in ours
-        if row["times_faster"] is not None and row["times_faster"] < LEAST
-    )
-
-
-def failed_tests(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Our tests that fail on a pairing of releases, and timm's that fail under a mode but not under
-    stock."""
     for row in rows:
-        ours = [name for counts in row.get("layers", {}).values() for name in counts["failures"]]
-        yield from (f"{name} fails" for name in [*ours, *row.get("broken", [])])
+        if row["contender"].startswith(("timm-", PLAIN_ADD)):
+            continue
+        if row["times_faster"] is not None and row["times_faster"] < LEAST:
+            yield text.format(**row)
+
+
+def failed_tests(rows: Iterable[Row]) -> Iterator[str]:
+    """Tests that fail on a pairing of releases, or under a mode but not under stock."""
+    for row in rows:
+        failed = list(row.get("broken", []))
+        for counts in row.get("layers", {}).values():
+            failed += counts["failures"]
+        for name in failed:
+            yield f"{name} fails"
+
+
+def complaints_about(record: Row) -> Iterator[str]:
+    """What is wrong with one result file."""
+    match record["again"].split("/"):
+        case ["versions", _]:  # each row was made by itself
+            yield from outdated(record["rows"], TESTED)
+            yield from failed_tests(record["rows"])
+        case ["tests", _]:
+            yield from outdated([record], TESTED)
+            for name in record["green"]:
+                yield f"{name} passes without ours"
+        case ["drift", *_]:
+            yield from outdated([record["made"]], CODE)
+        case ["counts" | "graphs" | "exported"]:  # not timed, or not against the same
+            yield from outdated([record], CODE)
+        case _:
+            yield from outdated([record], CODE)
+            yield from lost_races(record["rows"])
 
 
 def complaints() -> Iterator[str]:
-    """Figures and tests whose code has changed since, races that are lost, and tests that fail or
-    notice nothing."""
+    """Old figures and tests, lost races, and tests that fail or notice nothing."""
     for record in read("**/*"):
-        match record["again"].split("/"):
-            case ["versions", _]:  # each row was made by itself
-                lines = [*outdated(record["rows"], TESTED), *failed_tests(record["rows"])]
-            case ["tests", _]:
-                lines = [
-                    *outdated([record], TESTED),
-                    *(f"{name} passes without ours" for name in record["green"]),
-                ]
-            case ["drift", *_]:
-                lines = [*outdated([record["made"]], CODE)]
-            case [
-                "counts" | "graphs" | "exported"
-            ]:  # nothing is timed; timm's loop cannot be exported
-                lines = [*outdated([record], CODE)]
-            case _:
-                lines = [*outdated([record], CODE), *lost_races(record["rows"])]
-        yield from (f"results/{record['again']}.json: {line}" for line in lines)
+        for line in complaints_about(record):
+            yield f"results/{record['again']}.json: {line}"
 
 
-def races(pattern: str, by: Iterable[str]) -> dict[tuple[Any, ...], Race]:
-    """The rows of result files by what was timed, and by contender."""
-    by_facts: dict[tuple[Any, ...], Race] = {}
-    for record in read(pattern):
-        for row in record["rows"]:
-            name, about = row["contender"], row.get("about", {})
-            full = {**record, **about, **about.get("counted", {}).get(name, {}), **row}
-            by_facts.setdefault(tuple(full[key] for key in by), {})[name] = full
-    return by_facts
+# Tables of races.
 
 
 def table(
-    headings: Sequence[str],
-    lines: Iterable[Sequence[Any]],
-    abouts: Sequence[Any],
-    command: str = "",
+    headings: Sequence[str], lines: Iterable[Sequence[Any]], abouts: Sequence[Row], command: str
 ) -> str:
-    """A table, where its figures come from (each fact once where the files agree), and what
-    measures them again."""
-    text = tabulate(
-        [[*map(str, line)] for line in lines], headings, tablefmt="github", disable_numparse=True
-    )
-    origin = [
-        " / ".join(dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts))
-        for fact in ORIGIN
-    ]
-    again = (
-        command or f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
-    )
-    return "{}\n\n{}; torch {}, timm {}; {}, commit {}; `{}`.".format(text, *origin, again)
+    """A table, where its figures come from, and the command that makes them again.
+
+    Each fact of the origin is said once where the files agree.
+    """
+    texts = [[str(value) for value in line] for line in lines]
+    text = tabulate(texts, headings, tablefmt="github", disable_numparse=True)
+    origin = []
+    for fact in ORIGIN:
+        values = dict.fromkeys(str(about.get(fact, "not kept")) for about in abouts)
+        origin.append(" / ".join(values))
+    machine, torch, timm, date, commit = origin
+    return f"{text}\n\n{machine}; torch {torch}, timm {timm}; {date}, commit {commit}; `{command}`."
+
+
+def measure_again(abouts: Sequence[Row]) -> str:
+    """The command that measures result files again."""
+    return f"uv run benchmarks/measure.py {' '.join(about['again'] for about in abouts)}"
 
 
 def ms(contender: str) -> Column:
@@ -170,11 +197,14 @@ def ratio(slow: str, fast: str = OURS) -> Column:
     return lambda race: ms(slow)(race) / ms(fast)(race)
 
 
-def figure(name: str, unit: float | None = None) -> Column:
+def figure(name: str) -> Column:
     """A figure of a race that has one contender."""
-    return lambda race: (
-        next(iter(race.values()))[name] if unit is None else next(iter(race.values()))[name] / unit
-    )
+    return lambda race: next(iter(race.values()))[name]
+
+
+def gigabytes(name: str) -> Column:
+    """A number of bytes of a race that has one contender."""
+    return lambda race: figure(name)(race) / 1e9
 
 
 def share(contender: str) -> Column:
@@ -186,37 +216,60 @@ def cell(value: Any) -> str:
     """A value of a column as text; "-" for what was not measured."""
     if isinstance(value, float):
         return "-" if math.isnan(value) else number(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 STEP = ("workload", "phase", "batch")
-FASTER = {
+FASTER: dict[str, Column] = {
     "times faster than timm": ratio(BASELINE),
     "than timm's grid_sample": ratio("timm-flag-bilinear"),
+    "times one plain add": ratio(OURS, PLAIN_ADD),
 }
-FASTER |= {"times one plain add": ratio(OURS, PLAIN_ADD)}
-POSITION = FASTER | {
-    f"`{mode}` than timm": ratio(BASELINE, mode) for mode in ("interpolate_cached", "grid_sample")
+POSITION: dict[str, Column] = {
+    **FASTER,
+    "`interpolate_cached` than timm": ratio(BASELINE, "interpolate_cached"),
+    "`grid_sample` than timm": ratio(BASELINE, "grid_sample"),
 }
-SAVED: dict[str, Column] = {"timm, ms": ms(BASELINE), "`matmul`, ms": ms(OURS)}
-SAVED |= {"times faster than timm": lambda race: times_faster(race[BASELINE], race[OURS])}
-SAVED |= {"embeddings' share, timm": share(BASELINE), "`matmul`": share(OURS)}
-COUNTS = {"waits for the device": figure("host_waits"), "operators": figure("operators")}
-COUNTS |= {"read, GB": figure("read", 1e9), "written, GB": figure("written", 1e9)}
-COUNTS |= {"peak beyond x, GB": figure("peak", 1e9)}
-ROPE = {
+SAVED: dict[str, Column] = {
+    "timm, ms": ms(BASELINE),
+    "`matmul`, ms": ms(OURS),
+    "times faster than timm": lambda race: times_faster(race[BASELINE], race[OURS]),
+    "embeddings' share, timm": share(BASELINE),
+    "`matmul`": share(OURS),
+}
+COUNTS: dict[str, Column] = {
+    "waits for the device": figure("host_waits"),
+    "operators": figure("operators"),
+    "read, GB": gigabytes("read"),
+    "written, GB": gigabytes("written"),
+    "peak beyond x, GB": gigabytes("peak"),
+}
+ROPE: dict[str, Column] = {
     "timm, ms": ms(BASELINE),
     "batched, ms": ms("batched"),
     "times faster": ratio(BASELINE, "batched"),
 }
-GRAPHS = ("graphs", "breaks", "graphs after the first batch", "first steps, s")
-COMPILED = {name: figure(name) for name in GRAPHS} | {"a later step, ms": figure("median_ms")}
-EXPORTED = {"timm's loop, ms": ms(BASELINE), "timm's grid_sample": ms("timm-flag-bicubic")}
-EXPORTED |= {f"exported, {name}": ms(name) for name in ("torch.export", "ONNX Runtime", "OpenVINO")}
-SIGLIP2 = {
+COMPILED: dict[str, Column] = {
+    "graphs": figure("graphs"),
+    "breaks": figure("breaks"),
+    "graphs after the first batch": figure("graphs after the first batch"),
+    "first steps, s": figure("first steps, s"),
+    "a later step, ms": figure("median_ms"),
+}
+EXPORTED: dict[str, Column] = {
+    "timm's loop, ms": ms(BASELINE),
+    "timm's grid_sample": ms("timm-flag-bicubic"),
+    "exported, torch.export": ms("torch.export"),
+    "exported, ONNX Runtime": ms("ONNX Runtime"),
+    "exported, OpenVINO": ms("OpenVINO"),
+}
+SIGLIP2: dict[str, Column] = {
     "transformers, ms": ms(BASELINE),
     "`interpolate_cached`": ms("interpolate_cached"),
     "`matmul`": ms(OURS),
+    "times faster": ratio(BASELINE),
 }
 LARGE = [
     {"diverse", "train", 512, name} for name in (BASELINE, OURS, f"{OURS}, traceable", PLAIN_ADD)
@@ -232,206 +285,218 @@ class Section(NamedTuple):
     needed: Sequence[set[Any]] = (set(),)  # only races whose ``by`` holds one of these sets
 
 
+SIGLIP_64 = {"siglip", 64, "float32"}
+DIVERSE_64 = {"diverse", 64, "float32"}
+SIGLIP_MODEL = {"naflexvit_base_patch16_siglip"}
+KERNELS: dict[str, Column] = {"times faster than timm": ratio(BASELINE)}
+COMPILED_BY = ("workload", "phase", "contender")
 RACES = {
-    "speed": Section(
-        "speed/*", (*STEP, "dtype"), FASTER, [{"siglip", 64, "float32"}, {"diverse", 64, "float32"}]
-    ),
+    "speed": Section("speed/*", (*STEP, "dtype"), FASTER, [SIGLIP_64, DIVERSE_64]),
     "position": Section("speed/*", (*STEP, "dtype"), POSITION),
-    "model_short": Section(
-        "model/*", ("model", *STEP), SAVED, [{"naflexvit_base_patch16_siglip"}, {64}]
-    ),
+    "model_short": Section("model/*", ("model", *STEP), SAVED, [SIGLIP_MODEL, {64}]),
     "model": Section("model/*", ("model", *STEP), SAVED),
     "counts_short": Section("counts", (*STEP, "contender"), COUNTS, LARGE),
     "counts": Section("counts", (*STEP, "contender"), COUNTS),
-    "patch_embed": Section(
-        "patch_kernels", ("workload", "phase"), {"times faster than timm": ratio(BASELINE)}
-    ),
-    "compiled": Section("compiled", ("workload", "phase", "contender"), COMPILED),
+    "patch_embed": Section("patch_kernels", ("workload", "phase"), KERNELS),
+    "compiled": Section("compiled", COMPILED_BY, COMPILED),
     "exported": Section("exported", ("part", *STEP), EXPORTED),
     "rope": Section("rope", STEP, ROPE),
-    "other_libraries": Section(
-        "other_libraries", STEP, SIGLIP2 | {"times faster": ratio(BASELINE)}
-    ),
+    "other_libraries": Section("other_libraries", STEP, SIGLIP2),
 }
 
 
 def race_table(name: str) -> str:
     """One of RACES."""
-    files, by, columns, needed = RACES[name]
-    shown = {
-        key: race
-        for key, race in races(files, by).items()
-        if any(facts <= {*key} for facts in needed)
-    }
-    lines = [
-        [", ".join(map(str, key)), *(cell(of(race)) for of in columns.values())]
-        for key, race in shown.items()
-    ]
-    return table([", ".join(by), *columns], lines, read(files))
+    section = RACES[name]
+    lines = []
+    for facts, race in races(section.files, section.by).items():
+        if not any(needed <= set(facts) for needed in section.needed):
+            continue
+        what = ", ".join(str(fact) for fact in facts)
+        lines.append([what, *(cell(column(race)) for column in section.columns.values())])
+    headings = [", ".join(section.by), *section.columns]
+    records = read(section.files)
+    return table(headings, lines, records, measure_again(records))
+
+
+# Other sections. Each function is the section of its name.
 
 
 def model_sentence() -> str:
     """What a whole step can gain at most."""
-    rows = [row for record in read("model/*") for row in record["rows"]]
-    shares, most = (
-        [100 * row["about"]["embeds_share"][BASELINE] for row in rows],
-        max(row["batch"] for row in rows),
+    shares = []
+    batches = []
+    for record in read("model/*"):
+        for row in record["rows"]:
+            shares.append(100 * row["about"]["embeds_share"][BASELINE])
+            batches.append(row["batch"])
+    return (
+        "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, "
+        f"with up to {max(batches)} images,\n"
+        f"timm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
     )
-    advice = "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, with up to"
-    return f"{advice} {most} images,\ntimm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
 
 
 def never_slower() -> str:
-    """The smallest ratio to timm in any race of the position embeddings, of the two modes that keep
-    timm's result."""
+    """The smallest ratio to timm in any race, of the two modes that keep timm's result."""
     timed = races("speed/*", (*STEP, "dtype")).values()
-    least = {name: min(map(ratio(BASELINE, name), timed)) for name in (OURS, "interpolate_cached")}
-    modes = " and ".join(
-        f"`{name}` at least {number(value)} times" for name, value in least.items()
-    )
+    modes = []
+    for name in (OURS, "interpolate_cached"):
+        least = min(ratio(BASELINE, name)(race) for race in timed)
+        modes.append(f"`{name}` at least {number(least)} times")
     return (
-        f"In {len(timed)} races of the position embeddings alone, {modes} as fast as timm's loop."
+        f"In {len(timed)} races of the position embeddings alone, {' and '.join(modes)} "
+        "as fast as timm's loop."
     )
+
+
+def graphs_text(row: Row) -> str:
+    """How one way of compiling or exporting went."""
+    if "error" in row:
+        return "fails"
+    if row["way"] in ("fullgraph=True", "export"):
+        return "works"
+    return "{graphs} / {breaks} / {recompiled}".format(**row)
 
 
 def graphs() -> str:
     """What the compiler makes of each mode."""
+    record = read_one("graphs")
     modes: dict[tuple[str, str], dict[str, str]] = {}
-    (record,) = read("graphs")
     for row in record["rows"]:
-        text = (
-            "works"
-            if row["way"] in ("fullgraph=True", "export")
-            else "{graphs} / {breaks} / {recompiled}"
-        )
         ways = modes.setdefault((row["library"], f"`{row['contender']}`"), {})
-        ways[row["way"]] = "fails" if "error" in row else text.format(**row)
-    return table(
-        ["model", "mode", *ways], [[*key, *ways.values()] for key, ways in modes.items()], [record]
-    )
+        ways[row["way"]] = graphs_text(row)
+    lines = [[*mode, *ways.values()] for mode, ways in modes.items()]
+    headings = ["model", "mode", *ways]
+    return table(headings, lines, [record], measure_again([record]))
 
 
 def first_screen() -> str:
-    """What decides whether to install it: compiled and exported, and how far the embeddings are
-    from timm's."""
-    (record,), (report,) = read("graphs"), read("drift/digits/report")
-    rows = {
-        (row["contender"], row["way"]): row for row in record["rows"] if row["library"] == "timm"
-    }
-    sampled = ("timm's grid_sample", "timm-flag-bicubic")  # the digits' table is bicubic
-    ways = {
-        "timm": (BASELINE, BASELINE),
-        "timm's `grid_sample`": sampled,
-        "this package": (OURS, OURS),
-    }
+    """What decides whether to install it: graphs, export, and the distance from timm's results."""
+    record = read_one("graphs")
+    report = read_one("drift/digits/report")
+    rows = {}
+    for row in record["rows"]:
+        if row["library"] == "timm":
+            rows[row["contender"], row["way"]] = row
+
+    # The name in this table, in graphs.json, and in the report about the digits, whose table is
+    # bicubic.
+    ways = [
+        ("timm", BASELINE, BASELINE),
+        ("timm's `grid_sample`", "timm's grid_sample", "timm-flag-bicubic"),
+        ("this package", OURS, OURS),
+    ]
     lines = []
-    for name, (contender, way) in ways.items():
+    for name, contender, way in ways:
+        compiled = rows[contender, "compile, four lengths"]
+        exported = rows[contender, "export"]
         moved = 100 * report["survey"]["drift"][way]["embed_rel_rms"]
-        compiled, exported = (rows[contender, how] for how in ("compile, four lengths", "export"))
-        embeddings = f"off by {moved:.1f} % (digits)" if moved > 1e-4 else "equal but for rounding"
+        if not moved:
+            embeddings = "reference"
+        elif moved > 1e-4:
+            embeddings = f"off by {moved:.1f} % (digits)"
+        else:
+            embeddings = "equal but for rounding"
         works = "fails" if "error" in exported else "works"
-        lines.append(
-            [
-                name,
-                compiled["graphs"],
-                compiled["breaks"],
-                works,
-                embeddings if moved else "reference",
-            ]
-        )
+        lines.append([name, compiled["graphs"], compiled["breaks"], works, embeddings])
+
     headings = ["20 training batches of 4 lengths", "graphs", "breaks", "export", "embeddings"]
-    again = f"uv run benchmarks/measure.py graphs`, `{report['made']['command']}"
+    again = f"{measure_again([record])}`, `{report['made']['command']}"
     return table(headings, lines, [record, report["made"]], again)
 
 
 def drift_peers() -> str:
     """The table of drift on the digits."""
-    (report,) = read("drift/digits/report")
-    drifts = report["survey"]["drift"].items()
-    lines = [
-        [f"`{name}`", CONTENDERS[name], *row_text(Drift(**drift), HEADINGS)]
-        for name, drift in drifts
-    ]
-    return table(
-        ["mode", "what it is", *HEADINGS.values()],
-        lines,
-        [report["made"]],
-        report["made"]["command"],
-    )
+    report = read_one("drift/digits/report")
+    lines = []
+    for name, drift in report["survey"]["drift"].items():
+        lines.append([f"`{name}`", CONTENDERS[name], *row_text(Drift(**drift), HEADINGS)])
+    headings = ["mode", "what it is", *HEADINGS.values()]
+    return table(headings, lines, [report["made"]], report["made"]["command"])
 
 
-def words(run: dict[str, Any]) -> str:
+def counts_text(counts: Row) -> str:
     """Counts of one run of pytest."""
-    return f"{run['passed']} passed, {f'**{n} failed**, ' if (n := run['failed']) else ''}{run['skipped']} skipped"
+    failed = f"**{counts['failed']} failed**, " if counts["failed"] else ""
+    return f"{counts['passed']} passed, {failed}{counts['skipped']} skipped"
 
 
 def versions() -> str:
     """The tests on every pairing of releases."""
-    names, rows = (
-        ("timm", "torch", "transformers", "python", "commit"),
-        read("versions/matrix")[0]["rows"],
-    )
-    lines = [
-        [*(row.get(name, "") for name in names), *map(words, row["layers"].values())]
-        for row in rows
-    ]
+    names = ("timm", "torch", "transformers", "python", "commit")
+    rows = read_one("versions/matrix")["rows"]
+    lines = []
+    for row in rows:
+        releases = [row.get(name, "") for name in names]
+        lines.append([*releases, *(counts_text(counts) for counts in row["layers"].values())])
     return table([*names, *rows[0]["layers"]], lines, rows, "uv run nox -s pairing")
 
 
 def timm_tests() -> str:
     """timm's own tests under each mode."""
-    rows = read("versions/timm_tests")[0]["rows"]
-    lines = [[f"`{row['mode']}`", words(row)] for row in rows]
+    rows = read_one("versions/timm_tests")["rows"]
+    lines = [[f"`{row['mode']}`", counts_text(row)] for row in rows]
     return table(["mode", "timm's own tests"], lines, rows, "uv run nox -s timm_tests")
 
 
+RETURNED = (Handle, Status)  # what enable and status return
+
+
+def function_text(module: ModuleType, name: str) -> str:
+    """A public function: its call, without types, and the first sentence of its docstring."""
+    function = getattr(module, name)
+    signature = inspect.signature(function)
+    untyped = [
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+    ]
+    call = str(signature.replace(parameters=untyped)).replace(", *,", ",\n    *,")
+    for cls in RETURNED:
+        call = call.replace(f"{cls.__module__}.", "")
+    first = str(function.__doc__).split("\n\n")[0]
+    sentence = " ".join(first.split())
+    return f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}"
+
+
 def api() -> str:
-    """Each public function: its call, and the first sentence of its docstring; and what two of them
-    return."""
-    parts, returned = [], (Handle, Status)
-    for module, names in (
-        (timm_naflex_fast, ("enable", "disable", "status")),
-        (functional, functional.__all__),
-    ):
-        for name in names:
-            function = getattr(module, name)
-            told = inspect.signature(function)
-            taken = [p.replace(annotation=p.empty) for p in told.parameters.values()]
-            call = str(told.replace(parameters=taken)).replace(", *,", ",\n    *,")
-            for cls in returned:
-                call = call.replace(f"{cls.__module__}.", "")
-            sentence = " ".join(str(function.__doc__).split("\n\n")[0].split())
-            parts.append(
-                f"### `{module.__name__}.{name}`\n\n```text\n{name}{call}\n```\n\n{sentence}"
-            )
-    return "\n\n".join(
-        [*parts, *(f"### `{cls.__name__}`\n\n{inspect.getdoc(cls)}" for cls in returned)]
-    )
+    """The public functions, and what two of them return."""
+    parts = [function_text(timm_naflex_fast, name) for name in ("enable", "disable", "status")]
+    parts += [function_text(functional, name) for name in functional.__all__]
+    parts += [f"### `{cls.__name__}`\n\n{inspect.getdoc(cls)}" for cls in RETURNED]
+    return "\n\n".join(parts)
 
 
-FUNCTIONS = (
-    first_screen,
-    graphs,
-    model_sentence,
-    never_slower,
-    drift_peers,
-    versions,
-    timm_tests,
-    api,
-)
-SECTIONS: dict[str, Callable[[], str]] = {function.__name__: function for function in FUNCTIONS}
-SECTIONS |= {name: partial(race_table, name) for name in RACES}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "first_screen": first_screen,
+    "graphs": graphs,
+    "model_sentence": model_sentence,
+    "never_slower": never_slower,
+    "drift_peers": drift_peers,
+    "versions": versions,
+    "timm_tests": timm_tests,
+    "api": api,
+    **{name: partial(race_table, name) for name in RACES},
+}
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def fill(text: str) -> str:
     """``text`` with what is between the markers of each of its sections replaced."""
     for name, render in SECTIONS.items():
-        begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+        begin = f"<!-- {name}: begin -->\n"
+        end = f"\n<!-- {name}: end -->"
         if begin in text:
             head, rest = text.split(begin)
-            text = head + begin + render() + end + rest.split(end.strip())[1]
+            after = rest.split(end.strip())[1]
+            text = head + begin + render() + end + after
     return text
+
+
+def draw_drift() -> None:
+    """Draw the picture of drift on the digits."""
+    grids = read_one("drift/digits/report")["survey"]["grids"]
+    picture = curves(grids, ("grid_sample", OURS), 6.4)
+    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 
 def main() -> int:
@@ -439,30 +504,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; tell which pages are old"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; tell what is old")
     parser.add_argument(
         "--release", action="store_true", help="as --check; any complaint is an error"
     )
     options = parser.parse_args()
     new = {page: fill(page.read_text()) for page in PAGES}
     old = [page for page, text in new.items() if text != page.read_text()]
+
     if options.check or options.release:
-        wrong = [*complaints()]
-        print(
-            "\n".join(
-                [
-                    *(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py" for page in old),
-                    *wrong,
-                ]
-            )
-        )
-        return bool(old or (wrong and options.release))
+        wrong = list(complaints())
+        for page in old:
+            print(f"{page.relative_to(ROOT)} is old: uv run tools/pages.py")
+        for line in wrong:
+            print(line)
+        is_error = bool(old)
+        if options.release and wrong:
+            is_error = True
+        return is_error
+
     for page in old:
         page.write_text(new[page])
-    picture = curves(read("drift/digits/report")[0]["survey"]["grids"], ("grid_sample", OURS), 6.4)
-    picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
+    draw_drift()
     return 0
 
 
