@@ -31,31 +31,59 @@ ROOT = Path(__file__).resolve().parent
 nox.options.sessions = ["pairing", "timm_tests"]
 # What `uv run` adds to the project's own environment, which has the newest of everything.
 PAIRINGS = {
-    f"timm-{v}": f"--with timm=={v}"
-    for v in ("1.0.16", "1.0.18", "1.0.20", "1.0.22", "1.0.25", "1.0.28")
+    "timm-1.0.16": "--with timm==1.0.16",
+    "timm-1.0.18": "--with timm==1.0.18",
+    "timm-1.0.20": "--with timm==1.0.20",
+    "timm-1.0.22": "--with timm==1.0.22",
+    "timm-1.0.25": "--with timm==1.0.25",
+    "timm-1.0.28": "--with timm==1.0.28",
+    "newest": "",
+    "torch-2.4": "--with torch==2.4.1 --with torchvision==0.19.1",
+    "torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0",
+    "transformers-5.21": "--with transformers==5.21.*",
+    "transformers-5.22": "--with transformers==5.22.*",
+    "transformers-5.23": "--with transformers==5.23.*",
+    "python-3.10": "--isolated --python 3.10",
+    "python-3.13": "--isolated --python 3.13",
 }
-PAIRINGS |= {"newest": "", "torch-2.4": "--with torch==2.4.1 --with torchvision==0.19.1"}
-PAIRINGS |= {"torch-2.11": "--with torch==2.11.0 --with torchvision==0.26.0"}
-PAIRINGS |= {f"transformers-{v}": f"--with transformers=={v}.*" for v in ("5.21", "5.22", "5.23")}
-PAIRINGS |= {f"python-{v}": f"--isolated --python {v}" for v in ("3.10", "3.13")}
-# Folders and files of tests.
-PATCH = ("handles", "compiled_choice", "transformers_models")
-MODEL = ("models", "rope_models", "distributed", "dtensor")
+# The tests that touch a library, in layers. Paths are below tests/.
 LAYERS = {
-    "operation": ("resampling", "batch", "strategies", "contract", "rope", "test_functional.py"),
-    "patch": ("patching", *(f"behaviour/test_{name}.py" for name in PATCH)),
-    "model": tuple(f"behaviour/test_{name}.py" for name in MODEL),
+    "operation": (
+        "resampling",
+        "batch",
+        "strategies",
+        "contract",
+        "rope",
+        "test_functional.py",
+    ),
+    "patch": (
+        "patching",
+        "behaviour/test_handles.py",
+        "behaviour/test_compiled_choice.py",
+        "behaviour/test_transformers_models.py",
+    ),
+    "model": (
+        "behaviour/test_models.py",
+        "behaviour/test_rope_models.py",
+        "behaviour/test_distributed.py",
+        "behaviour/test_dtensor.py",
+    ),
 }
 MODES = ("stock", "matmul", "interpolate_cached", "grid_sample")
-TIMM_TESTS = [
-    f"tests/test_{name}.py" for name in ("layers", "layers_pos_embed", "naflex_dataset", "models")
-]
+TIMM_TESTS = (
+    "tests/test_layers.py",
+    "tests/test_layers_pos_embed.py",
+    "tests/test_naflex_dataset.py",
+    "tests/test_models.py",
+)
 # Of the tests of models only those about NaFlex, without downloads and without models larger than
 # base.
-ABOUT_NAFLEX = "not test_models or (naflexvit and not (load_pretrained or giant or huge or large or so400m or so150m))"
+NOT_RUN = "load_pretrained or giant or huge or large or so400m or so150m"
+ABOUT_NAFLEX = f"not test_models or (naflexvit and not ({NOT_RUN}))"
 # No other test of timm may fail where it passes unpatched. This one expects entries in timm's
 # private cache of pseudo-inverses, which our patch kernels do not fill.
 MAY_FAIL = "test_patch_embed_interpolator_reuses_nonpersistent_cache"
+# A program that prints the releases of an environment as JSON.
 ABOUT = (
     "import importlib.metadata as m, json, platform; "
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
@@ -78,8 +106,10 @@ def pytest_sessionfinish():
 
 def typed(session: nox.Session) -> str:
     """The command that runs this session, as a shell takes it."""
-    words = ["--", *session.posargs] if session.posargs else []
-    return shlex.join(["uv", "run", "nox", "-s", session.name, *words])
+    words = ["uv", "run", "nox", "-s", session.name]
+    if session.posargs:
+        words += ["--", *session.posargs]
+    return shlex.join(words)
 
 
 def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
@@ -87,39 +117,65 @@ def uv(session: nox.Session, extra: str, *command: str, **options: Any) -> Any:
     return session.run("uv", "run", *extra.split(), *command, external=True, **options)
 
 
-def run_pytest(session: nox.Session, extra: str, *arguments: str) -> dict[str, Any]:
+def name_of(case: ElementTree.Element) -> str:
+    """A test's name in pytest's report."""
+    return f"{case.get('classname')}.{case.get('name')}"
+
+
+def is_red(case: ElementTree.Element) -> bool:
+    """Whether a test failed or could not run."""
+    return case.find("failure") is not None or case.find("error") is not None
+
+
+def run_pytest(session: nox.Session, extra: str, *arguments: str) -> ElementTree.Element:
+    """Run pytest; its report about the tests."""
+    report = Path(session.create_tmp()).resolve() / "report.xml"
+    report.unlink(missing_ok=True)
+    command = ("python", "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}")
+    uv(session, extra, *command, *arguments, success_codes=[0, 1])
+    return ElementTree.parse(report).getroot()[0]
+
+
+def counts_of(report: ElementTree.Element) -> dict[str, Any]:
     """The counts of one run of pytest, and the names of the tests that failed."""
-    out = Path(session.create_tmp()).resolve() / "report.xml"
-    out.unlink(missing_ok=True)
-    start = "python -m pytest -p no:cacheprovider".split()
-    uv(session, extra, *start, f"--junitxml={out}", *arguments, success_codes=[0, 1])
-    suite = ElementTree.parse(out).getroot()[0]
-    bad = [
-        case
-        for case in suite.iter("testcase")
-        if {"failure", "error"} & {child.tag for child in case}
-    ]
-    tests, skipped, failed = int(suite.get("tests", 0)), int(suite.get("skipped", 0)), len(bad)
-    names = [f"{case.get('classname')}.{case.get('name')}" for case in bad]
+    failures = [name_of(case) for case in report.iter("testcase") if is_red(case)]
+    tests = int(report.get("tests", 0))
+    skipped = int(report.get("skipped", 0))
     return {
-        "passed": tests - skipped - failed,
-        "failed": failed,
+        "passed": tests - skipped - len(failures),
+        "failed": len(failures),
         "skipped": skipped,
-        "failures": names,
+        "failures": failures,
     }
 
 
-def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: str) -> None:
-    """Put a row into a result file, in the place of the one with the same ``key``, with the
-    versions that it ran on."""
-    out = Path(os.environ.get("RESULTS", ROOT / "results" / "versions")) / file
+def result_file(folder: str, name: str) -> Path:
+    """A file of results/FOLDER, or of the folder that RESULTS names."""
+    return Path(os.environ.get("RESULTS", ROOT / "results" / folder)) / name
+
+
+def write(file: Path, record: dict[str, Any]) -> None:
+    """Write a result file."""
+    file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: str = "") -> None:
+    """Put a row into a file of results/versions, with the releases that it ran on.
+
+    It takes the place of the row with the same ``key``.
+    """
+    printed = uv(session, extra, "python", "-c", ABOUT, silent=True)
+    releases = json.loads(printed.strip().splitlines()[-1])
+    row |= {**provenance(typed(session)), **releases}
+
+    out = result_file("versions", file)
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
-    versions = json.loads(
-        uv(session, extra, "python", "-c", ABOUT, silent=True).strip().splitlines()[-1]
-    )
-    row |= {**provenance(typed(session)), **versions}
-    rows = [row if old[key] == row[key] else old for old in rows]
-    out.write_text(json.dumps({"rows": rows if row in rows else [*rows, row]}, indent=1) + "\n")
+    places = [place for place, old in enumerate(rows) if old[key] == row[key]]
+    if places:
+        rows[places[0]] = row
+    else:
+        rows.append(row)
+    write(out, {"rows": rows})
 
 
 @nox.session(venv_backend="none")
@@ -127,78 +183,94 @@ def keep(session: nox.Session, file: str, key: str, row: dict[str, Any], extra: 
 def pairing(session: nox.Session, name: str) -> None:
     """The layers of tests that touch the libraries, on one pairing of releases."""
     extra = PAIRINGS[name]
-    folders = {layer: [f"tests/{path}" for path in paths] for layer, paths in LAYERS.items()}
-    layers = {
-        layer: run_pytest(session, extra, "-m", "not fuzz", *paths)
-        for layer, paths in folders.items()
-    }
+    layers = {}
+    failed = []
+    for layer, paths in LAYERS.items():
+        tests = [f"tests/{path}" for path in paths]
+        counts = counts_of(run_pytest(session, extra, "-m", "not fuzz", *tests))
+        layers[layer] = counts
+        failed += counts["failures"]
     keep(session, "matrix.json", "pairing", {"pairing": name, "layers": layers}, extra)
-    if failed := [test for counts in layers.values() for test in counts["failures"]]:
+    if failed:
         session.error(f"failed: {failed}")
 
 
 @nox.session(venv_backend="none")
 @nox.parametrize("slow", [False, True], ids=["fast", "slow"])
 def forced_stock(session: nox.Session, slow: bool) -> None:
-    """Our own tests with the library's own code in place of ours: each that asks for ours has to
-    fail."""
-    chosen = ["-m", "slow and not fuzz" if slow else "not slow and not fuzz", *session.posargs]
-    failed = run_pytest(session, "", "--tb=no", "-p", "tests.support.forced_stock", *chosen)[
-        "failures"
-    ]
-    cases = ElementTree.parse(Path(session.create_tmp()) / "report.xml").iter("testcase")
-    asking = [
-        case
-        for case in cases
-        if case.find("properties/property[@name='asks for ours']") is not None
-    ]
-    names = {f"{case.get('classname')}.{case.get('name')}" for case in asking}
-    green = sorted(names - {*failed})
-    result = {"ask for ours": len(names), "red": len(names) - len(green), "green": green}
+    """Our own tests with the library's own code in place of ours: each that asks for ours fails."""
+    chosen = "slow and not fuzz" if slow else "not slow and not fuzz"
+    options = ("--tb=no", "-p", "tests.support.forced_stock", "-m", chosen)
+    report = run_pytest(session, "", *options, *session.posargs)
+
+    # tests/support/running.py marks the tests that ask for ours.
+    asking = set()
+    green = set()
+    for case in report.iter("testcase"):
+        if case.find("properties/property[@name='asks for ours']") is not None:
+            asking.add(name_of(case))
+            if not is_red(case):
+                green.add(name_of(case))
+    result = {
+        "ask for ours": len(asking),
+        "red": len(asking) - len(green),
+        "green": sorted(green),
+    }
     file = "forced_stock_slow.json" if slow else "forced_stock.json"
-    out = Path(os.environ.get("RESULTS", ROOT / "results" / "tests")) / file
-    out.write_text(json.dumps({**provenance(typed(session)), **result}, indent=1) + "\n")
-    if green or not names:
-        session.error(f"{len(names)} ask for ours; green: {green}")
+    write(result_file("tests", file), {**provenance(typed(session)), **result})
+    if green or not asking:
+        session.error(f"{len(asking)} ask for ours; green: {sorted(green)}")
+
+
+def fetch_timm_tests(session: nox.Session, folder: Path) -> None:
+    """Put the tests of the installed release of timm into a folder, from its source package."""
+    release = importlib.metadata.version("timm")
+    with_pip = "--with pip --with setuptools"
+    download = ("python", "-m", "pip", "download", "--quiet", "--dest", str(folder))
+    uv(session, with_pip, *download, "--no-deps", "--no-binary", ":all:", f"timm=={release}")
+    with tarfile.open(next(folder.glob("timm-*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    # Beside the source package's own timm folder the installed timm would be hidden, so the tests
+    # move away from it.
+    shutil.rmtree(folder / "tests", ignore_errors=True)
+    shutil.move(folder / f"timm-{release}" / "tests", folder / "tests")
+    shutil.copy(folder / f"timm-{release}" / "pyproject.toml", folder)
+
+
+def calls_of(mode: str) -> int:
+    """How often a mode's code ran, as the witness wrote it."""
+    total = 0
+    for line in Path("calls").read_text().splitlines():
+        strategy, count = line.split()
+        if strategy == mode:
+            total += int(count)
+    return total
 
 
 @nox.session(venv_backend="none")
 def timm_tests(session: nox.Session) -> None:
-    """timm's own tests about NaFlex, of the installed release, under each mode; ``stock`` tells
-    what fails anyway."""
+    """timm's own tests about NaFlex under each mode; ``stock`` tells what fails anyway."""
     folder = Path(session.create_tmp()).resolve()
-    release = importlib.metadata.version("timm")
-    source = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"timm=={release}")
-    uv(session, "--with pip --with setuptools", "python", "-m", *source, "--dest", str(folder))
-    with tarfile.open(next(folder.glob("timm-*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
-    # Beside the sdist's own timm folder the installed timm would be hidden, so the tests move away
-    # from it.
-    shutil.rmtree(folder / "tests", ignore_errors=True)
-    shutil.move(folder / f"timm-{release}" / "tests", folder / "tests")
-    shutil.copy(folder / f"timm-{release}" / "pyproject.toml", folder)
-    known: list[str] = []
-    plugin = (
-        "-q",
-        "-n",
-        "auto",
-        "-p",
-        "witness",
-        "-p",
-        "timm_naflex_fast.pytest_plugin",
-        "--naflex-mode",
-    )
+    fetch_timm_tests(session, folder)
     (folder / "witness.py").write_text(WITNESS)
     session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     session.chdir(folder)
+
+    plugins = ("-p", "witness", "-p", "timm_naflex_fast.pytest_plugin")
+    options = ("-q", "-n", "auto", *plugins, "-k", ABOUT_NAFLEX)
+    fail_anyway: list[str] = []
     for mode in session.posargs or MODES:
         Path("calls").write_text("")
-        counts = run_pytest(session, "", *plugin, mode, "-k", ABOUT_NAFLEX, *TIMM_TESTS)
-        calls = [line.split() for line in Path("calls").read_text().splitlines()]
-        counts["calls"] = sum(int(count) for strategy, count in calls if strategy == mode)
-        known = counts["failures"] if mode == "stock" else known
-        broken = [name for name in counts["failures"] if name not in known and MAY_FAIL not in name]
-        keep(session, "timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken}, "")
+        report = run_pytest(session, "", *options, "--naflex-mode", mode, *TIMM_TESTS)
+        counts = counts_of(report)
+        counts["calls"] = calls_of(mode)
+        if mode == "stock":
+            fail_anyway = counts["failures"]
+        broken = []
+        for name in counts["failures"]:
+            if name not in fail_anyway and MAY_FAIL not in name:
+                broken.append(name)
+        keep(session, "timm_tests.json", "mode", {"mode": mode, **counts, "broken": broken})
         print(f"{session.name} {mode}: {counts}")
         if broken:
             session.error(f"fail under {mode} alone: {broken}")

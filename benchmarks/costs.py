@@ -8,7 +8,7 @@ may be PyTorch's fake ones, which have no numbers.
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -26,10 +26,12 @@ BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
 SCATTERS = {"index_add_", "index_put_", "_index_put_impl_", "scatter_add_"}
 OVERWRITES = {"copy_", "zero_", "fill_"}  # they write their first argument without reading it
 EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-# For these the host waits for the device: operators, whose result is a number or has a size that
-# depends on numbers, and what calls no operator on a CPU.
+
+# For these the host waits for the device: operators whose result is a number, or has a size that
+# depends on numbers; and functions that call no operator on a CPU.
 WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim"}
-READS, LISTS = {Tensor.cpu, Tensor.tolist}, {torch.tensor, torch.as_tensor}
+READS = {Tensor.cpu, Tensor.tolist}
+LISTS = {torch.tensor, torch.as_tensor}
 
 
 @contextmanager
@@ -44,11 +46,9 @@ def counting() -> Iterator[dict[str, int]]:
       one of the GPU still.
     """
     watched = kept.watched()
-    cached, on_gpu = (
-        patch.object(kept, "watched", lambda: watched),
-        patch.object(Tensor, "is_cpu", False),
-    )
-    with cached, on_gpu, _Operators() as operators, _Reads(operators.count):
+    as_if_alone = patch.object(kept, "watched", lambda: watched)
+    as_if_on_gpu = patch.object(Tensor, "is_cpu", False)
+    with as_if_alone, as_if_on_gpu, _Operators() as operators, _Reads(operators.count):
         yield operators.count
 
 
@@ -60,8 +60,10 @@ class _Reads(TorchFunctionMode):
         self.count = count
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count["host_waits"] += func in READS or (func in LISTS and "device" in (kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in READS or (func in LISTS and "device" in kwargs):
+            self.count["host_waits"] += 1
+        return func(*args, **kwargs)
 
 
 class _Operators(TorchDispatchMode):
@@ -77,38 +79,46 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a fake tensor
             return func(*args, **kwargs)
-        with self:  # in inference mode, what is made of other operators comes as one
-            if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                return out
-        given = {
-            argument.name: value for argument, value in zip(func._schema.arguments, args)
-        } | kwargs
-        name = func.overloadpacket.__name__
+
+        # In inference mode, what is made of other operators comes as one.
+        with self:
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+
+        schema = func._schema
+        given = {argument.name: value for argument, value in zip(schema.arguments, args)}
+        given |= kwargs
         for tensor in _tensors(given):
-            self._hold(tensor, 0)
+            self._hold(tensor, size=0)
         out = func(*args, **kwargs)
         for tensor in _tensors(out):
-            self._hold(tensor, tensor.untyped_storage().nbytes())
-        masked = name in GATHERS | SCATTERS and any(
-            i.dtype == torch.bool for i in _tensors(given.get("indices"))
-        )
-        repeats = name == "repeat_interleave" and given.get("output_size") is None
-        self.count["host_waits"] += name in WAITS or masked or repeats
-        view = any(
-            r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
-        )
-        if not view and name not in EMPTY:
-            read, written = map(sum, zip((0, 0), *_touched(name, func._schema, given, out)))
-            for key, more in dict(
-                read=read, written=written, operators=bool(read or written)
-            ).items():
-                self.count[key] += more
+            self._hold(tensor, size=tensor.untyped_storage().nbytes())
+
+        name = func.overloadpacket.__name__
+        if _waits(name, given):
+            self.count["host_waits"] += 1
+        if name not in EMPTY and not _is_view(schema):
+            self._add(_touched(name, schema, given, out))
         return out
+
+    def _add(self, touched: Iterable[tuple[int, int]]) -> None:
+        """Count an operator by the bytes that it reads and writes of each tensor."""
+        read = 0
+        written = 0
+        for more_read, more_written in touched:
+            read += more_read
+            written += more_written
+        self.count["read"] += read
+        self.count["written"] += written
+        if read or written:
+            self.count["operators"] += 1
 
     def _hold(self, tensor: Tensor, size: int) -> None:
         """Count new memory until it is freed."""
         memory = tensor.untyped_storage()
-        if (key := memory._cdata) not in self._known:
+        key = memory._cdata
+        if key not in self._known:
             self._known.add(key)
             weakref.finalize(memory, self._free, key, size)
             self._held += size
@@ -119,35 +129,63 @@ class _Operators(TorchDispatchMode):
         self._held -= size
 
 
+def _waits(name: str, given: dict[str, Any]) -> bool:
+    """Whether the host waits for an operator's numbers."""
+    if name in WAITS:
+        return True
+    if name == "repeat_interleave":
+        return given.get("output_size") is None
+    if name in GATHERS | SCATTERS:
+        return any(index.dtype == torch.bool for index in _tensors(given.get("indices")))
+    return False
+
+
+def _is_view(schema: Any) -> bool:
+    """Whether an operator gives a tensor of its argument's memory, and writes nothing."""
+    aliases = [result.alias_info for result in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
 def _touched(name: str, schema: Any, given: dict[str, Any], out: Any) -> Iterator[tuple[int, int]]:
     """The bytes that an operator reads and writes of each tensor."""
-    rows: Any = (
-        math.inf
-    )  # the most that is touched of the first argument, where only some of its rows are
-    if name in BAGS:
-        rows = given["indices"].numel() * _bytes(given["weight"]) // max(1, len(given["weight"]))
-    elif name in GATHERS:
-        rows = out.nbytes
-    elif name in SCATTERS:
-        rows = next(given[key] for key in ("source", "values", "src") if key in given).nbytes
     for place, argument in enumerate(schema.arguments):
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+        alias = argument.alias_info
+        writes = alias is not None and alias.is_write
         reads = not writes or (place == 0 and name not in OVERWRITES)
         for tensor in _tensors(given.get(argument.name)):
-            size = _bytes(tensor) if place else min(rows, _bytes(tensor))
+            size = _bytes(tensor)
+            if place == 0:
+                size = min(size, _most_of_first(name, given, out))
             yield size * reads, size * writes
-    for result, returned in zip(out if isinstance(out, (tuple, list)) else [out], schema.returns):
+
+    results = out if isinstance(out, (tuple, list)) else [out]
+    for result, returned in zip(results, schema.returns):
         if returned.alias_info is None:
-            yield from ((0, _bytes(tensor)) for tensor in _tensors(result))
+            for tensor in _tensors(result):
+                yield 0, _bytes(tensor)
+
+
+def _most_of_first(name: str, given: dict[str, Any], out: Any) -> Any:
+    """The most bytes that are touched of the first argument: of some operators, the named rows."""
+    if name in BAGS:
+        weight = given["weight"]
+        return given["indices"].numel() * _bytes(weight) // max(1, len(weight))
+    if name in GATHERS:
+        return out.nbytes
+    if name in SCATTERS:
+        added = next(given[key] for key in ("source", "values", "src") if key in given)
+        return added.nbytes
+    return math.inf
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    """The tensors of any structure."""
     return [leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> int:
     """The memory behind a tensor: elements that an expanded dimension repeats count once."""
-    sizes = (
-        size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride())
-    )
-    return tensor.element_size() * math.prod(sizes)
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        elements *= size if stride else min(size, 1)
+    return tensor.element_size() * elements

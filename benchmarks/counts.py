@@ -24,9 +24,14 @@ Rows = list[dict[str, Any]]
 TRACEABLE = "matmul, traceable"
 CONTENDERS = ("stock", "timm-flag-bilinear", "matmul", TRACEABLE, PLAIN_ADD)
 NARROW = (16, 32)  # channels; with fewer, a token is no larger than its coordinates
-BATCHES, IMAGES, DEPTH, WIDTH = 20, 8, 2, 64
-LIBRARIES = {"timm": ["stock", "timm's grid_sample", "interpolate_cached", "grid_sample", "matmul"]}
-LIBRARIES |= {"transformers": ["stock", "interpolate_cached", "matmul"]}
+BATCHES = 20
+IMAGES = 8  # of a batch
+DEPTH = 2
+WIDTH = 64
+LIBRARIES = {
+    "timm": ["stock", "timm's grid_sample", "interpolate_cached", "grid_sample", "matmul"],
+    "transformers": ["stock", "interpolate_cached", "matmul"],
+}
 # How the model is compiled, and the numbers of tokens of the batches, in turn.
 WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "compile, one length": ({}, (256,)),
@@ -38,11 +43,15 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 
 
 def count_step(name: str, workload: str, batch: int, phase: str, channels: int) -> dict[str, int]:
-    """The cost of one step of a contender at ``channels``. It has run before, so its caches are
-    full."""
-    with FakeTensorMode() if name == TRACEABLE else nullcontext(), ExitStack() as stack:
-        work, names = WORKLOADS[workload], [name.split(",")[0]]
-        (contender,) = race(work, batch, "float32", phase, names, stack, "cpu", channels).contenders
+    """The cost of one step of a contender. It has run before, so its caches are full."""
+    with ExitStack() as stack:
+        if name == TRACEABLE:
+            stack.enter_context(FakeTensorMode())
+        strategy = name.split(",")[0]
+        timed = race(
+            WORKLOADS[workload], batch, "float32", phase, [strategy], stack, "cpu", channels
+        )
+        (contender,) = timed.contenders
         if name != "stock":  # which caches nothing, and takes long
             contender.run(contender.prepare())
         argument = contender.prepare()
@@ -51,20 +60,39 @@ def count_step(name: str, workload: str, batch: int, phase: str, channels: int) 
     return count
 
 
+def count_contender(
+    name: str, workload: str, batch: int, phase: str, channels: int
+) -> dict[str, int]:
+    """The cost of one step at ``channels``: on numbers, on the line through two small widths."""
+    if name == TRACEABLE:
+        return count_step(name, workload, batch, phase, channels)
+    low, high = NARROW
+    small = count_step(name, workload, batch, phase, low)
+    large = count_step(name, workload, batch, phase, high)
+    counts = {}
+    for key in small:
+        by_channels = large[key] - small[key]  # for high - low channels
+        counts[key] = small[key] + by_channels * (channels - low) // (high - low)
+    return counts
+
+
 def count_race(
     workload: str, batch: int, phase: str, names: Sequence[str] = CONTENDERS, channels: int = 768
 ) -> Rows:
-    """A row per contender: what the race is, and its counts at ``channels``, on the line through
-    two widths."""
-    grids, rows, (low, high) = WORKLOADS[workload].grids(batch), [], NARROW
-    about = dict(workload=workload, phase=phase, batch=batch, dtype="float32", channels=channels)
-    about |= dict(tokens=sum(h * w for h, w in grids), grids=len(set(grids)))
+    """A row per contender: what the race is, and its counts at ``channels``."""
+    grids = WORKLOADS[workload].grids(batch)
+    about = dict(
+        workload=workload,
+        phase=phase,
+        batch=batch,
+        dtype="float32",
+        channels=channels,
+        tokens=sum(h * w for h, w in grids),
+        grids=len(set(grids)),
+    )
+    rows = []
     for name in names:
-        widths = (channels, channels) if name == TRACEABLE else NARROW
-        small, large = (count_step(name, workload, batch, phase, width) for width in widths)
-        counts = {
-            key: n + (large[key] - n) * (channels - low) // (high - low) for key, n in small.items()
-        }
+        counts = count_contender(name, workload, batch, phase, channels)
         rows.append({**about, "contender": name, **counts})
     return rows
 
@@ -86,27 +114,37 @@ def steps(tiny: bool) -> Iterator[Rows]:
 def make(library: str, sampled: bool) -> torch.nn.Module:
     """A small model of a library; ``sampled``: by timm's grid_sample."""
     if library == "timm":
-        small = dict(depth=DEPTH, embed_dim=WIDTH, num_heads=2, num_classes=5)
         return timm.create_model(
-            "naflexvit_base_patch16_siglip", **small, pos_embed_use_grid_sample=sampled
+            "naflexvit_base_patch16_siglip",
+            depth=DEPTH,
+            embed_dim=WIDTH,
+            num_heads=2,
+            num_classes=5,
+            pos_embed_use_grid_sample=sampled,
         )
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    small = dict(
-        num_hidden_layers=DEPTH, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=2
+    config = Siglip2VisionConfig(
+        num_hidden_layers=DEPTH,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_attention_heads=2,
+        attn_implementation="sdpa",
     )
-    return Siglip2VisionModel(Siglip2VisionConfig(**small, attn_implementation="sdpa"))
+    return Siglip2VisionModel(config)
 
 
 def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
-    """A batch of images of other shapes each, padded to ``tokens``, as the model's ``forward``
-    takes it."""
-    source, grid = random.Random(seed), siglip_grids(tokens)
+    """A batch of images of other shapes each, as the model's ``forward`` takes it.
+
+    ``tokens`` is the number that all are padded to.
+    """
+    source = random.Random(seed)
+    grid = siglip_grids(tokens)
     grids = [grid(source, number) for number in range(IMAGES)]
-    patches, valid = (
-        torch.randn(IMAGES, tokens, 768),
-        torch.arange(tokens) < torch.tensor([[h * w] for h, w in grids]),
-    )
+    patches = torch.randn(IMAGES, tokens, 768)
+    real = torch.tensor([[h * w] for h, w in grids])  # (B, 1)
+    valid = torch.arange(tokens) < real  # (B, N)
     if library == "timm":
         return dict(x=patches, patch_coord=coordinates(grids, tokens), patch_valid=valid)
     return dict(
@@ -114,29 +152,38 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     )
 
 
+def train(run: Any, batch: Any) -> None:
+    """The forward and backward pass of one batch."""
+    out = run(**batch)
+    loss = getattr(out, "pooler_output", out).square().sum()
+    loss.backward()
+
+
+def export(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """Export a model for any number of images and of tokens."""
+    images = torch.export.Dim("images", max=64)
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    sizes = {}
+    for name in batch:
+        sizes[name] = {0: images} if name == "spatial_shapes" else {0: images, 1: tokens}
+    torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
+
+
 def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
     """The graphs, breaks and recompiled graphs of one way; nothing of an export, which works or
     raises."""
-    sampled, (options, lengths) = contender == "timm's grid_sample", WAYS[way]
+    options, lengths = WAYS[way]
+    sampled = contender == "timm's grid_sample"
     model = make(library, sampled)
-    with nullcontext() if sampled or contender == "stock" else enable(contender, library=library):
+    is_timms = sampled or contender == "stock"
+    with nullcontext() if is_timms else enable(contender, library=library):
         if way == "export":
-            batch = draw(library, lengths[0], 0)
-            free = {
-                0: torch.export.Dim("images", max=64),
-                1: torch.export.Dim("tokens", min=2, max=4096),
-            }
-            sizes = {name: {0: free[0]} if name == "spatial_shapes" else free for name in batch}
-            torch.export.export(model.eval(), (), batch, dynamic_shapes=sizes)
+            export(model, draw(library, lengths[0], seed=0))
             return {}
-
-        def train(run: Any, batch: Any) -> None:
-            out = run(**batch)
-            getattr(out, "pooler_output", out).square().sum().backward()
-
-        batches = [
-            draw(library, lengths[number % len(lengths)], number) for number in range(BATCHES)
-        ]
+        batches = []
+        for number in range(BATCHES):
+            length = lengths[number % len(lengths)]
+            batches.append(draw(library, length, seed=number))
         counted = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
 
@@ -149,10 +196,12 @@ def graphs(tiny: bool) -> Iterator[Rows]:
     later batch made necessary. In export the batch and the number of tokens are dynamic; what the
     program computes, the tests compare.
     """
-    for library, way in [("timm", "export")] if tiny else product(LIBRARIES, WAYS):
+    cases = [("timm", "export")] if tiny else product(LIBRARIES, WAYS)
+    for library, way in cases:
         for contender in LIBRARIES[library]:
             try:
                 result = count_graphs(library, contender, way)
             except Exception as error:
-                result = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+                first_line = str(error).strip().splitlines()[0]
+                result = {"error": f"{type(error).__name__}: {first_line}"}
             yield [{"library": library, "way": way, "contender": contender, **result}]
