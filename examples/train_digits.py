@@ -1,7 +1,8 @@
 """Train the small NaFlexVit of digits.py on scikit-learn's digits: a few minutes on one CPU core.
 
-uv run examples/train_digits.py OMP_NUM_THREADS=1 uv run torchrun --nproc-per-node 2
-examples/train_digits.py --steps 20 --out /tmp/try.safetensors
+    uv run examples/train_digits.py
+    OMP_NUM_THREADS=1 uv run torchrun --nproc-per-node 2 examples/train_digits.py --steps 20 \\
+        --out /tmp/try.safetensors
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -25,6 +27,7 @@ from digits import (
     CONFIG,
     HELD_OUT_GRIDS,
     TRAIN_SEQ_LENS,
+    Batch,
     accuracy,
     build_model,
     held_out_batches,
@@ -63,55 +66,59 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW that spares vectors and what timm names in no_weight_decay, which holds the position
-    table."""
-    spared = model.no_weight_decay()
-    decay = [p for n, p in model.named_parameters() if p.ndim > 1 and n not in spared]
-    rest = [p for n, p in model.named_parameters() if p.ndim <= 1 or n in spared]
-    return torch.optim.AdamW(
-        [{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr, weight_decay=weight_decay
-    )
+def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """AdamW that spares vectors and what timm spares: its names hold the position table."""
+    spared_by_timm = model.no_weight_decay()
+    decay = []
+    spared = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim <= 1 or name in spared_by_timm:
+            spared.append(parameter)
+        else:
+            decay.append(parameter)
+    groups = [{"params": decay}, {"params": spared, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr, weight_decay=RECIPE["weight_decay"])
 
 
 def lr_factor(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    progress = (step - warmup) / max(1, total - warmup)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def endless_batches(
+    images: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int
+) -> Iterator[Batch]:
+    """Yield the batches of epoch after epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from train_batches(images, labels, batch_size, generator)
+
+
+def share_of(batch: Batch, rank: int, world: int) -> Batch:
+    """One process's share of a batch."""
+    inputs, targets = batch
+    shared = {}
+    for name, value in inputs.items():
+        shared[name] = value[rank::world] if torch.is_tensor(value) else value
+    return shared, targets[rank::world]
 
 
 def train(
-    model: nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    total: int,
-    warmup: int,
-    *,
-    lr: float,
-    batch_size: int,
-    seed: int,
-    rank: int = 0,
-    world: int = 1,
+    model: nn.Module, batches: Iterator[Batch], total: int, warmup: int, lr: float
 ) -> Iterator[float]:
-    """Train by RECIPE, one optimiser step each time the next loss is asked for; `total` steps in
-    all.
-
-    Every process is seeded alike: all draw the same batch of `batch_size`, and each takes its
-    share.
-    """
-    wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    optimizer = make_optimizer(model, lr, RECIPE["weight_decay"])
+    """Train by RECIPE, one step each time the next loss is asked for; ``total`` steps in all."""
+    is_distributed = dist.is_available() and dist.is_initialized()
+    wrapped = nn.parallel.DistributedDataParallel(model) if is_distributed else model
+    optimizer = make_optimizer(model, lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: lr_factor(step, total, warmup)
     )
-    generator = torch.Generator().manual_seed(seed)
-    epochs = (train_batches(images, labels, batch_size, generator) for _ in itertools.count())
-    for inputs, targets in itertools.islice(itertools.chain.from_iterable(epochs), total):
-        model.train()
-        inputs = {k: v[rank::world] if torch.is_tensor(v) else v for k, v in inputs.items()}
-        loss = F.cross_entropy(
-            wrapped(inputs), targets[rank::world], label_smoothing=RECIPE["label_smoothing"]
-        )
+    model.train()
+    for inputs, targets in itertools.islice(batches, total):
+        logits = wrapped(inputs)
+        loss = F.cross_entropy(logits, targets, label_smoothing=RECIPE["label_smoothing"])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), RECIPE["clip_norm"])
@@ -120,9 +127,41 @@ def train(
         yield loss.item()
 
 
+def write_checkpoint(
+    args: argparse.Namespace, model: nn.Module, warmup: int, result: dict[str, Any]
+) -> None:
+    """Write the weights, and beside them a JSON file about how they were trained."""
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, args.out)
+    recipe = {
+        **RECIPE,
+        "warmup_steps": warmup,
+        "lr": args.lr,
+        "batch_size": args.batch_size,
+        "train_seq_lens": TRAIN_SEQ_LENS,
+    }
+    facts = {
+        "model": CONFIG,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "recipe": recipe,
+        "epochs": args.epochs,
+        "seed": args.seed,
+        "mode": args.mode,
+        "held_out_grids": [f"{h}x{w}" for h, w in HELD_OUT_GRIDS],
+        **result,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    args.out.with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
 def main() -> None:
     args = parse_args()
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    # torchrun starts this program several times, and tells each which one it is.
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     if args.batch_size % world:
         raise SystemExit(f"--batch-size {args.batch_size} does not divide among {world} processes")
     if world > 1:
@@ -133,60 +172,37 @@ def main() -> None:
         timm_naflex_fast.enable(mode=args.mode)
 
     torch.manual_seed(args.seed)
-    train_x, train_y, test_x, test_y = split()
+    train_images, train_labels, test_images, test_labels = split()
     model = build_model()
-    per_epoch = len(train_x) // args.batch_size
-    total = min(args.epochs * per_epoch, args.steps or args.epochs * per_epoch)
+    per_epoch = len(train_images) // args.batch_size  # steps
+    total = args.epochs * per_epoch
+    if args.steps:
+        total = min(total, args.steps)
     warmup = max(1, min(3 * per_epoch, total // 10))
-    start, step = time.perf_counter(), 0
-    steps = train(
-        model,
-        train_x,
-        train_y,
-        total,
-        warmup,
-        lr=args.lr,
-        batch_size=args.batch_size,
-        seed=args.seed,
-        rank=rank,
-        world=world,
-    )
-    bar = tqdm(steps, "training", total, disable=rank != 0)
+
+    # Every process is seeded alike: all draw the same batch, and each takes its share.
+    drawn = endless_batches(train_images, train_labels, args.batch_size, args.seed)
+    shares = (share_of(batch, rank, world) for batch in drawn)
+    start = time.perf_counter()
+    step = 0
+    losses = train(model, shares, total, warmup, args.lr)
+    bar = tqdm(losses, "training", total, disable=rank != 0)
     for step, loss in enumerate(bar, 1):
         bar.set_postfix(epoch=(step - 1) // per_epoch + 1, loss=f"{loss:.3f}")
     seconds = time.perf_counter() - start
 
     if rank == 0:
-        score = accuracy(model, held_out_batches(test_x, test_y))
-        print(
-            f"held-out accuracy {score:.2%} ({len(test_x)} digits x {len(HELD_OUT_GRIDS)} grids), {seconds:.0f} s"
-        )
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, args.out)
-        record = {
-            "model": CONFIG,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "recipe": RECIPE
-            | {
-                "warmup_steps": warmup,
-                "lr": args.lr,
-                "batch_size": args.batch_size,
-                "train_seq_lens": TRAIN_SEQ_LENS,
-            },
-            "epochs": args.epochs,
+        score = accuracy(model, held_out_batches(test_images, test_labels))
+        tested = f"{len(test_images)} digits x {len(HELD_OUT_GRIDS)} grids"
+        print(f"held-out accuracy {score:.2%} ({tested}), {seconds:.0f} s")
+        result = {
             "steps": step,
-            "seed": args.seed,
             "processes": world,
-            "mode": args.mode,
             "held_out_accuracy": score,
-            "held_out_images": len(test_x),
-            "held_out_grids": [f"{h}x{w}" for h, w in HELD_OUT_GRIDS],
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "date": datetime.date.today().isoformat(),
+            "held_out_images": len(test_images),
             "seconds": round(seconds, 1),
         }
-        args.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+        write_checkpoint(args, model, warmup, result)
     if world > 1:
         dist.destroy_process_group()
 
