@@ -11,38 +11,56 @@ from tests.support.oracles import Case, relative, stock
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text()
 (COPY,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-exec(COPY, SCOPE := {})
+SCOPE = {}
+exec(COPY, SCOPE)
 BATCHES = [[(3, 4), (9, 2), (6, 5), (12, 14), (2, 15)], [(1, 6), (7, 7)], [(5, 3)]]
+
+
+class Add(torch.nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x, table, coord):
+        return x + SCOPE["position_embeddings"](table, coord, self.mode)
+
+
+def case_of(sizes, mode):
+    """A batch and its table, and what Add takes."""
+    case = Case(mode=mode, sizes=sizes)
+    embeds = case.embeds()
+    return case, embeds, (case.x(), embeds.pos_embed[0], case.coord())
+
+
+def ways_of(mode):
+    """The copy as it is, exported, and compiled."""
+    *_, example = case_of(BATCHES[0], mode)
+    images = Dim("B", max=64)
+    tokens = Dim("N", min=2, max=512)
+    free = {0: images, 1: tokens}
+    program = torch.export.export(Add(mode), example, dynamic_shapes=(free, None, free))
+    compiled = torch.compile(Add(mode), fullgraph=True, dynamic=True, backend="eager")
+    return Add(mode), program.module(), compiled
+
+
+def test_the_copy_is_short():
+    assert len(COPY.strip().splitlines()) <= 35
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_a_copy_of_the_one_product_is_timms_loop_in_one_graph_and_exported(mode):
     """Values and gradients."""
-    assert len(COPY.strip().splitlines()) <= 35
-
-    class Add(torch.nn.Module):
-        def forward(self, x, table, coord):
-            return x + SCOPE["position_embeddings"](table, coord, mode)
-
-    def batch(sizes):
-        case = Case(mode=mode, sizes=sizes)
-        return case, case.x(), case.embeds().pos_embed[0], case.coord()
-
-    free = {0: Dim("B", max=64), 1: Dim("N", min=2, max=512)}
-    program = torch.export.export(
-        Add(), batch(BATCHES[0])[1:], dynamic_shapes=(free, None, free)
-    ).module()
-    compiled = torch.compile(Add(), fullgraph=True, dynamic=True, backend="eager")
+    ways = ways_of(mode)
     for sizes in BATCHES:
-        case, x, table, coord = batch(sizes)
-        embeds, want = case.embeds(), x.clone()
+        case, embeds, (x, table, coord) = case_of(sizes, mode)
+        want = x.clone()
         stock(case, embeds, want, coord)
-        real = torch.arange(x.shape[1]) < torch.tensor(
-            [[h * w] for h, w in sizes]
-        )  # padding means nothing
+        tokens = torch.tensor([[h * w] for h, w in sizes])
+        real = torch.arange(x.shape[1]) < tokens  # padding means nothing
         weight = torch.randn(x.shape) * real[..., None]
         (want_grad,) = torch.autograd.grad(want, embeds.pos_embed, weight)
-        for add in (Add(), program, compiled):
+        for add in ways:
             got = add(x, table, coord)
+            (grad,) = torch.autograd.grad(got, table, weight)
             assert (got - want)[real].abs().max() <= 2e-6 * max(1, table.abs().max())
-            assert relative(torch.autograd.grad(got, table, weight)[0], want_grad[0]) <= 1e-5
+            assert relative(grad, want_grad[0]) <= 1e-5

@@ -34,25 +34,20 @@ def race(**changes):
 
 
 def cells(text):
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
-    results("speed/siglip", *race(), *race(batch=1)[2:])
-    (headings, _, full, part) = cells(pages.race_table("position"))
+    _, _, *without_timm = race(batch=1)
+    results("speed/siglip", *race(), *without_timm)
+    headings, _, full, part = cells(pages.race_table("position"))
     ratios = ["times faster than timm", "than timm's grid_sample", "times one plain add"]
     assert headings[:4] == ["workload, phase, batch, dtype", *ratios]
     assert full[:4] == ["siglip, train, 64, float32", "50.0", "5.00", "2.00"]
-    assert part[:4] == [
-        "siglip, train, 1, float32",
-        "-",
-        "-",
-        "2.00",
-    ]  # no ratio to a contender of another race
+    # There is no ratio to a contender of another race.
+    assert part[:4] == ["siglip, train, 1, float32", "-", "-", "2.00"]
+
     results("speed/others", *race(workload="single"), commit="def")
     assert "commit def / abc; " in pages.race_table("position")
 
@@ -61,115 +56,145 @@ def check(monkeypatch, capsys, option, *shown):
     """The exit status of tools/pages.py, and what it prints."""
     monkeypatch.setattr(pages, "PAGES", shown)
     monkeypatch.setattr("sys.argv", ["pages.py", option])
-    return pages.main(), capsys.readouterr().out.strip()
+    status = pages.main()
+    return status, capsys.readouterr().out.splitlines()
 
 
 def test_an_old_page_is_noticed(results, tmp_path, monkeypatch, capsys):
-    (page := tmp_path / "page.md").write_text(
-        "<!-- rope: begin -->\n1.5 times\n<!-- rope: end -->\n"
-    )
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    assert check(monkeypatch, capsys, "--check", page) == (
-        1,
-        "page.md is old: uv run tools/pages.py",
-    )
+    page = tmp_path / "page.md"
+    page.write_text("<!-- rope: begin -->\n1.5 times\n<!-- rope: end -->\n")
+    status, said = check(monkeypatch, capsys, "--check", page)
+    assert status == 1
+    assert said == ["page.md is old: uv run tools/pages.py"]
     assert "1.5 times" in page.read_text()
 
 
-def test_what_is_listed_and_stops_a_release(results, monkeypatch, capsys):
-    """Old results, lost races, tests that fail on a pairing of releases, and those that do not
-    notice forced stock."""
-    if not (pages.ROOT / ".git").exists():
-        pytest.skip("no checkout")
+def old_results(results):
+    commit = "0" * 40
     results("counts", commit="HEAD")
-    for name in ("rope", "tests/forced_stock"):
-        results(name, commit="0" * 40, green=["test_green"] if name[0] == "t" else [])
-    lost, kept = (
-        row(times_faster=0.85),
-        [row(times_faster=0.9), row("timm-flag-bilinear", times_faster=0.1)],
-    )
-    results("speed/unseen", lost, *kept, row("plain-add", times_faster=0.5), commit="HEAD")
-    results(
-        "exported", row(suite="exported", times_faster=0.2), commit="HEAD"
-    )  # timm's loop cannot be exported
+    results("rope", commit=commit)
+    results("tests/forced_stock", commit=commit, green=["test_green"])
+    return [
+        f"rope.json: its code has changed since {commit}",
+        f"tests/forced_stock.json: its code has changed since {commit}",
+        "tests/forced_stock.json: test_green passes without ours",
+    ]
+
+
+def lost_races(results):
+    lost = row(times_faster=0.85)
+    not_lost = row(times_faster=0.9)
+    timms = row("timm-flag-bilinear", times_faster=0.1)
+    floor = row("plain-add", times_faster=0.5)
+    results("speed/unseen", lost, not_lost, timms, floor, commit="HEAD")
+    # timm's loop cannot be exported, so an exported program races with something else.
+    results("exported", row(suite="exported", times_faster=0.2), commit="HEAD")
+    return ["speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed"]
+
+
+def failed_tests(results):
+    commit = "1" * 40
     layers = {"patch": {"failures": []}, "model": {"failures": ["test_red"]}}
     results(
-        "versions/matrix", {"commit": "1" * 40, "layers": {}}, {"commit": "HEAD", "layers": layers}
+        "versions/matrix", {"commit": commit, "layers": {}}, {"commit": "HEAD", "layers": layers}
     )
-    modes = [
-        {"commit": "HEAD", "failures": ["known", "new"], "broken": broken}
-        for broken in ([], ["new"])
-    ]
-    results("versions/timm_tests", *modes)  # what fails under stock too is not broken
-    lines = [
-        f"rope.json: its code has changed since {'0' * 40}",
-        "speed/unseen.json: siglip train B=64 matmul has 0.85 of the library's speed",
-        f"tests/forced_stock.json: its code has changed since {'0' * 40}",
-        "tests/forced_stock.json: test_green passes without ours",
-        f"versions/matrix.json: its code has changed since {'1' * 40}",
+    # What fails under stock too is not broken.
+    stock = {"commit": "HEAD", "failures": ["known", "new"], "broken": []}
+    matmul = {"commit": "HEAD", "failures": ["known", "new"], "broken": ["new"]}
+    results("versions/timm_tests", stock, matmul)
+    return [
+        f"versions/matrix.json: its code has changed since {commit}",
         "versions/matrix.json: test_red fails",
         "versions/timm_tests.json: new fails",
     ]
-    said = "\n".join(f"results/{line}" for line in lines)
-    assert check(monkeypatch, capsys, "--check") == (0, said) and check(
-        monkeypatch, capsys, "--release"
-    ) == (1, said)
-    files = {
-        "diff": "a.py b.py",
-        "new:a.py": "a = 1  # why",
-        "HEAD:a.py": "a = 1",
-        "old:a.py": "a = 2",
-    }
-    monkeypatch.setattr(
-        pages, "git", lambda command, *words: files.get("diff" if command == "diff" else words[0])
-    )
-    assert [bool([*pages.outdated([{"commit": commit}], ())]) for commit in ("new", "old")] == [
-        False,
-        True,
-    ]
 
 
-def test_what_this_code_has_measured_here_is_not_measured_again(
-    results, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("make", [old_results, lost_races, failed_tests])
+def test_what_is_listed_and_stops_a_release(make, results, monkeypatch, capsys):
+    if not (pages.ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    said = [f"results/{line}" for line in make(results)]
+    assert check(monkeypatch, capsys, "--check") == (0, said)
+    assert check(monkeypatch, capsys, "--release") == (1, said)
+
+
+@pytest.mark.parametrize(("before", "has_changed"), [("a = 1  # why", False), ("a = 2", True)])
+def test_a_figure_grows_old_by_code_not_by_comments(before, has_changed, monkeypatch):
+    files = {"before:a.py": before, "HEAD:a.py": "a = 1"}
+
+    def git(command, *words):
+        return "a.py b.py" if command == "diff" else files.get(words[0])
+
+    monkeypatch.setattr(pages, "git", git)
+    assert pages.has_changed("before", ["a.py", "b.py"]) == has_changed
+
+
+@pytest.fixture
+def measured(results, tmp_path, monkeypatch):
+    """Runs benchmarks/measure.py; the names of what it measured."""
     facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
-    done, load = [], [0.1]
+    done = []
     monkeypatch.setattr(measure, "provenance", lambda command: facts)
     monkeypatch.setattr(measure, "ROOT", tmp_path)
     monkeypatch.setattr(measure, "NAMES", ("rope", "counts", "graphs"))
     monkeypatch.setattr(measure, "measure", lambda name, tiny: done.append(name) or {})
-    monkeypatch.setattr(measure.os, "getloadavg", lambda: load)
-    results("rope")
-    results("counts", commit="old")
-    for words in ([], ["rope"]):
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: [0.1])
+
+    def run(*words):
+        done.clear()
         monkeypatch.setattr("sys.argv", ["measure.py", *words])
         measure.main()
-    assert done == ["counts", "graphs", "rope"]
-    load[0] = 1.5
+        return list(done)
+
+    return run
+
+
+def test_what_this_code_has_measured_here_is_not_measured_again(results, measured):
+    results("rope")
+    results("counts", commit="old")
+    assert measured() == ["counts", "graphs"]
+    assert measured("rope") == ["rope"]  # it is named
+
+
+def test_nothing_is_measured_on_a_busy_machine(measured, monkeypatch, capsys):
+    monkeypatch.setattr(measure.os, "getloadavg", lambda: [1.5])
     with pytest.raises(SystemExit):
-        measure.main()
+        measured("rope")
     assert "something else is running" in capsys.readouterr().err
 
 
 def test_each_result_file_of_a_section_has_a_command():
-    for pattern in {section.files for section in pages.RACES.values()}:
-        assert any(
-            name == pattern or name.startswith(pattern.rstrip("*")) for name in measure.NAMES
-        ), pattern
+    for section in pages.RACES.values():
+        folder = section.files.rstrip("*")
+        assert any(name.startswith(folder) for name in measure.NAMES), folder
+
+
+def test_each_result_file_has_a_command():
     for path in pages.RESULTS.rglob("*.json"):
         name = str(path.relative_to(pages.RESULTS).with_suffix(""))
-        assert name in measure.NAMES or name.split("/")[0] in ("drift", "versions", "tests"), name
+        by_others = name.startswith(("drift/", "versions/", "tests/"))
+        assert by_others or name in measure.NAMES, name
 
 
-def test_unseen_batches_have_other_grids_every_time_and_a_quarter_of_the_dropped_tokens_is_left():
-    batches = races.Unseen("unseen", (16, 16), "bilinear", None, length=1024).coordinates(50)
-    grids = [tuple(size) for _ in range(20) for size in (next(batches).amax(1) + 1).tolist()]
-    assert len({*grids}) == 1000 and max(h * w for h, w in grids) <= 1024
-    dropped = races.Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
-    sizes, batches = dropped.grids(9), dropped.coordinates(9)
+def test_unseen_batches_have_other_grids_every_time():
+    work = races.Unseen("unseen", (16, 16), "bilinear", None, length=1024)
+    batches = work.coordinates(50)
+    grids = []
+    for _ in range(20):
+        sizes = next(batches).amax(1) + 1  # (50, 2)
+        grids += [tuple(size) for size in sizes.tolist()]
+    assert len(set(grids)) == 1000
+    assert max(h * w for h, w in grids) <= 1024
+
+
+def test_a_quarter_of_the_dropped_tokens_is_left():
+    work = races.Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
+    batches = work.coordinates(9)
     coord = next(batches)
     assert next(batches) is coord
-    for (h, w), own in zip(sizes, coord):
-        kept = own[: -(-h * w // 4)]
-        assert (own.amax(0) + 1).tolist() == [h, w] and len(kept.unique(dim=0)) == len(kept)
-        assert not torch.equal(kept, kept.unique(dim=0))  # they are in no order
+    for (h, w), own in zip(work.grids(9), coord):
+        left = own[: -(-h * w // 4)]
+        assert (own.amax(0) + 1).tolist() == [h, w]
+        assert len(left.unique(dim=0)) == len(left)
+        assert not torch.equal(left, left.unique(dim=0))  # they are in no order
