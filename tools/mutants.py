@@ -90,35 +90,49 @@ class Mutant(NamedTuple):
         return f"{place}  {self.before}  ->  {self.after}\n    {self.statement}"
 
 
+def operator_changes(node: ast.AST) -> Iterator[str]:
+    """An expression with another operator, or without its ``not`` or its minus sign."""
+    match node:
+        case ast.Compare(left, operators, right):
+            for place, operator in enumerate(operators):
+                changed = list(operators)
+                changed[place] = COMPARISONS[type(operator)]
+                yield ast.unparse(ast.Compare(left, changed, right))
+        case ast.BoolOp(ast.And(), values):
+            yield ast.unparse(ast.BoolOp(ast.Or(), values))
+        case ast.BoolOp(ast.Or(), values):
+            yield ast.unparse(ast.BoolOp(ast.And(), values))
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            yield ast.unparse(operand)
+        case ast.BinOp(left, operator, right) if type(operator) in ARITHMETIC:
+            yield ast.unparse(ast.BinOp(left, ARITHMETIC[type(operator)], right))
+        case ast.AugAssign(target, operator, value) if type(operator) in ARITHMETIC:
+            yield ast.unparse(ast.AugAssign(target, ARITHMETIC[type(operator)], value))
+
+
+def constant_changes(node: ast.AST) -> Iterator[str]:
+    """Another value in place of a constant, the default of a parameter too."""
+    match node:
+        case ast.Constant(bool(value)):
+            yield str(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield str(value + 1)
+        case ast.Constant(str(value)) if " " not in value:  # else a text for readers
+            yield repr(value + "_")
+
+
 def changes(node: ast.AST) -> Iterator[tuple[Part, str]]:
     """A node's mutants: the part to replace, and the new code."""
+    if isinstance(node, Part):
+        for code in (*operator_changes(node), *constant_changes(node)):
+            yield node, code
     match node:
-        case ast.Compare():
-            for place, operator in enumerate(node.ops):
-                operators = list(node.ops)
-                operators[place] = COMPARISONS[type(operator)]
-                yield node, ast.unparse(ast.Compare(node.left, operators, node.comparators))
-        case ast.BoolOp():
-            other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield node, ast.unparse(ast.BoolOp(other, node.values))
-        case ast.UnaryOp(op=ast.Not() | ast.USub()):
-            yield node, ast.unparse(node.operand)
-        case ast.BinOp(left, operator, right) if type(operator) in ARITHMETIC:
-            yield node, ast.unparse(ast.BinOp(left, ARITHMETIC[type(operator)], right))
-        case ast.AugAssign(target, operator, value) if type(operator) in ARITHMETIC:
-            yield node, ast.unparse(ast.AugAssign(target, ARITHMETIC[type(operator)], value))
-        case ast.Constant(value=bool(value)):
-            yield node, str(not value)
-        case ast.Constant(value=int(value) | float(value)):
-            yield node, str(value + 1)
-        case ast.Constant(value=str(value)) if " " not in value:  # else a text for readers
-            yield node, repr(value + "_")
         case ast.If(test) | ast.While(test) | ast.IfExp(test):
             if isinstance(test, (ast.Name, ast.Attribute, ast.Call)):
                 yield test, f"not {ast.unparse(test)}"
-        case ast.Return(value=ast.expr() as value):
+        case ast.Return(ast.expr() as value):
             yield value, "None"
-        case ast.Expr(value=ast.Call()):
+        case ast.Expr(ast.Call()):
             yield node, "pass"
 
 
@@ -161,33 +175,40 @@ def old_entries() -> Iterator[str]:
 
 def is_skipped(node: ast.AST) -> bool:
     """Whether a node computes nothing that a test could notice."""
-    if isinstance(node, SKIPPED_NODES):
-        return True
-    if isinstance(node, ast.Expr):  # a docstring
-        return isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.Subscript):  # a type
-        return isinstance(node.value, ast.Name) and node.value.id == "Literal"
-    return isinstance(node, ast.keyword) and node.arg == "stacklevel"
+    match node:
+        case ast.Expr(ast.Constant()):  # a docstring
+            return True
+        case ast.Subscript(ast.Name("Literal")) | ast.If(ast.Name("TYPE_CHECKING")):  # types
+            return True
+        case ast.keyword(arg="stacklevel"):  # of a warning
+            return True
+    return isinstance(node, SKIPPED_NODES)
+
+
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """What is directly below a node, without types and decorators."""
+    for name, value in ast.iter_fields(node):
+        if name in SKIPPED_FIELDS:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
 
 
 def mutants_below(
     node: ast.AST, statement: ast.stmt, left_alone: list[str]
 ) -> Iterator[tuple[ast.stmt, Part, str]]:
-    """The mutants of a node and of all below it: the statement, the node to replace, its code."""
+    """The mutants of a node and of all below it: the statement, the part to replace, its code."""
     if isinstance(node, ast.stmt):
         statement = node
     is_listed = head(statement) in left_alone
     if is_skipped(node) or (is_listed and isinstance(node, DEFINITIONS)):
         return
     if not is_listed:
-        for replaced, code in changes(node):
-            yield statement, replaced, code
-    for name, value in ast.iter_fields(node):
-        if name in SKIPPED_FIELDS:
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from mutants_below(child, statement, left_alone)
+        for part, code in changes(node):
+            yield statement, part, code
+    for child in children(node):
+        yield from mutants_below(child, statement, left_alone)
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:

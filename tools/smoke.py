@@ -1,5 +1,7 @@
-"""Is an installed timm_naflex_fast whole, alone? python tools/smoke.py; under -O too: nothing here
-is an assert."""
+"""Does an installed timm_naflex_fast work alone? python tools/smoke.py
+
+It runs under -O too, so nothing here is an assert.
+"""
 
 import sys
 
@@ -7,25 +9,37 @@ import timm
 import torch
 
 import timm_naflex_fast
+from timm_naflex_fast.names import StrategyName
+
+EXACT: tuple[StrategyName, ...] = ("matmul", "interpolate_cached")
 
 model = timm.create_model(
     "naflexvit_base_patch16_gap", depth=1, embed_dim=64, num_heads=2, num_classes=5
 )
 torch.nn.init.normal_(model.embeds.pos_embed)
-coord = torch.cartesian_prod(torch.arange(3), torch.arange(8))[None]
+coord = torch.cartesian_prod(torch.arange(3), torch.arange(8))[None]  # (1, 24, 2)
 batch = {
     "patches": torch.randn(1, 24, 768),
     "patch_coord": coord,
     "patch_valid": torch.ones(1, 24).bool(),
 }
 want = model(batch)
-for mode in ("matmul", "interpolate_cached", "grid_sample"):
+
+
+def equals_timm(mode: StrategyName) -> bool:
+    """Whether the model's output under a mode is timm's own."""
     with timm_naflex_fast.enable(mode):
-        close = torch.allclose(model(batch), want, rtol=1e-4, atol=1e-5)
-    if close != (mode != "grid_sample"):
-        sys.exit(f"smoke: {mode} {'equals' if close else 'differs from'} timm's own result")
+        got = model(batch)
+    return torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+for exact in EXACT:
+    if not equals_timm(exact):
+        sys.exit(f"smoke: {exact} differs from timm's own result")
+if equals_timm("grid_sample"):
+    sys.exit("smoke: grid_sample gives timm's own result, so it has not run")
 if timm_naflex_fast.status().replaced:
     sys.exit("smoke: timm is not as it was")
-print(
-    f"smoke: timm_naflex_fast {timm_naflex_fast.__version__} from {timm_naflex_fast.__path__[0]} works"
-)
+
+version = timm_naflex_fast.__version__
+print(f"smoke: timm_naflex_fast {version} from {timm_naflex_fast.__path__[0]} works")
