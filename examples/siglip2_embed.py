@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.images import image_files
+from timm_naflex_fast.measure.images import convert, image_files
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.output import positive
 
@@ -126,7 +126,8 @@ class Images(Dataset):
     def __getitem__(self, index: int) -> tuple[int, Sample | str]:
         try:
             with Image.open(self._files[index]) as image:
-                return index, self._read(image.convert("RGB"))
+                upright, _ = convert(image, "RGB")
+                return index, self._read(upright)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return index, str(error)
 

@@ -59,7 +59,16 @@ def test_images_have_the_models_channels(photos):
 
 def test_provenance():
     about = output.provenance("naflex-fast bench")
-    assert list(about) == ["command", "commit", "date", "machine", "python", "torch", "timm"]
+    assert list(about) == [
+        "command",
+        "commit",
+        "code_last_changed_in",
+        "date",
+        "machine",
+        "python",
+        "torch",
+        "timm",
+    ]
     assert re.fullmatch(r"[0-9a-f]{7,}\+?|release .*", about["commit"])
     assert about["torch"] == torch.__version__ and "CPU cores" in about["machine"]
 

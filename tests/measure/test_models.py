@@ -14,7 +14,7 @@ from safetensors.torch import save, save_file
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure import models
-from timm_naflex_fast.measure.models import load_model, read_weights
+from timm_naflex_fast.measure.models import load_model, read_checkpoint
 
 NAME, ROPE = "vit_tiny_patch16_224", "naflexvit_base_patch16_gap"
 HUB, SMALL = "naflexvit_base_patch16_siglip.v2_webli", dict(depth=1, embed_dim=24, num_heads=2)
@@ -133,7 +133,9 @@ def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
     torch.save(
         {"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped
     )
-    assert torch.equal(read_weights(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"])
+    assert torch.equal(
+        read_checkpoint(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,23 +153,37 @@ def test_a_file_without_usable_weights_says_in_a_line_what_to_save(record, suffi
 
 
 @pytest.mark.parametrize(
-    ("match", "name", "options"),
+    ("name", "says"),
     [
-        (
-            r"timm has no NaFlexVit 'naflexvit_nope'; valid: .*naflexvit_base_patch16_gap",
-            "naflexvit_nope",
-            {},
-        ),
-        ("timm has no NaFlexVit 'resnet18'", "resnet18", dict(random_weights=True)),
-        ("--model-kwargs takes", NAME, dict(random_weights=True, depth=-1)),
-        (r"no route to the hub.*--checkpoint FILE", HUB, {}),
+        (None, "a model is needed: --model NAME"),
+        ("", "a model is needed: --model NAME"),
+        ("naflexvit_x", "timm has no NaFlexVit 'naflexvit_x'.*; valid: .*naflexvit_base_patch16"),
+        ("resnet18", "timm has no NaFlexVit 'resnet18'; valid: "),
+        ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?; valid: "),
+        ("vit_tiny_r_s16_p8_224", "timm has no NaFlexVit 'vit_tiny_r_s16_p8_224'"),
+        ("vit_relpos_small_patch16_224", "timm has no NaFlexVit 'vit_relpos_small"),
+        (f"{NAME}.nope", f"timm has no weights '{NAME}.nope'; valid: .*{NAME}.augreg_in21k"),
+        (f"{ROPE}.nope", f"timm has no weights '{ROPE}.nope'; valid: "),
     ],
 )
-def test_a_model_that_timm_cannot_make_says_what_to_change(match, name, options, monkeypatch):
-    if name == HUB:
-        monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("no route to the hub")))
-    with pytest.raises((ValueError, RuntimeError), match=match):
-        load_model(name, **options)
+@pytest.mark.parametrize("random_weights", [True, False])
+def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(
+    name, says, random_weights, monkeypatch
+):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
+    with pytest.raises(ValueError, match=says):
+        load_model(name, random_weights=random_weights)
+
+
+def test_options_that_the_model_does_not_take():
+    with pytest.raises(RuntimeError, match="--model-kwargs takes"):
+        load_model(NAME, random_weights=True, depth=-1)
+
+
+def test_weights_that_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("no route to the hub")))
+    with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
+        load_model(HUB)
 
 
 def test_random_weights_are_seeded_and_cast():

@@ -51,6 +51,7 @@ def drift(options: argparse.Namespace) -> int:
     """
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
+    images.check_readable(sources)
     settings = dict(options.model_kwargs) | dict(
         random_weights=options.random_weights, dtype=options.dtype
     )
@@ -110,6 +111,7 @@ def measure_and_show(
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
+    facts |= getattr(batches, "facts", {})
     skipped, origin, notes = (
         getattr(batches, "skipped", []),
         provenance(options.command),

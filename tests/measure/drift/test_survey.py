@@ -10,13 +10,7 @@ from tests.support.running import ran
 from timm_naflex_fast.measure.contenders import CONTENDERS, use
 from timm_naflex_fast.measure.drift.pictures import choose
 from timm_naflex_fast.measure.drift.report import columns, row_text
-from timm_naflex_fast.measure.drift.survey import (
-    agreement,
-    cosine_distance,
-    nearest,
-    relative_rms,
-    survey,
-)
+from timm_naflex_fast.measure.drift.survey import survey
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patching.choices import MODES
 
@@ -86,6 +80,37 @@ def test_without_labels_and_without_a_classifier():
         survey(model, [])
 
 
+def padded(batch, length):
+    """The batch with more padding tokens."""
+    more = length - batch["patches"].shape[1]
+    return {
+        "patches": F.pad(batch["patches"], (0, 0, 0, more)),
+        "patch_coord": F.pad(batch["patch_coord"], (0, 0, 0, more)),
+        "patch_valid": F.pad(batch["patch_valid"], (0, more)),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copies_tie_and_real_changes_count(dtype):
+    # Sixteen pictures, each three times, in batches of other lengths.
+    model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
+    pictures = vit_batch(GRIDS * 4)
+    copies = [(padded(pictures, length), None) for length in (36, 50, 90)]
+    with ran("interpolate_cached", "matmul"):
+        found = survey(model, copies, ["interpolate_cached", "matmul"])
+    for drift in found.drift.values():
+        assert drift.neighbours == drift.agreement == 1
+
+    # The same pictures once: their nearest ones are other pictures.
+    labels = torch.arange(16) % 5
+    with ran("grid_sample", "matmul"):
+        found = survey(model, [(pictures, labels)], ["grid_sample", "matmul"])
+    moved = found.drift["grid_sample"]
+    assert found.drift["matmul"].neighbours == found.drift["matmul"].agreement == 1
+    assert moved.neighbours < 0.9 and moved.agreement < 1
+    assert moved.accuracy != found.drift["stock"].accuracy
+
+
 @ran("grid_sample")
 def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
     batch = vit_batch([(2, 3)])
@@ -99,33 +124,6 @@ def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
         for one in (batch, turned)
     )
     assert torch.equal(a.pictures[0].pixels, b.pictures[0].pixels)
-
-
-def test_measures_by_hand():
-    assert relative_rms(torch.tensor([9.0, 16.0]), torch.tensor([1.0, 81.0])) == pytest.approx(
-        (25 / 82) ** 0.5
-    )
-    assert (
-        relative_rms(torch.zeros(2), torch.zeros(2))
-        == relative_rms(torch.empty(0), torch.empty(0))
-        == 0
-    )
-    assert relative_rms(torch.ones(1), torch.zeros(1)) == float("inf")
-    assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
-    ours = torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]])
-    found = cosine_distance(ours, torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]])).tolist()
-    assert found == pytest.approx([0, 1, 1 - 0.5**0.5, 2], abs=1e-12)
-    tiny = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]])).item()
-    assert tiny == pytest.approx(5e-13, rel=1e-4)
-    assert nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])).tolist() == [
-        1,
-        0,
-        3,
-        2,
-    ]
-    many = torch.randn(1500, 8)  # more than one part of the similarity matrix
-    directions = F.normalize(many.double(), dim=-1)
-    assert torch.equal(nearest(many), (directions @ directions.t()).fill_diagonal_(-2).argmax(-1))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
