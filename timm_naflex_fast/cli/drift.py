@@ -51,7 +51,6 @@ def drift(options: argparse.Namespace) -> int:
     """
     check(options)
     sources = images.image_sources(options.images) if options.images else images.photos()
-    images.check_readable(sources)
     settings = dict(options.model_kwargs) | dict(
         random_weights=options.random_weights, dtype=options.dtype
     )

@@ -71,16 +71,6 @@ def image_sources(folder: str | Path) -> list[Source]:
     return sources
 
 
-def check_readable(sources: Iterable[Source]) -> None:
-    """Decode images until one can be read; a command asks this before anything slow.
-
-    Raises:
-        ValueError: none can be read; says why of each.
-    """
-    for _ in read(sources, lambda image: image.load(), []):
-        return
-
-
 def read(
     sources: Iterable[Source], use: Callable[[Any], T], skipped: list[str]
 ) -> Iterator[tuple[str, T]]:

@@ -60,16 +60,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def check_checkpoint(file: str | Path | None) -> None:
-    """Find out whether there is such a file; a command asks this before it imports torch.
-
-    Raises:
-        FileNotFoundError: no such checkpoint.
-    """
-    if file is not None and not Path(file).is_file():
-        raise FileNotFoundError(f"no checkpoint at {file}; {HOW_TO_GIVE}")
-
-
 def check_model(name: str | None) -> None:
     """Find out whether timm knows a NaFlexVit of this name; looks for no weights.
 
@@ -86,16 +76,24 @@ def check_model(name: str | None) -> None:
     family = name.split(".")[0]
     is_vit = family.startswith(("naflexvit", "vit_")) and timm.is_model(family)
     if not is_vit or is_model_in_modules(family, OTHER_VITS):
-        own = timm.list_models("naflexvit*")
-        close = get_close_matches(family, own + timm.list_models("vit_*"), n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        valid = ", ".join([*own, "vit_small_patch16_224 and other ViTs"])
-        raise ValueError(f"timm has no NaFlexVit {name!r}{meant}; valid: {valid}")
+        raise ValueError(f"timm has no NaFlexVit {name!r}{_valid_names(family)}")
     try:
         get_pretrained_cfg(name)
     except RuntimeError as error:
         valid = ", ".join(timm.list_pretrained(f"{family}.*"))
         raise ValueError(f"timm has no weights {name!r}; valid: {valid or family}") from error
+
+
+def _valid_names(wrong: str) -> str:
+    """Which name may be meant, and which there are, as the end of a sentence."""
+    import timm
+
+    own = timm.list_models("naflexvit*")
+    valid = f"; valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
+    close = get_close_matches(wrong, own + timm.list_models("vit_*"), n=1)
+    if not close:
+        return valid
+    return f"; did you mean {close[0]}?{valid}"
 
 
 def load_model(
@@ -126,7 +124,8 @@ def load_model(
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
             them, or the model does not use one of their tensors; says how to give them.
     """
-    check_checkpoint(checkpoint)
+    if checkpoint is not None and not Path(checkpoint).exists():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
     check_model(name)
     import torch
 
@@ -210,29 +209,31 @@ def _check_whole(model: Any, given: dict[str, Any]) -> str:
 
     timm calls this with what it has converted: with the model's own names and shapes.
     """
-    parameters = [name for name, _ in model.named_parameters()]
-    buffers = [name for name, _ in model.named_buffers()]
+    parameters = dict(model.named_parameters())
     is_new_head = model.num_classes != model.pretrained_cfg["num_classes"]
-    head = f"{model.pretrained_cfg['classifier']}."
-
-    missing = []
-    for name in parameters:
-        in_new_head = is_new_head and name.startswith(head)
-        if name not in given and not in_new_head:
-            missing.append(name)
-    unused = sorted(given.keys() - {*parameters, *buffers})
+    needed = set(parameters)
+    if is_new_head:
+        head = f"{model.pretrained_cfg['classifier']}."
+        needed = {name for name in parameters if not name.startswith(head)}
+    missing = needed - given.keys()
+    unused = given.keys() - parameters.keys() - dict(model.named_buffers()).keys()
 
     wrong = []
     if missing:
         count = f"{len(missing)} of the model's {len(parameters)} parameters not in it"
-        wrong.append(f"{count} ({', '.join(missing[:3])})")
+        wrong.append(f"{count} ({_first(missing)})")
     if unused:
-        wrong.append(f"{len(unused)} tensors that it does not use ({', '.join(unused[:3])})")
+        wrong.append(f"{len(unused)} tensors that it does not use ({_first(unused)})")
     if wrong:
         raise ValueError("; ".join(wrong))
     if is_new_head and model.num_classes:
         return f"; an untrained head of {model.num_classes} classes"
     return ""
+
+
+def _first(names: set[str]) -> str:
+    """The first three of these names."""
+    return ", ".join(sorted(names)[:3])
 
 
 def read_checkpoint(file: str | Path) -> tuple[dict[str, Any], str]:

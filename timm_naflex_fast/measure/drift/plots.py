@@ -88,26 +88,17 @@ def scale(pictures: Sequence[Picture]) -> float:
 
 
 @rc_context(STYLE)
-def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
-    """The image as the model sees it, and the drift of each patch per contender.
+def drift_map(picture: Picture, top: float) -> str:
+    """The image as the model sees it, beside it the drift of each patch per contender.
 
-    Args:
-        picture: the image and its maps.
-        top: where the colours end.
-        stacked: the panels lie one below the other, for a narrow screen, and not side by side.
+    The colours end at ``top``.
     """
     h, w = next(iter(picture.maps.values())).shape
     panels = 1 + len(picture.maps)
     width = SIDE * max(0.6, min(1, w / h))
     height = SIDE * min(1, h / w) + 0.8  # 0.8 for the title
-    if stacked:
-        rows, columns = panels, 1
-        size = (max(3.1, width), height * panels)
-    else:
-        rows, columns = 1, panels
-        size = (width * panels, height)
-    figure = Figure(size, layout="constrained")
-    first, *others = figure.subplots(rows, columns, subplot_kw={"xticks": [], "yticks": []})
+    figure = Figure((width * panels, height), layout="constrained")
+    first, *others = figure.subplots(1, panels, subplot_kw={"xticks": [], "yticks": []})
 
     first.imshow(picture.pixels.numpy(), cmap="gray")
     first.set_title(f"as the model sees it\n{h}x{w} patches")
@@ -120,7 +111,6 @@ def drift_map(picture: Picture, top: float, stacked: bool = False) -> str:
         shrink=0.9,
         aspect=25,
         extend="max",
-        location="bottom" if stacked else "right",
         label="difference (%)",
     )
     return address(figure, "webp", pil_kwargs={"quality": 60})

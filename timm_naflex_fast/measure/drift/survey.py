@@ -175,22 +175,24 @@ def _run_all(
                 ours = _forward(model, batch, name)
             found[name].append(_compare(ours, timms, allowed))
             advance(1 / len(names))
-        for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist():
-            grids.append((h, w))
+        sizes = (batch["patch_coord"].amax(1) + 1).long()  # (B, 2)
+        grids.extend((h, w) for h, w in sizes.tolist())
         if targets is not None:
             labels.append(targets)
     if not grids:
         raise ValueError("there is no image to measure on")
 
-    results = {}
-    for name, parts in found.items():
-        results[name] = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     return Compared(
-        results=results,
+        results={name: _joined(parts) for name, parts in found.items()},
         grids=grids,
         labels=torch.cat(labels) if labels else None,
         dtype=next(model.parameters()).dtype,
     )
+
+
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The results of all batches, put one behind the other."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def _compare(ours: Output, timms: Output, allowed: Tensor) -> dict[str, Tensor]:
