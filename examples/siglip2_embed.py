@@ -1,5 +1,6 @@
-"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower: batched, and exactly as one
-by one.
+"""Embed a folder of images of any shape with the SigLIP-2 NaFlex tower.
+
+In batches, and exactly as one by one.
 
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --checkpoint model.safetensors    # offline
@@ -37,7 +38,7 @@ from tqdm import tqdm
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.images import image_files
+from timm_naflex_fast.measure.images import convert, image_files
 from timm_naflex_fast.measure.models import load_model
 from timm_naflex_fast.measure.output import positive
 
@@ -55,8 +56,7 @@ class SettingsDiffer(ValueError):
 
 
 class Tower(NamedTuple):
-    """A model, where its weights are from, and how an image, a batch of images and a forward pass
-    become its input."""
+    """A model, where its weights are from, and the way from images to its output."""
 
     model: nn.Module
     weights: str
@@ -72,20 +72,26 @@ def timm_tower(options: argparse.Namespace) -> Tower:
     )
     model.reset_classifier(0)
     config = resolve_data_config(model=model)
-    kept = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
-    how = dict(
+    transform = create_transform(
+        input_size=config["input_size"],
+        interpolation=config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
+        crop_pct=config["crop_pct"],
         naflex=True,
         patch_size=model.embeds.patch_size,
         max_seq_len=options.max_seq_len,
         patchify=True,
     )
     collate = partial(collated, NaFlexCollator(options.max_seq_len))
-    return Tower(model, weights, create_transform(**kept, **how), collate, model)
+    return Tower(model, weights, transform, collate, model)
 
 
 def transformers_tower(options: argparse.Namespace) -> Tower:
-    """The vision tower of a Siglip2 model: of the hub, or of the folder that ``save_pretrained``
-    wrote."""
+    """The vision tower of a Siglip2 model.
+
+    Of the hub, or of the folder that ``save_pretrained`` wrote.
+    """
     from transformers import Siglip2ImageProcessor, Siglip2VisionModel
 
     if options.random_weights or options.checkpoint:
@@ -96,10 +102,12 @@ def transformers_tower(options: argparse.Namespace) -> Tower:
     processor = Siglip2ImageProcessor.from_pretrained(
         options.model, max_num_patches=options.max_seq_len
     )
+
+    def forward(batch: Sample) -> Tensor:
+        return model(**batch).pooler_output
+
     read = partial(processor, return_tensors="pt")
-    return Tower(
-        model, options.model, read, concatenated, lambda batch: model(**batch).pooler_output
-    )
+    return Tower(model, options.model, read, concatenated, forward)
 
 
 TOWERS = {"timm": timm_tower, "transformers": transformers_tower}
@@ -118,7 +126,8 @@ class Images(Dataset):
     """Item i: (i, the image as the tower reads it, or why it cannot be read)."""
 
     def __init__(self, files: list[Path], read: Callable[[Image.Image], Sample]) -> None:
-        self._files, self._read = files, read
+        self._files = files
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._files)
@@ -126,23 +135,35 @@ class Images(Dataset):
     def __getitem__(self, index: int) -> tuple[int, Sample | str]:
         try:
             with Image.open(self._files[index]) as image:
-                return index, self._read(image.convert("RGB"))
+                upright, _ = convert(image, "RGB")
+                return index, self._read(upright)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return index, str(error)
 
 
 def readable(
-    collate: Callable[[list[Sample]], Sample], samples: list[tuple[int, Sample | str]]
+    collate: Callable[[list[Sample]], Sample], items: list[tuple[int, Sample | str]]
 ) -> Batch:
-    """The collated readable samples: (their indices, the batch or None, {index: why not})."""
-    read = {i: sample for i, sample in samples if not isinstance(sample, str)}
-    unreadable = {i: sample for i, sample in samples if isinstance(sample, str)}
-    return [*read], collate([*read.values()]) if read else None, unreadable
+    """The readable items of a batch, collated, and what cannot be read.
+
+    Returns:
+        The indices of the readable ones; their batch, None if there is none; {index: why not}.
+    """
+    indices: list[int] = []
+    samples: list[Sample] = []
+    unreadable: dict[int, str] = {}
+    for index, item in items:
+        if isinstance(item, str):
+            unreadable[index] = item
+        else:
+            indices.append(index)
+            samples.append(item)
+    batch = collate(samples) if samples else None
+    return indices, batch, unreadable
 
 
 class Output:
-    """The embeddings so far: a finished file, and beside it the parts of a run that has not
-    finished.
+    """The embeddings so far: a finished file, and beside it the parts of an unfinished run.
 
     Every file is complete or absent: it is written under another name and then renamed.
 
@@ -151,7 +172,8 @@ class Output:
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        self._path, self._settings = path, settings
+        self._path = path
+        self._settings = settings
         self._parts = path.with_name(path.name + ".parts")
         self._pending: dict[str, Tensor] = {}
         self.done: set[str] = set()
@@ -159,7 +181,10 @@ class Output:
             self.done.update(self._paths_of(file))
 
     def _files(self) -> list[Path]:
-        return [self._path] * self._path.exists() + sorted(self._parts.glob("*.safetensors"))
+        parts = sorted(self._parts.glob("*.safetensors"))
+        if self._path.exists():
+            return [self._path, *parts]
+        return parts
 
     def _paths_of(self, file: Path) -> list[str]:
         try:
@@ -171,20 +196,21 @@ class Output:
             raise SettingsDiffer(
                 f"{file} was not written by siglip2_embed.py; choose another --out"
             )
-        theirs = json.loads(metadata["settings"])
-        if theirs != self._settings:
-            keys = [
-                key
-                for key in {**theirs, **self._settings}
-                if theirs.get(key) != self._settings.get(key)
-            ]
-            differ = "; ".join(
-                f"{key} {theirs.get(key)} there, {self._settings.get(key)} now" for key in keys
-            )
-            raise SettingsDiffer(
-                f"{file} holds embeddings made otherwise ({differ}); choose another --out"
-            )
+        self._check_settings(file, json.loads(metadata["settings"]))
         return json.loads(metadata["paths"])
+
+    def _check_settings(self, file: Path, theirs: Settings) -> None:
+        differ = []
+        for key in {**theirs, **self._settings}:
+            there = theirs.get(key)
+            now = self._settings.get(key)
+            if there != now:
+                differ.append(f"{key} {there} there, {now} now")
+        if differ:
+            raise SettingsDiffer(
+                f"{file} holds embeddings made otherwise ({'; '.join(differ)}); "
+                "choose another --out"
+            )
 
     def add(self, paths: list[str], embeddings: Tensor) -> None:
         """Keep the embeddings (B, D) in memory until the next :meth:`save`."""
@@ -192,17 +218,16 @@ class Output:
 
     def save(self) -> None:
         """Write what was added since the last time as one part."""
-        if self._pending:
-            self._parts.mkdir(parents=True, exist_ok=True)
-            number = (
-                max((int(part.stem) for part in self._parts.glob("*.safetensors")), default=-1) + 1
-            )
-            self._write(self._parts / f"{number:08}.safetensors", self._pending, {})
-            self._pending = {}
+        if not self._pending:
+            return
+        self._parts.mkdir(parents=True, exist_ok=True)
+        numbers = [int(part.stem) for part in self._parts.glob("*.safetensors")]
+        number = max(numbers, default=-1) + 1
+        self._write(self._parts / f"{number:08}.safetensors", self._pending, {})
+        self._pending = {}
 
     def finish(self, skipped: dict[str, str]) -> int:
-        """Make one file of everything saved, then remove the parts; return how many embeddings it
-        holds."""
+        """Make one file of everything saved, and remove the parts; how many embeddings it holds."""
         rows: dict[str, Tensor] = {}
         for file in self._files():
             with safe_open(file, "pt") as opened:
@@ -216,21 +241,21 @@ class Output:
         return len(rows)
 
     def _write(self, file: Path, rows: dict[str, Tensor], skipped: dict[str, str]) -> None:
-        metadata = dict(paths=list(rows), settings=self._settings, skipped=skipped)
+        metadata = {
+            "paths": json.dumps(list(rows)),
+            "settings": json.dumps(self._settings),
+            "skipped": json.dumps(skipped),
+        }
+        embeddings = torch.stack(list(rows.values()))  # (N, D)
         unfinished = file.with_name(file.name + ".unfinished")
-        save_file(
-            {"embeddings": torch.stack(list(rows.values()))},
-            unfinished,
-            {k: json.dumps(v) for k, v in metadata.items()},
-        )
+        save_file({"embeddings": embeddings}, unfinished, metadata)
         with open(unfinished, "rb") as written:
             os.fsync(written.fileno())
         os.replace(unfinished, file)
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the weights, names and all: however they were loaded, the same weights have the
-    same."""
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -240,10 +265,13 @@ def fingerprint(model: nn.Module) -> str:
 
 def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:
     """Pooled outputs (B, D) of a collated batch, on the CPU."""
-    inputs = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-    return tower.forward(
-        {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
-    ).cpu()
+    inputs = {}
+    for key, value in batch.items():
+        value = value.to(device, non_blocking=True)
+        if value.is_floating_point():
+            value = value.to(dtype)
+        inputs[key] = value
+    return tower.forward(inputs).cpu()
 
 
 @torch.inference_mode()
@@ -256,47 +284,29 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
+    files = image_files(options.images)
     options.model = options.model or MODELS[options.library]
     tower = TOWERS[options.library](options)
-    sha256 = fingerprint(tower.model)
-    dtype = getattr(torch, options.dtype)
-    tower.model.to(options.device, dtype)
-    settings = dict(
-        model=options.model,
-        weights_sha256=sha256,
-        max_seq_len=options.max_seq_len,
-        dtype=options.dtype,
-    )
+    settings = {
+        "model": options.model,
+        "weights_sha256": fingerprint(tower.model),
+        "max_seq_len": options.max_seq_len,
+        "dtype": options.dtype,
+    }
+    tower.model.to(options.device, getattr(torch, options.dtype))
     output = Output(options.out, settings)
-    files = image_files(options.images)
-    names = {path: path.relative_to(options.images).as_posix() for path in files}
-    left = [path for path in files if names[path] not in output.done]
-    loader = DataLoader(
-        Images(left, tower.read),
-        options.batch_size,
-        collate_fn=partial(readable, tower.collate),
-        num_workers=options.workers,
-    )
+
+    left: dict[str, Path] = {}
+    for file in files:
+        name = file.relative_to(options.images).as_posix()
+        if name not in output.done:
+            left[name] = file
+    done = len(files) - len(left)
     print(
-        f"{len(left):,} images to embed, {len(files) - len(left):,} done before; weights: {tower.weights}",
+        f"{len(left):,} images to embed, {done:,} done before; weights: {tower.weights}",
         flush=True,
     )
-    skipped: dict[str, str] = {}
-    saved = time.monotonic()
-    try:
-        with timm_naflex_fast.enable(model=tower.model):
-            for indices, batch, unreadable in tqdm(loader, "embedding"):
-                skipped |= {names[left[i]]: why for i, why in unreadable.items()}
-                if batch is not None:
-                    output.add(
-                        [names[left[i]] for i in indices],
-                        embed(tower, batch, options.device, dtype),
-                    )
-                if time.monotonic() - saved >= options.save_every:
-                    output.save()
-                    saved = time.monotonic()
-    finally:
-        output.save()
+    skipped = embed_all(tower, left, output, options)
     count = output.finish(skipped)
     for name, why in skipped.items():
         print(f"skipped, not readable as an image: {name}: {why}", file=sys.stderr)
@@ -304,6 +314,36 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"none of the {len(files):,} images in {options.images} could be read")
     print(f"{options.out}: {count:,} embeddings, {len(skipped):,} images skipped")
     return 0
+
+
+def embed_all(
+    tower: Tower, files: dict[str, Path], output: Output, options: argparse.Namespace
+) -> dict[str, str]:
+    """Add the embeddings of the files to ``output``; {name: why} of those that cannot be read."""
+    names = list(files)
+    loader = DataLoader(
+        Images(list(files.values()), tower.read),
+        options.batch_size,
+        collate_fn=partial(readable, tower.collate),
+        num_workers=options.workers,
+    )
+    dtype = getattr(torch, options.dtype)
+    skipped: dict[str, str] = {}
+    saved = time.monotonic()
+    try:
+        with timm_naflex_fast.enable(model=tower.model):
+            for indices, batch, unreadable in tqdm(loader, "embedding"):
+                for index, why in unreadable.items():
+                    skipped[names[index]] = why
+                if batch is not None:
+                    embeddings = embed(tower, batch, options.device, dtype)
+                    output.add([names[index] for index in indices], embeddings)
+                if time.monotonic() - saved >= options.save_every:
+                    output.save()
+                    saved = time.monotonic()
+    finally:
+        output.save()
+    return skipped
 
 
 def main(argv: list[str] | None = None) -> int:

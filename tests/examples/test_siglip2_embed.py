@@ -1,10 +1,10 @@
-"""siglip2_embed.py with a tiny tower of random weights: what it writes, resuming, refusing, and bad
-images."""
+"""siglip2_embed.py with a tiny tower of random weights."""
 
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import siglip2_embed
 import timm
@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 
 from tests.support import tiny_siglip
 from tests.support.running import ran
-from timm_naflex_fast.measure.images import NaFlexImages, image_sources
+from timm_naflex_fast.measure.images import EXIF_ORIENTATION, NaFlexImages, image_sources
 from timm_naflex_fast.measure.models import load_model
 
 PHOTOS = ["a.jpg", "b.png", "d.webp", "more/c.jpg"]
@@ -33,9 +33,13 @@ def embed(photos, out, tmp_path):
     model = timm.create_model(tiny_siglip.NAME)
     torch.nn.init.normal_(model.embeds.pos_embed)
     save_file(model.state_dict(), tmp_path / "tiny.safetensors")
-    words = f"--model {tiny_siglip.NAME} --max-seq-len 36 --batch-size 2 --device cpu --checkpoint".split()
-    command = [photos, *words, tmp_path / "tiny.safetensors", "--out", out]
-    return lambda *more: siglip2_embed.main([str(word) for word in (*command, *more)])
+    options = f"--model {tiny_siglip.NAME} --max-seq-len 36 --batch-size 2 --device cpu".split()
+    options += ["--checkpoint", tmp_path / "tiny.safetensors", "--out", out]
+
+    def run(*more):
+        return siglip2_embed.main([str(word) for word in (photos, *options, *more)])
+
+    return run
 
 
 def read(out):
@@ -60,48 +64,78 @@ def pooled_by_timm(photos, dtype):
 )
 def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     assert embed("--workers", workers, "--dtype", dtype) == 0
+    assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
+    assert os.listdir(out.parent) == [out.name]
+
     paths, embeddings, metadata = read(out)
-    assert paths == PHOTOS and os.listdir(out.parent) == [out.name]
+    assert paths == PHOTOS
+    assert metadata["skipped"] == {} and metadata["settings"]["model"] == tiny_siglip.NAME
     want = pooled_by_timm(photos, getattr(torch, dtype))
     torch.testing.assert_close(embeddings, want, atol=atol, rtol=atol)
-    assert metadata["skipped"] == {} and metadata["settings"]["model"] == tiny_siglip.NAME
-    assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
 
 
 @ran("matmul")
-def test_transformers_model(photos, out, tmp_path, capsys):
+def test_pictures_of_16_bits_and_turned_ones(embed, photos, out):
+    upright = Image.open(photos / "a.jpg").convert("L")
+    pixels = np.asarray(upright)
+    for name in PHOTOS:
+        (photos / name).unlink()
+    upright.save(photos / "a.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(photos / "b.png")
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6  # lies on its left side
+    Image.fromarray(np.rot90(pixels)).save(photos / "c.png", exif=exif)
+
+    assert embed() == 0
+    paths, (a, b, c), _ = read(out)
+    assert paths == ["a.png", "b.png", "c.png"]
+    torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(c, a, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def siglip2(tmp_path):
+    """A small Siglip2 tower of transformers, its processor, and the folder of both."""
     transformers = pytest.importorskip("transformers", minversion="5.21")
-    tower = dict(
+    config = transformers.Siglip2VisionConfig(
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_patches=64,
     )
-    model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**tower)).eval()
-    model.save_pretrained(tmp_path / "model")
-    (processor := transformers.Siglip2ImageProcessor(max_num_patches=36)).save_pretrained(
-        tmp_path / "model"
-    )
-    words = f"{photos} --library transformers --model {tmp_path / 'model'} --out {out}"
+    model = transformers.Siglip2VisionModel(config).eval()
+    processor = transformers.Siglip2ImageProcessor(max_num_patches=36)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "model")
+    return model, processor, tmp_path / "model"
+
+
+@ran("matmul")
+def test_transformers_model(siglip2, photos, out, capsys):
+    model, processor, folder = siglip2
+    words = f"{photos} --library transformers --model {folder} --out {out}"
     words += " --max-seq-len 36 --batch-size 3 --device cpu"
     assert siglip2_embed.main(words.split()) == 0
+
     paths, embeddings, _ = read(out)
     assert paths == PHOTOS
-    with torch.inference_mode():
-        for path, got in zip(paths, embeddings):
-            want = model(
-                **processor(Image.open(photos / path).convert("RGB"), return_tensors="pt")
-            ).pooler_output[0]
-            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    for path, found in zip(paths, embeddings):
+        image = Image.open(photos / path).convert("RGB")
+        with torch.inference_mode():
+            want = model(**processor(image, return_tensors="pt")).pooler_output[0]
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
     assert siglip2_embed.main([*words.split(), "--random-weights"]) == 2
     assert "takes its weights from --model" in capsys.readouterr().err
 
 
-@ran("matmul")
-@pytest.mark.parametrize("save_every", [0, 1000])
-def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeypatch, save_every):
-    parts, there, own = Path(f"{out}.parts"), [], siglip2_embed.embed
+@pytest.fixture
+def stopped_at_the_second_batch(monkeypatch, out):
+    """How many parts were there before each batch; the second one is interrupted."""
+    parts = Path(f"{out}.parts")
+    there = []
+    own = siglip2_embed.embed
 
     def stopped(*arguments):
         there.append(len([*parts.glob("*")]))
@@ -110,55 +144,73 @@ def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeyp
         return own(*arguments)
 
     monkeypatch.setattr(siglip2_embed, "embed", stopped)
+    return there
+
+
+@ran("matmul")
+@pytest.mark.parametrize(("save_every", "parts_before"), [(0, [0, 1]), (1000, [0, 0])])
+def test_stopped_in_the_middle_and_continued(
+    embed, photos, out, capsys, stopped_at_the_second_batch, save_every, parts_before
+):
+    parts = Path(f"{out}.parts")
     assert embed("--save-every", save_every) == 130  # as a shell reports Ctrl-C
-    assert there == [0, save_every == 0] and [len(read(part)[0]) for part in parts.glob("*")] == [2]
+    assert stopped_at_the_second_batch == parts_before
+    assert [len(read(part)[0]) for part in parts.glob("*")] == [2]
+
     (parts / "00000001.safetensors.unfinished").write_bytes(b"half")  # as if killed while writing
-    assert (
-        embed() == 0
-        and "2 images to embed, 2 done before" in capsys.readouterr().out
-        and len(there) == 3
-    )
-    assert os.listdir(out.parent) == [out.name] and read(out)[0] == PHOTOS
-    torch.testing.assert_close(
-        read(out)[1], pooled_by_timm(photos, torch.float32), atol=1e-5, rtol=1e-5
-    )
+    assert embed() == 0
+    assert "2 images to embed, 2 done before" in capsys.readouterr().out
+    assert len(stopped_at_the_second_batch) == 3
+    assert os.listdir(out.parent) == [out.name]
+    paths, embeddings, _ = read(out)
+    assert paths == PHOTOS
+    want = pooled_by_timm(photos, torch.float32)
+    torch.testing.assert_close(embeddings, want, atol=1e-5, rtol=1e-5)
 
 
 @ran("matmul")
 def test_finished_file_takes_in_new_images_and_loses_none(embed, photos, out, tmp_path):
     (photos / "d.webp").rename(tmp_path / "d.webp")
     assert embed() == 0
-    first = read(out)
+    first_paths, first, _ = read(out)
     (tmp_path / "d.webp").rename(photos / "0.webp")
     (photos / "a.jpg").unlink()
     assert embed() == 0
     paths, embeddings, _ = read(out)
-    assert paths == ["0.webp", *first[0]] and torch.equal(embeddings[1:], first[1])
+    assert paths == ["0.webp", *first_paths]
+    assert torch.equal(embeddings[1:], first)
+
+
+@pytest.mark.parametrize("content", [save({"x": torch.zeros(1)}), b"no safetensors"])
+def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys, content):
+    out.parent.mkdir()
+    out.write_bytes(content)
+    assert embed() == 2
+    assert out.read_bytes() == content
+    assert "was not written by siglip2_embed.py" in capsys.readouterr().err
 
 
 @ran("matmul")
 @pytest.mark.parametrize("finished", [True, False])
-def test_refuses_to_mix_and_a_file_of_something_else(embed, out, tmp_path, capsys, finished):
-    out.parent.mkdir()
-    out.write_bytes(other := save({"x": torch.zeros(1)}) if finished else b"no safetensors")
-    assert embed() == 2 and out.read_bytes() == other
-    assert "was not written by siglip2_embed.py" in capsys.readouterr().err
-    out.unlink()
+def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys, finished):
     assert embed() == 0
     if not finished:
-        Path(f"{out}.parts").mkdir()
-        out.rename(Path(f"{out}.parts") / "00000000.safetensors")
+        parts = Path(f"{out}.parts")
+        parts.mkdir()
+        out.rename(parts / "00000000.safetensors")
     save_file(timm.create_model(tiny_siglip.NAME).state_dict(), tmp_path / "other.safetensors")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
     capsys.readouterr()
-    for changed, word in (
+
+    changes = [
         (["--checkpoint", tmp_path / "other.safetensors"], "weights_sha256"),
         (["--max-seq-len", 16], "max_seq_len 36 there, 16 now"),
         (["--dtype", "bfloat16"], "dtype float32 there, bfloat16 now"),
-    ):
-        assert embed(*changed) == 2
+    ]
+    for options, says in changes:
+        assert embed(*options) == 2
         err = capsys.readouterr().err
-        assert word in err and "choose another --out" in err and err.count("\n") == 1
+        assert says in err and "choose another --out" in err and err.count("\n") == 1
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
 
 
@@ -168,9 +220,14 @@ def test_unreadable_images_are_listed_and_skipped(embed, photos, out, capsys):
     (photos / "cut.jpg").write_bytes((photos / "a.jpg").read_bytes()[:400])
     assert embed("--batch-size", 1) == 0
     paths, _, metadata = read(out)
-    assert paths == PHOTOS and set(metadata["skipped"]) == {"broken.png", "cut.jpg"}
+    assert paths == PHOTOS
+    assert set(metadata["skipped"]) == {"broken.png", "cut.jpg"}
     assert "not readable as an image: broken.png" in capsys.readouterr().err
-    out.unlink()
+
+
+def test_a_folder_without_a_readable_image(embed, photos, out, capsys):
     for name in PHOTOS:
-        (photos / name).unlink()
-    assert embed() == 2 and "none of the 2 images" in capsys.readouterr().err and not out.exists()
+        (photos / name).write_text("no image")
+    assert embed() == 2
+    assert "none of the 4 images" in capsys.readouterr().err
+    assert not out.exists()

@@ -110,6 +110,7 @@ def measure_and_show(
         "Counts as rounding (a limit, for each element)": "2e-06 of the sum of absolute values of which its position "
         f"embedding is made, and the last bit of it and of the token in {options.dtype}",
     }
+    facts |= getattr(batches, "facts", {})
     skipped, origin, notes = (
         getattr(batches, "skipped", []),
         provenance(options.command),

@@ -1,10 +1,9 @@
-"""Images to measure on: the files of a folder or scikit-image's photos, and their way into a
-model."""
+"""Images to measure on: the files of a folder, or scikit-image's photos."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,21 @@ PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".
     f"{w}:{h}" for w, h in ASPECTS
 )
 
+SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
+TURNED = "turned upright, as their EXIF data say"
+EXIF_ORIENTATION = 0x0112
+# What undoes each EXIF orientation, by the name that Pillow gives it.
+TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change places
+
 
 def image_files(folder: str | Path) -> list[Path]:
     """The image files under ``folder``, in the order of their paths.
@@ -33,44 +47,126 @@ def image_files(folder: str | Path) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
-    found = sorted(
-        path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
-    )
+    found = []
+    for path in root.rglob("*"):
+        if path.suffix.lower() in SUFFIXES and path.is_file():
+            found.append(path)
     if not found:
         raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
-    return found
+    return sorted(found)
 
 
 def image_sources(folder: str | Path) -> list[Source]:
-    """Name (path inside the folder) and opener of each image under ``folder``; errors as in
-    :func:`image_files`."""
+    """Name (path inside the folder) and opener of each image under ``folder``.
+
+    Raises:
+        ValueError: not a folder, or no image in it.
+    """
     from PIL import Image
 
-    return [
-        (printable(path.relative_to(folder)), partial(Image.open, path))
-        for path in image_files(folder)
-    ]
+    sources: list[Source] = []
+    for path in image_files(folder):
+        name = printable(path.relative_to(folder))
+        sources.append((name, partial(Image.open, path)))
+    return sources
 
 
 def read(
-    sources: Sequence[Source], use: Callable[[Any], T], skipped: list[str]
+    sources: Iterable[Source], use: Callable[[Any], T], skipped: list[str]
 ) -> Iterator[tuple[str, T]]:
-    """Name and ``use(image)`` of each image; one that cannot be read goes to ``skipped``, with the
-    reason.
+    """Name and ``use(image)`` of each image that can be read.
+
+    The others go to ``skipped``, each with the reason.
 
     Raises:
         ValueError: none can be read.
     """
+    count = 0
     for name, load in sources:
+        count += 1
         try:
             with load() as image:
                 result = use(image)
         except Exception as error:  # a damaged file can raise anything in its decoder
-            skipped.append(printable(f"{name}: {error or type(error).__name__}"))
+            reason = str(error) or type(error).__name__
+            skipped.append(printable(f"{name}: {reason}"))
         else:
             yield name, result
-    if len(skipped) == len(sources):
+    if len(skipped) == count:
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
+
+
+def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
+    """A PIL image in 8 bits, upright, and what had to be done: of ``SCALED``, ``TURNED``.
+
+    Pillow alone would make numbers beyond 255 white, and leave a photo as the camera lay. All else
+    is Pillow's own conversion: it drops an alpha channel.
+
+    Args:
+        image: as ``Image.open`` gives it.
+        colours: Pillow's mode of the result, "L" or "RGB".
+
+    Raises:
+        ValueError: infinity or NaN among its numbers.
+    """
+    image.load()  # first: Pillow turns a TIFF itself while it decodes
+    orientation = _orientation(image)
+    done = []
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _scaled(image)
+        done.append(SCALED)
+    image = image.convert(colours)
+    if orientation in TURNS:
+        from PIL.Image import Transpose
+
+        image = image.transpose(Transpose[TURNS[orientation]])
+        done.append(TURNED)
+    return image, done
+
+
+def size(image: Any) -> tuple[int, int]:
+    """Height and width of a PIL image as it is shown, from its header: no pixel is decoded.
+
+    A TIFF that lies on its side is decoded: which size its header gives depends on the release of
+    Pillow. EXIF data behind the pixels of a PNG are not seen.
+    """
+    if image.format == "PNG" and "exif" not in image.info:
+        return image.height, image.width  # to look for EXIF data, Pillow would decode it
+    if _orientation(image) not in SIDEWAYS:
+        return image.height, image.width
+    if image.format == "TIFF":
+        image.load()
+        return image.height, image.width
+    return image.width, image.height
+
+
+def _orientation(image: Any) -> int:
+    """How the picture lies, as EXIF numbers it; 1 is upright."""
+    try:
+        return image.getexif().get(EXIF_ORIENTATION, 1)
+    except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
+        return 1
+
+
+def _scaled(image: Any) -> Any:
+    """A gray image of 16 or 32 bits, integers or floats, in 8 bits.
+
+    0 becomes black; 65535 becomes white, or 1.0 where the numbers are floats. Where a number lies
+    outside, the picture's smallest number becomes black and its largest white.
+    """
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds infinity or NaN")
+    black = 0.0
+    white = 1.0 if image.mode == "F" else 65535.0
+    if values.min() < black or values.max() > white:
+        black = values.min()
+        white = max(values.max(), black + 1e-6)  # all numbers may be the same one
+    shares = (values - black) / (white - black)
+    return Image.fromarray(np.round(255 * shares).astype(np.uint8))
 
 
 class NaFlexImages:
@@ -82,6 +178,10 @@ class NaFlexImages:
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
 
+    Attributes:
+        skipped: the images that cannot be decoded, each with the reason; filled by the last batch.
+        converted: how many images :func:`convert` changed, and how; filled by the last batch.
+
     Raises:
         ValueError: the model takes neither 1 nor 3 channels.
     """
@@ -89,44 +189,77 @@ class NaFlexImages:
     def __init__(
         self, sources: Sequence[Source], model: Any, max_seq_len: int = 256, batch_size: int = 16
     ) -> None:
-        from timm.data import create_transform, resolve_data_config
-
-        config = resolve_data_config(model=model)
         channels = model.embeds.in_chans
         if channels not in COLOURS:
             raise ValueError(
                 f"the model takes {channels} channels per image; images are read with 1 or 3"
             )
-        keep = {key: config[key] for key in ("input_size", "interpolation", "crop_pct")}
-        keep |= {key: config[key][:channels] for key in ("mean", "std")}
-        size = tuple(model.embeds.patch_size)
-        self._prepare = create_transform(
-            **keep, naflex=True, patch_size=size, max_seq_len=max_seq_len, patchify=True
-        )
         self._colours = COLOURS[channels]
-        self._sources, self._length, self._batch_size = sources, max_seq_len, batch_size
+        self._prepare = _transform(model, channels, max_seq_len)
+        self._sources = sources
+        self._length = max_seq_len
+        self._batch_size = batch_size
         self.skipped: list[str] = []
+        self.converted: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return -(-len(self._sources) // self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
-        """Batches in order, with a list of "names"; in the end ``skipped`` lists the images that
-        cannot be decoded.
+        """Batches in order, with a list of "names".
 
         Raises:
             ValueError: none could be decoded.
         """
         from timm.data.naflex_dataset import NaFlexCollator
 
-        skipped, collate = list[str](), NaFlexCollator(max_seq_len=self._length)
-        samples = read(
-            self._sources, lambda image: (self._prepare(image.convert(self._colours)), 0), skipped
-        )
-        while batch := list(islice(samples, self._batch_size)):
-            names, prepared = zip(*batch)
-            yield {**collate(prepared)[0], "names": names}, None
+        collate = NaFlexCollator(max_seq_len=self._length)
+        skipped: list[str] = []
+        converted: Counter[str] = Counter()
+        names: list[str] = []
+        samples: list[tuple[Any, int]] = []
+        for name, (sample, done) in read(self._sources, self._read, skipped):
+            converted.update(done)
+            names.append(name)
+            samples.append((sample, 0))  # timm's collator wants a label
+            if len(samples) == self._batch_size:
+                yield {**collate(samples)[0], "names": names}, None
+                names = []
+                samples = []
+        if samples:
+            yield {**collate(samples)[0], "names": names}, None
         self.skipped = skipped
+        self.converted = converted
+
+    def _read(self, image: Any) -> tuple[Any, list[str]]:
+        converted, done = convert(image, self._colours)
+        return self._prepare(converted), done
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a report says of them besides: {label: text}; nothing where nothing was changed."""
+        if not self.converted:
+            return {}
+        counts = [f"{count:,} {what}" for what, count in sorted(self.converted.items())]
+        return {"Images changed before timm's transforms": "; ".join(counts)}
+
+
+def _transform(model: Any, channels: int, max_seq_len: int) -> Any:
+    """timm's eval transform for the model: from a PIL image to patches."""
+    from timm.data import create_transform, resolve_data_config
+
+    config = resolve_data_config(model=model)
+    return create_transform(
+        input_size=config["input_size"],
+        interpolation=config["interpolation"],
+        crop_pct=config["crop_pct"],
+        mean=config["mean"][:channels],
+        std=config["std"][:channels],
+        naflex=True,
+        patch_size=tuple(model.embeds.patch_size),
+        max_seq_len=max_seq_len,
+        patchify=True,
+    )
 
 
 def photos() -> list[Source]:
@@ -139,15 +272,21 @@ def photos() -> list[Source]:
         raise RuntimeError(
             "drift without --images DIR needs scikit-image's photos: pip install scikit-image"
         )
+    sources: list[Source] = []
+    for number in range(len(PHOTOS) * len(ASPECTS)):
+        # Neighbours in the list differ in photo and in aspect ratio. Each pair comes once: the
+        # numbers of photos and of ratios share no factor.
+        name = PHOTOS[number % len(PHOTOS)]
+        wide, high = ASPECTS[number % len(ASPECTS)]
+        sources.append((f"{name} {wide}:{high}", partial(_photo, name, wide, high)))
+    return sources
+
+
+def _photo(name: str, wide: int, high: int) -> Any:
+    """One of scikit-image's photos, cropped to ``wide``:``high``."""
     import skimage.data
     from PIL import Image, ImageOps
 
-    def crop(name: str, wide: int, high: int) -> Any:
-        image = Image.fromarray(getattr(skimage.data, name)())
-        scale = min(image.width / wide, image.height / high)
-        return ImageOps.fit(image, (int(scale * wide), int(scale * high)))
-
-    # Neighbours in the list differ in photo and in aspect ratio: the numbers of photos and of
-    # ratios share no factor.
-    pairs = islice(zip(cycle(PHOTOS), cycle(ASPECTS)), len(PHOTOS) * len(ASPECTS))
-    return [(f"{name} {w}:{h}", partial(crop, name, w, h)) for name, (w, h) in pairs]
+    image = Image.fromarray(getattr(skimage.data, name)())
+    scale = min(image.width / wide, image.height / high)
+    return ImageOps.fit(image, (int(scale * wide), int(scale * high)))

@@ -4,6 +4,7 @@ import argparse
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,30 +12,42 @@ from unittest.mock import patch
 from .output import printable
 
 DTYPES = ("float32", "bfloat16", "float16")
-HOW_TO_GIVE = "give a local file of weights with --checkpoint FILE, or --random-weights to measure an untrained model"
-HOW_TO_FIT = "--model-kwargs takes the options with which its model was made, e.g. 'pos_embed_grid_size=(24, 24)'"
+HOW_TO_GIVE = (
+    "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
+    "untrained model"
+)
+HOW_TO_FIT = (
+    "--model-kwargs takes the options with which its model was made, e.g. "
+    "'pos_embed_grid_size=(24, 24)'"
+)
 HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
-STATES = (
-    "state_dict_ema",
-    "model_ema",
-    "state_dict",
-    "model",
-)  # where trainers keep the weights, in timm's order
+# Where trainers keep the weights in their file, in timm's order.
+STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
+# timm's modules with models called vit_... of which timm makes no NaFlexVit.
+OTHER_VITS = ("vision_transformer_hybrid", "vision_transformer_relpos")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a model and describe its weights."""
-    add, either = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
-    add(
+    parser.add_argument(
         "--model",
         metavar="NAME",
         help="timm NaFlexVit, e.g. naflexvit_base_patch16_siglip.v2_webli",
     )
-    either("--checkpoint", metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar")
-    either("--random-weights", action="store_true", help="the untrained model")
-    more = "options of the model, as timm's scripts take them"
-    add("--model-kwargs", nargs="+", default=[], type=_setting, metavar="KEY=VALUE", help=more)
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--checkpoint", metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar"
+    )
+    weights.add_argument("--random-weights", action="store_true", help="the untrained model")
+    parser.add_argument(
+        "--model-kwargs",
+        nargs="+",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="options of the model, as timm's scripts take them",
+    )
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -45,6 +58,42 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return key, value
+
+
+def check_model(name: str | None) -> None:
+    """Find out whether timm knows a NaFlexVit of this name; looks for no weights.
+
+    Raises:
+        ValueError: no name, or one that timm does not know.
+    """
+    if not name:
+        raise ValueError(
+            "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
+        )
+    import timm
+    from timm.models import get_pretrained_cfg, is_model_in_modules
+
+    family = name.split(".")[0]
+    is_vit = family.startswith(("naflexvit", "vit_")) and timm.is_model(family)
+    if not is_vit or is_model_in_modules(family, OTHER_VITS):
+        raise ValueError(f"timm has no NaFlexVit {name!r}{_valid_names(family)}")
+    try:
+        get_pretrained_cfg(name)
+    except RuntimeError as error:
+        valid = ", ".join(timm.list_pretrained(f"{family}.*"))
+        raise ValueError(f"timm has no weights {name!r}; valid: {valid or family}") from error
+
+
+def _valid_names(wrong: str) -> str:
+    """Which name may be meant, and which there are, as the end of a sentence."""
+    import timm
+
+    own = timm.list_models("naflexvit*")
+    valid = f"; valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
+    close = get_close_matches(wrong, own + timm.list_models("vit_*"), n=1)
+    if not close:
+        return valid
+    return f"; did you mean {close[0]}?{valid}"
 
 
 def load_model(
@@ -61,7 +110,7 @@ def load_model(
     Args:
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
             NaFlexVit.
-        checkpoint: a local file; see :func:`read_weights`. The model gets as many classes as its
+        checkpoint: a local file; see :func:`read_checkpoint`. The model gets as many classes as its
             head has.
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
@@ -75,42 +124,70 @@ def load_model(
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
             them, or the model does not use one of their tensors; says how to give them.
     """
+    if checkpoint is not None and not Path(checkpoint).exists():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
+    check_model(name)
+    import torch
+
+    assert name is not None
+    options = dict(more)
+    if name.startswith("vit_"):
+        options["use_naflex"] = True
+    if random_weights:
+        model, weights = _untrained(name, options)
+    elif checkpoint is not None:
+        model, weights = _from_file(name, Path(checkpoint), options)
+    else:
+        with load_errors(f"the model {name!r}", HOW_TO_GIVE):
+            model, head = _create_whole(name, options)
+        weights = f"pretrained, {name}{head}"
+    return model.eval().to(getattr(torch, dtype)), weights
+
+
+def _untrained(name: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """The model with timm's initialisation, but a smooth position table."""
     import timm
     import torch
     from timm.layers import build_sincos2d_pos_embed
+
+    with load_errors(f"the model {name!r}", HOW_TO_FIT), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained=False, **options)
+    table = model.embeds.pos_embed
+    if table is not None:
+        smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
+        table.data.copy_(smooth.view(table.shape))
+    return model, "random, untrained, seed 0; position table of sines and cosines"
+
+
+def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str]:
+    """The model with the weights of a local file."""
+    with load_errors(f"the checkpoint {file}", HOW_TO_SAVE):
+        state, key = read_checkpoint(file)
+        classes = len(state.get("head.weight", ()))
+
+    # As an overlay, timm converts keys and shapes as it does for weights from the hub.
+    overlay: dict[str, Any] = {"state_dict": state}
+    if "head.weight" in state or "blocks.0.norm1.weight" in state:
+        # These are timm's own names: a head would have the first one.
+        overlay["num_classes"] = classes
+        options = {"num_classes": classes, **options}
+    with load_errors(f"the checkpoint {file}", HOW_TO_MATCH):
+        model, head = _create_whole(name, {**options, "pretrained_cfg_overlay": overlay})
+    model.pretrained_cfg.pop("state_dict", None)
+
+    words = f"file {printable(file.name)}"
+    if key:
+        words += f" ({key})"
+    return model, words + head
+
+
+def _create_whole(name: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """A model with pretrained weights that are whole, and words for a head that it replaces."""
+    import timm
+    import torch
     from timm.models.naflexvit import NaFlexVit
 
-    if not name:
-        raise ValueError(
-            "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
-        )
-    if checkpoint is not None and not Path(checkpoint).is_file():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
-    family = name.split(".")[0]
-    if not family.startswith(("naflexvit", "vit_")) or not timm.is_model(family):
-        valid = ", ".join([*timm.list_models("naflexvit*"), "vit_small_patch16_224 and other ViTs"])
-        raise ValueError(f"timm has no NaFlexVit {name!r}; valid: {valid}")
-    if family.startswith("vit_"):
-        more["use_naflex"] = True
-    weights, what, advice = f"pretrained, {name}", f"the model {name!r}", HOW_TO_GIVE
-    if random_weights:
-        weights, advice = (
-            "random, untrained, seed 0; position table of sines and cosines",
-            HOW_TO_FIT,
-        )
-    elif checkpoint is not None:
-        what, advice = f"the checkpoint {checkpoint}", HOW_TO_MATCH
-        with load_errors(what, HOW_TO_SAVE):
-            state, key = read_weights(checkpoint)
-            classes = len(state.get("head.weight", ()))
-        weights = f"file {printable(Path(checkpoint).name)}" + f" ({key})" * bool(key)
-        # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-        overlay = more["pretrained_cfg_overlay"] = dict[str, Any](state_dict=state)
-        if (
-            "head.weight" in state or "blocks.0.norm1.weight" in state
-        ):  # timm's own names: a head would have this one
-            overlay["num_classes"] = classes
-            more = {"num_classes": classes, **more}
     heads: list[str] = []
     load = NaFlexVit.load_state_dict
 
@@ -120,16 +197,11 @@ def load_model(
 
     with (
         torch.random.fork_rng(devices=[]),
-        load_errors(what, advice),
         patch.object(NaFlexVit, "load_state_dict", load_whole),
     ):
-        torch.manual_seed(0)
-        model = timm.create_model(name, pretrained=not random_weights, **more)
-    model.pretrained_cfg.pop("state_dict", None)
-    if random_weights and (table := model.embeds.pos_embed) is not None:
-        smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
-        table.data.copy_(smooth.view(table.shape))
-    return model.eval().to(getattr(torch, dtype)), weights + "".join(heads)
+        torch.manual_seed(0)  # for a head that is not in the weights
+        model = timm.create_model(name, pretrained=True, **options)
+    return model, "".join(heads)
 
 
 def _check_whole(model: Any, given: dict[str, Any]) -> str:
@@ -137,66 +209,81 @@ def _check_whole(model: Any, given: dict[str, Any]) -> str:
 
     timm calls this with what it has converted: with the model's own names and shapes.
     """
-    parameters, buffers = (
-        [name for name, _ in named] for named in (model.named_parameters(), model.named_buffers())
-    )
-    replaced = model.num_classes != model.pretrained_cfg["num_classes"]
-    head = f"{model.pretrained_cfg['classifier']}." if replaced else "no head"
-    missing = [name for name in parameters if name not in given and not name.startswith(head)]
-    unused = [name for name in given if name not in {*parameters, *buffers}]
-    kinds = {
-        f"of the model's {len(parameters)} parameters not in it": missing,
-        "tensors that it does not use": unused,
-    }
-    if wrong := [
-        f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items() if names
-    ]:
+    parameters = dict(model.named_parameters())
+    is_new_head = model.num_classes != model.pretrained_cfg["num_classes"]
+    needed = set(parameters)
+    if is_new_head:
+        head = f"{model.pretrained_cfg['classifier']}."
+        needed = {name for name in parameters if not name.startswith(head)}
+    missing = needed - given.keys()
+    unused = given.keys() - parameters.keys() - dict(model.named_buffers()).keys()
+
+    wrong = []
+    if missing:
+        count = f"{len(missing)} of the model's {len(parameters)} parameters not in it"
+        wrong.append(f"{count} ({_first(missing)})")
+    if unused:
+        wrong.append(f"{len(unused)} tensors that it does not use ({_first(unused)})")
+    if wrong:
         raise ValueError("; ".join(wrong))
-    return (
-        f"; an untrained head of {model.num_classes} classes"
-        if replaced and model.num_classes
-        else ""
-    )
+    if is_new_head and model.num_classes:
+        return f"; an untrained head of {model.num_classes} classes"
+    return ""
 
 
-def read_weights(file: str | Path) -> tuple[dict[str, Any], str]:
-    """The weights in a local file, and under which key its trainer kept them ("" if it holds
-    nothing else).
+def _first(names: set[str]) -> str:
+    """The first three of these names."""
+    return ", ".join(sorted(names)[:3])
 
-    Only tensors are read, whatever timm's release would do: a pickle can run any code.
+
+def read_checkpoint(file: str | Path) -> tuple[dict[str, Any], str]:
+    """The named tensors of a local file, and under which key its trainer kept them.
+
+    The key is "" where the file holds nothing else. Only tensors are read, whatever timm's release
+    would do: a pickle can run any code.
 
     Raises:
         ValueError: the file holds something else.
     """
-    import numpy as np
     import torch
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    # Beside the weights timm's train.py keeps its options, and others their figures as NumPy's
-    # numbers.
-    numbers = [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
-    torch.serialization.add_safe_globals(
-        [argparse.Namespace, np.dtype, np.float64().__reduce__()[0], *numbers]
-    )
+    _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
-    key = next((key for key in STATES if found.get(key) is not None), "")
-    state = clean_state_dict(found[key] if key else found)
+    state, key = found, ""
+    for name in STATES:
+        if found.get(name) is not None:
+            state, key = found[name], name
+            break
+    state = clean_state_dict(state)
     if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it holds no state dict")
     return state, key
 
 
+def _allow_what_trainers_keep() -> None:
+    """Let torch read, beside tensors, the options of timm's train.py and NumPy's numbers."""
+    import numpy as np
+    import torch
+
+    codes = np.typecodes["AllInteger"] + np.typecodes["Float"]
+    numbers = [type(np.dtype(code)) for code in codes]
+    make_number = np.float64().__reduce__()[0]
+    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, make_number, *numbers])
+
+
 @contextmanager
 def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
-    """Turn whatever reading weights raises into a RuntimeError of one line: ``what`` failed, and
-    what to do."""
+    """Turn whatever reading weights raises into a RuntimeError of one line.
+
+    It says that ``what`` failed, why, and what to do.
+    """
     try:
         yield
-    except (
-        Exception
-    ) as error:  # no network, a cut-off file, a pickle of something else, tensors of another model
+    # No network, a cut-off file, a pickle of something else, tensors of another model.
+    except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error

@@ -17,44 +17,52 @@ QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
 def positive(text: str) -> int:
     """An option's whole number; one below 1 is a ValueError, which argparse reports."""
-    if (value := int(text)) < 1:
+    value = int(text)
+    if value < 1:
         raise ValueError
     return value
 
 
 def printable(text: object) -> str:
-    """Text on one line of a terminal: control characters, line ends and bytes that are no text
-    become escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+    """Text on one line of a terminal.
+
+    Control characters, line ends and bytes that are no text become escapes.
+    """
+    characters = []
+    for character in str(text):
+        if not character.isprintable():
+            character = ascii(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
 
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
-    return (
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:.{2 if value >= 1 else 3}f}"
-        if value < 10
-        else f"{value:.1f}"
-    )
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    if value >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}"
 
 
 def progress(what: str, total: float) -> Any:
-    """A tqdm bar on stderr: call its ``update(parts)`` after some of the ``total`` parts of a long
-    work."""
+    """A tqdm bar on stderr.
+
+    Call its ``update(parts)`` after some of the ``total`` parts of a long work.
+    """
     from tqdm import tqdm
 
-    often = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
-    look = "{desc}: {percentage:.0f} % done, about {remaining} left"
-    total += 1e-6  # so that shares which round up do not leave less than no time
+    seconds = 0.2 if sys.stderr.isatty() else QUIET_SECONDS
     return tqdm(
         desc=what,
-        total=total,
+        total=total + 1e-6,  # shares that round up must not leave less than no time
         file=sys.stderr,
-        mininterval=often,
+        mininterval=seconds,
         miniters=0,
         smoothing=0,
-        bar_format=look,
+        bar_format="{desc}: {percentage:.0f} % done, about {remaining} left",
     )
 
 
@@ -64,11 +72,13 @@ def check_writable(file: str | Path | None) -> None:
     Raises:
         OSError: ``file`` cannot be written; names it.
     """
-    if file is not None:
-        new = not Path(file).exists()
-        Path(file).open("ab").close()
-        if new:
-            Path(file).unlink()
+    if file is None:
+        return
+    path = Path(file)
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
 
 
 def write_text(file: str | Path, text: str) -> None:
@@ -87,36 +97,55 @@ def provenance(command: str) -> dict[str, Any]:
     import timm
     import torch
 
-    info = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
-        if info.exists()
-        else None
-    )
-    cpu = f"{named[1].strip() if named else platform.processor()} ({platform.machine()})"
-    machine = f"{os.cpu_count()} CPU cores, {cpu}, {torch.get_num_threads()} threads"
+    machine = f"{os.cpu_count()} CPU cores, {_processor()}, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
-    made = dict(
-        command=printable(command),
-        commit=commit(),
-        date=datetime.date.today().isoformat(),
-        machine=machine,
-    )
-    return made | dict(
-        python=platform.python_version(), torch=torch.__version__, timm=timm.__version__
-    )
+    return {
+        "command": printable(command),
+        "commit": commit(),
+        "code_last_changed_in": last_change(),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+    }
+
+
+def _processor() -> str:
+    """The processor's name and kind."""
+    name = platform.processor()
+    info = Path("/proc/cpuinfo")  # Linux tells more there
+    if info.exists():
+        found = re.search(r"model name\s*: (.*)", info.read_text(encoding="utf-8"))
+        if found:
+            name = found[1].strip()
+    return f"{name} ({platform.machine()})"
 
 
 def commit() -> str:
-    """The commit that last changed the package, "+" after edits; the release where it is no
-    checkout."""
+    """The commit of HEAD, "+" after edits of the package; the release where it is no checkout."""
     from .. import __version__
 
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[1]), *words, "--", "."]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    if not _is_checkout():
+        return f"release {__version__}"
+    edited = "+" if _git("status", "--porcelain", "--", ".") else ""
+    return _git("rev-parse", "--short", "HEAD") + edited
 
-    # Nothing, where git knows the folder but not the package.
-    last = git("log", "-1", "--format=%h") if shutil.which("git") else ""
-    return last + "+" * bool(git("status", "--porcelain")) if last else f"release {__version__}"
+
+def last_change() -> str:
+    """The commit that last changed the package; nothing where it is no checkout."""
+    if not _is_checkout():
+        return ""
+    return _git("log", "-1", "--format=%h", "--", ".")
+
+
+def _is_checkout() -> bool:
+    # The folder of an installed package can lie in somebody's repository, which does not know it.
+    return bool(shutil.which("git") and _git("ls-files", "--", "."))
+
+
+def _git(*words: str) -> str:
+    """What git says in the package's folder; nothing where it fails."""
+    command = ["git", "-C", str(Path(__file__).parents[1]), *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -13,7 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from ..images import image_sources, read
+from ..images import image_sources, read, size
 from ..output import printable
 
 Grid = tuple[int, int]
@@ -119,9 +119,7 @@ def read_sizes(
         ValueError: not a folder, or no readable image in it.
     """
     sources, unreadable = image_sources(folder), list[str]()
-    found = read(
-        sources, lambda image: fit(image.height, image.width, max_seq_len, patch_size), unreadable
-    )
+    found = read(sources, lambda image: fit(*size(image), max_seq_len, patch_size), unreadable)
     return [grid for _, grid in found], unreadable
 
 

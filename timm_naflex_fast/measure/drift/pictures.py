@@ -1,5 +1,4 @@
-"""Which images show the drift, and each of them as the model saw it, with a map of drift over its
-patches."""
+"""Which images show the drift, and each of them as the model saw it, with maps over its patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ class Picture:
 
 
 def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
-    """The images to show, each with the reason: the worst, the median, and the one for which the
-    table shrinks most.
+    """The images to show: the worst, the median, and where the table shrinks most; why each.
 
     One that hardly differs is not shown: its map would be empty.
 
@@ -36,32 +34,52 @@ def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
         shrinks: table cells per patch, of each image.
     """
     order = sorted(range(len(shares)), key=shares.__getitem__)
-    reasons = {order[-1]: f"the worst of {len(order)} images"}
-    order = [image for image in order if shares[image] > 1e-2 * shares[order[-1]]] or order[-1:]
-    reasons.setdefault(order[(len(order) - 1) // 2], "the median")
-    most = max(order, key=shrinks.__getitem__)
+    worst = order[-1]
+    reasons = {worst: f"the worst of {len(order)} images"}
+    differing = [image for image in order if shares[image] > 1e-2 * shares[worst]]
+    if not differing:  # no image differs at all
+        return reasons
+
+    median = differing[(len(differing) - 1) // 2]
+    reasons.setdefault(median, "the median")
+    most = max(differing, key=shrinks.__getitem__)
     if shrinks[most] > 1:
         reasons.setdefault(most, f"the table shrinks most ({shrinks[most]:.1f} cells per patch)")
     return reasons
 
 
-def picture(name: str, batch: dict[str, Tensor], maps: dict[str, Tensor], embeds: Any) -> Picture:
-    """Put the patches of a batch's one image together again, and its numbers in the maps (1, N)
-    onto the grid."""
-    valid = batch["patch_valid"][0]
-    y, x = batch["patch_coord"][0][valid].long().unbind(-1)
+def picture(name: str, image: dict[str, Tensor], maps: dict[str, Tensor], embeds: Any) -> Picture:
+    """An image made of its patches again, and its numbers arranged on the grid.
 
-    def arranged(values: Tensor) -> Tensor:
-        cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
-        cells[y, x] = values[0][valid].float()
-        return cells
-
-    patches, size, channels = arranged(batch["patches"]), embeds.patch_size, embeds.in_chans
+    Args:
+        name: of the picture.
+        image: a batch of this one image.
+        maps: (1, N) numbers of its tokens, per contender.
+        embeds: the model's NaFlexEmbeds, which knows how a patch lies in a token.
+    """
+    patches = _arranged(image["patches"], image)
+    channels = embeds.in_chans
+    height, width = embeds.patch_size
     if getattr(embeds, "channels_last", True):
-        patches = patches.unflatten(2, (*size, channels))
+        patches = patches.unflatten(2, (height, width, channels))
     else:
-        patches = patches.unflatten(2, (channels, *size)).movedim(2, -1)
-    pixels = patches.transpose(1, 2).flatten(0, 1).flatten(1, 2)  # (height, width, C)
-    pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-6)
-    shown = pixels[..., :3] if channels >= 3 else pixels[..., 0]
-    return Picture(name, shown, {key: arranged(values) for key, values in maps.items()})
+        patches = patches.unflatten(2, (channels, height, width)).movedim(2, -1)
+
+    rows = patches.transpose(1, 2)  # (h, height, w, width, C)
+    pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
+    darkest = pixels.min()
+    pixels = (pixels - darkest) / (pixels.max() - darkest).clamp(min=1e-6)
+    shown = pixels[..., 0]
+    if channels >= 3:
+        shown = pixels[..., :3]
+    arranged = {key: _arranged(values, image) for key, values in maps.items()}
+    return Picture(name, shown, arranged)
+
+
+def _arranged(values: Tensor, image: dict[str, Tensor]) -> Tensor:
+    """Values (1, N, ...) of an image's tokens on its grid: (h, w, ...)."""
+    valid = image["patch_valid"][0]
+    y, x = image["patch_coord"][0][valid].long().unbind(-1)
+    cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
+    cells[y, x] = values[0][valid].float()
+    return cells

@@ -15,85 +15,120 @@ from .survey import Drift, Survey
 HEADINGS = {
     "embed_max_abs": "embedding, largest difference",
     "embed_rel_rms": "embedding, relative RMS",
-}
-HEADINGS |= {
     "pooled_cosine_distance": "output, cosine distance",
     "neighbours": "same nearest image",
+    "agreement": "same class",
+    "accuracy": "accuracy",
 }
-HEADINGS |= {"agreement": "same class", "accuracy": "accuracy"}
+NUMBERS = ("embed_max_abs", "pooled_cosine_distance")  # the other columns are shares
+TIES = (
+    "A nearest image or a class counts as timm's own too where timm's result itself cannot tell "
+    "the two apart: its distance (of outputs scaled to length 1) or its logit is within rounding "
+    "of its best. So copies of a picture, which tie, do not count as a change."
+)
+SECTIONS = ("drift", "curves", "maps", "measured", "skipped")
+"""The sections of a page in their order. Each is a template in sections/ for HTML and one for
+Markdown; a section that a page does not have has none there."""
 
 
 def headline(survey: Survey) -> str:
-    """The answer in one line: to which of this package's strategies one may switch, those first."""
-    names = [name for name in reversed(STRATEGY_NAMES) if name in survey.drift]
-    answers = [f"`{name}`: yes" for name in names if survey.exact(name)]
-    answers += [f"`{name}`: no" for name in names if not survey.exact(name)]
-    return (
-        f"Safe to switch to {'; '.join(answers)}"
-        if answers
-        else "No strategy of this package was measured"
-    )
+    """The answer in one line: to which strategies one may switch, those first."""
+    safe = []
+    unsafe = []
+    for name in reversed(STRATEGY_NAMES):
+        if name not in survey.drift:
+            continue
+        if survey.exact(name):
+            safe.append(f"`{name}`: yes")
+        else:
+            unsafe.append(f"`{name}`: no")
+    answers = safe + unsafe
+    if not answers:
+        return "No strategy of this package was measured"
+    return f"Safe to switch to {'; '.join(answers)}"
 
 
 def verdict(survey: Survey, untrained: bool = False) -> str:
-    """The figures behind the answer, in one sentence; ``untrained`` adds that trained weights may
-    differ."""
+    """The figures behind the answer, in one sentence.
+
+    ``untrained`` adds that a trained model may differ.
+    """
     parts = [_sentence(survey, name) for name in STRATEGY_NAMES if name in survey.drift]
-    sentence = f"On {survey.images:,} image{'s' * (survey.images != 1)}, {'; '.join(parts) or 'nothing was compared'}"
-    return sentence + (
-        "; these weights are random, a trained model may differ." if untrained else "."
-    )
+    if not parts:
+        parts = ["nothing was compared"]
+    images = "image" if survey.images == 1 else "images"
+    sentence = f"On {survey.images:,} {images}, {'; '.join(parts)}"
+    if untrained:
+        return f"{sentence}; these weights are random, a trained model may differ."
+    return f"{sentence}."
 
 
 def _sentence(survey: Survey, name: str) -> str:
-    drift, baseline = survey.drift[name], survey.drift[BASELINE]
+    """What a strategy changes, as a part of the verdict."""
+    drift = survey.drift[name]
     if survey.exact(name):
-        most = drift.embed_max_abs
-        phrase = f"but for rounding (embeddings within {most:.1e})" if most else "bit for bit"
-        return f"{name} gives timm's own result {phrase}"
+        how = "bit for bit"
+        if drift.embed_max_abs:
+            how = f"but for rounding (embeddings within {drift.embed_max_abs:.1e})"
+        return f"{name} gives timm's own result {how}"
+
     words = [f"{name} moves the embeddings by {percent(drift.embed_rel_rms)} (RMS)"]
     if drift.neighbours < 1:
-        words.append(
-            f"gives {percent(1 - drift.neighbours)} of the images another nearest neighbour"
-        )
-    if drift.accuracy is not None and baseline.accuracy is not None:
-        words.append(
-            f"takes accuracy from {percent(baseline.accuracy)} to {percent(drift.accuracy)}"
-        )
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+        others = percent(1 - drift.neighbours)
+        words.append(f"gives {others} of the images another nearest neighbour")
+    timms = survey.drift[BASELINE].accuracy
+    if drift.accuracy is not None and timms is not None:
+        words.append(f"takes accuracy from {percent(timms)} to {percent(drift.accuracy)}")
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def percent(value: float) -> str:
     """A share as text: "11.87 %"; "0 %" is exactly nothing, "< 0.01 %" nearly nothing."""
-    return "0 %" if not value else "< 0.01 %" if 0 < value < 5e-5 else f"{100 * value:.2f} %"
+    if value == 0:
+        return "0 %"
+    if 0 < value < 5e-5:
+        return "< 0.01 %"
+    return f"{100 * value:.2f} %"
 
 
 def columns(baseline: Drift) -> dict[str, str]:
-    """Headings of the table of contenders, by the field of :class:`Drift`; a model without classes
-    has no such ones."""
+    """Headings of the table of contenders, by the field of :class:`Drift`.
+
+    A model without classes has no headings of classes.
+    """
     return {key: heading for key, heading in HEADINGS.items() if getattr(baseline, key) is not None}
 
 
 def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:
     """A contender's figures under these :func:`columns`, the same text in every table."""
-    numbers = ("embed_max_abs", "pooled_cosine_distance")
-    return [
-        f"{getattr(drift, key):.2g}" if key in numbers else percent(getattr(drift, key))
-        for key in keys
-    ]
+    texts = []
+    for key in keys:
+        value = getattr(drift, key)
+        texts.append(f"{value:.2g}" if key in NUMBERS else percent(value))
+    return texts
 
 
 def markdown(text: object) -> str:
     """Text that stands in a Markdown page as it is: no markup, no HTML, no link, no list."""
     marks = r"[\\`*_\[\]<>&|#~$@]|(?<=www)\.|:(?=//)|^[-+=]"
-    return re.sub(
-        r"^(\d+)([.)])", r"\1\\\2", re.sub(f"({marks})", r"\\\1", str(text).strip(), flags=re.I)
-    )
+    escaped = re.sub(f"({marks})", r"\\\1", str(text).strip(), flags=re.IGNORECASE)
+    return re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped)  # else a numbered list
+
+
+def made_from(made: dict[str, Any]) -> str:
+    """Which code made the figures: a release, or a commit and the last one that changed code."""
+    if made["commit"].startswith("release"):
+        return made["commit"]
+    changed = made.get("code_last_changed_in")
+    if not changed:
+        return f"commit {made['commit']}"
+    return f"commit {made['commit']} (code last changed in {changed})"
 
 
 def record(survey: Survey, **about: Any) -> dict[str, Any]:
-    """What report.json holds: the figures without the pictures, and what follows from them in
-    words.
+    """What report.json holds: the figures without the pictures, and what follows from them.
 
     Args:
         survey: what was measured.
@@ -109,29 +144,41 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
     """
     figures = asdict(survey)
     del figures["pictures"]
-    words = {
+    untrained = about["weights"].startswith("random")
+    return {
+        **about,
+        "survey": figures,
         "headline": headline(survey),
-        "verdict": verdict(survey, about["weights"].startswith("random")),
+        "verdict": verdict(survey, untrained),
     }
-    return {**about, "survey": figures, **words}
 
 
 def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:
-    """Write report.json into ``folder``, and report.md and report.html from the templates beside
-    this file."""
+    """Write report.json into ``folder``, and report.md and report.html from the templates."""
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     from . import plots
 
-    loader, escaped = FileSystemLoader(Path(__file__).parent), select_autoescape(["html.j2"])
     environment = Environment(
-        loader=loader, autoescape=escaped, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(["html.j2"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["markdown"] = markdown
-    headings = columns(survey.drift[BASELINE])
-    known = dict(survey=survey, headings=headings, row_text=row_text, names=CONTENDERS, plots=plots)
-    files = [Path(folder) / name for name in FILES]
-    write_json(files[0], report)
-    for file in files[1:]:
-        write_text(file, environment.get_template(f"{file.name}.j2").render(**report | known))
-    return files
+    known = {
+        "survey": survey,
+        "sections": SECTIONS,
+        "headings": columns(survey.drift[BASELINE]),
+        "row_text": row_text,
+        "names": CONTENDERS,
+        "ties": TIES,
+        "made_from": made_from(report["made"]),
+        "plots": plots,
+    }
+    json_file, *pages = [Path(folder) / name for name in FILES]
+    write_json(json_file, report)
+    for page in pages:
+        template = environment.get_template(f"{page.name}.j2")
+        write_text(page, template.render({**report, **known}))
+    return [json_file, *pages]

@@ -13,9 +13,11 @@ FLOAT32 = 2e-6
 
 def position_tables(embeds: Any) -> list[Tensor]:
     """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones."""
-    return [
-        table.detach() for name, table in embeds.named_parameters() if name.startswith("pos_embed")
-    ]
+    tables = []
+    for name, table in embeds.named_parameters():
+        if name.startswith("pos_embed"):
+            tables.append(table.detach())
+    return tables
 
 
 def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
@@ -35,33 +37,48 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
         (B, N, C) float64, above 0.
     """
     tables = [table.abs().double() for table in position_tables(embeds)]
-    limits = torch.finfo(next(embeds.parameters()).dtype)
     scale = torch.zeros_like(tokens)
-    grids = patch_coord.amax(1).long() + 1
+    grids = patch_coord.amax(1).long() + 1  # (B, 2)
     y, x = patch_coord.long().unbind(-1)
     for grid in grids.unique(dim=0):
         members = (grids == grid).all(1).nonzero()[:, 0]
-        scale[members] = _scale(embeds, tables, *grid.tolist())[y[members], x[members]]
-    return (
-        (FLOAT32 + len(tables) * limits.eps) * scale
-        + limits.eps * tokens.abs()
-        + limits.tiny * limits.eps
-    )
+        h, w = grid.tolist()
+        scale[members] = _scale(embeds, tables, h, w)[y[members], x[members]]
+
+    limits = torch.finfo(next(embeds.parameters()).dtype)
+    embedding = (FLOAT32 + len(tables) * limits.eps) * scale
+    token = limits.eps * tokens.abs()
+    smallest = limits.tiny * limits.eps  # the last bit of a number near 0
+    return embedding + token + smallest
 
 
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
-    learned, sampled = len(tables) == 1, getattr(embeds, "pos_embed_use_grid_sample", False)
-    spec = ResizeSpec(
+    spec = _resize_spec(embeds, learned=len(tables) == 1)
+    if len(tables) == 1:
+        (table,) = tables  # (1, H0, W0, C)
+        rows = _weights(spec, 0, (h, w), table.shape[1])
+        columns = _weights(spec, 1, (h, w), table.shape[2])
+        return columns @ torch.tensordot(rows, table[0], 1)
+    y_table, x_table = tables  # (1, H0, C), (1, W0, C)
+    rows = _weights(spec, 0, (h, w), y_table.shape[1]) @ y_table[0]  # (h, C)
+    columns = _weights(spec, 1, (h, w), x_table.shape[1]) @ x_table[0]  # (w, C)
+    return rows[:, None] + columns
+
+
+def _resize_spec(embeds: Any, learned: bool) -> ResizeSpec:
+    """How timm resizes the model's tables; older releases have fewer settings."""
+    sampled = getattr(embeds, "pos_embed_use_grid_sample", False)
+    antialias = getattr(embeds, "pos_embed_antialias", True)
+    align_corners = getattr(embeds, "pos_embed_align_corners", False)
+    return ResizeSpec(
         embeds.pos_embed_interp_mode if learned else "linear",
-        antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
-        align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
+        antialias=antialias and not sampled,
+        align_corners=align_corners and not sampled,
         ar_preserving=embeds.pos_embed_ar_preserving,
     )
-    old = tables[0].shape[1:3] if learned else (tables[0].shape[1], tables[1].shape[1])
-    rows, columns = (
-        axis_matrix(axis, (h, w), n0, spec, torch.float64).abs() for axis, n0 in enumerate(old)
-    )
-    if not learned:
-        return (rows @ tables[0][0])[:, None] + columns @ tables[1][0]
-    return columns @ torch.tensordot(rows, tables[0][0], 1)
+
+
+def _weights(spec: ResizeSpec, axis: int, grid: tuple[int, int], n0: int) -> Tensor:
+    """The absolute weights (n, n0) with which cells of a table's axis are added up."""
+    return axis_matrix(axis, grid, n0, spec, torch.float64).abs()

@@ -1,24 +1,29 @@
-"""Run a model under each contender on the same batches, and compare what comes out with timm's own
-result."""
+"""Run a model under each contender on the same batches, and compare with timm's own result."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, use
+from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
+
+Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
+Grid = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Drift:
     """One contender's distance from timm's own result; all zero is that result itself.
+
+    A choice (of a neighbour, of a class) that rounding alone explains counts as timm's own; see
+    ``measures``.
 
     Attributes:
         embed_max_abs: largest absolute difference of the embedded tokens (valid ones), in the
@@ -40,6 +45,11 @@ class Drift:
     agreement: float | None
     accuracy: float | None
 
+    @property
+    def exact(self) -> bool:
+        """Whether this is timm's own result but for rounding."""
+        return self.embed_roundings <= 1
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -47,6 +57,8 @@ class Survey:
 
     Attributes:
         images: how many were measured.
+        grids: one entry for each patch grid, from tall to wide: "grid" (h, w), "images", "shrink"
+            (table cells per patch), "embed_rel_rms" by contender.
         left_out: contenders that this model cannot run, each with the reason.
         pictures: the images that show the drift, if it was asked for and there is any.
     """
@@ -59,10 +71,37 @@ class Survey:
 
     def exact(self, name: str) -> bool:
         """Whether a contender is timm's own result but for rounding."""
-        return self.drift[name].embed_roundings <= 1
+        return self.drift[name].exact
 
 
-Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
+@dataclass(frozen=True)
+class Output:
+    """What a model computes for a batch.
+
+    Attributes:
+        tokens: (B, N, C) float64, the embedded patches; 0 for padding.
+        pooled: (B, D) float32.
+        logits: (B, classes) in the model's dtype; None for a model without classes.
+    """
+
+    tokens: Tensor
+    pooled: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Each contender's results for N images, a tensor (N, ...) of each kind; see ``_compare``."""
+
+    results: dict[str, dict[str, Tensor]]
+    grids: list[Grid]
+    labels: Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def timms(self) -> dict[str, Tensor]:
+        """The results of timm's own code."""
+        return self.results[BASELINE]
 
 
 def survey(
@@ -72,8 +111,7 @@ def survey(
     pictures: bool = False,
     advance: Callable[[float], Any] = lambda share: None,
 ) -> Survey:
-    """Drift of each contender from timm's own result, on the CPU and in the model's dtype (no
-    autocast).
+    """Drift of each contender from timm's own result, on the CPU and in the model's dtype.
 
     Args:
         model: a timm NaFlexVit in eval mode.
@@ -87,161 +125,235 @@ def survey(
     Raises:
         ValueError: no images; no position table; or infinity or NaN in what the model computes.
     """
-    embeds, tables = model.embeds, position_tables(model.embeds)
-    if not tables:
+    if not position_tables(model.embeds):
         raise ValueError(
             "the model has no position table, learned or factorized: nothing is resampled"
         )
+    contenders = list(contenders)
+    left_out = _left_out(model.embeds, contenders)
+    names = [BASELINE]
+    for name in contenders:
+        if name not in left_out and name != BASELINE:
+            names.append(name)
+
+    compared = _run_all(model, batches, names, advance)
+    shrinks = _shrinks(model.embeds, compared.grids)
+    drift = {name: _drift(compared, name) for name in names}
+    kept: list[Picture] = []
+    if pictures:
+        kept = _choose_pictures(model, batches, drift, compared, shrinks)
+    return Survey(
+        images=len(compared.grids),
+        drift=drift,
+        grids=_by_grid(compared, shrinks),
+        left_out=left_out,
+        pictures=kept,
+    )
+
+
+def _left_out(embeds: Any, contenders: Iterable[str]) -> dict[str, str]:
+    """The contenders that the model cannot run, each with the reason."""
+    if embeds.pos_embed_type == "learned":
+        return {}
     reason = f"it resamples a learned 2-D table; this model's is {embeds.pos_embed_type!r}"
-    flags = [name for name in contenders if name.startswith("timm-flag-")]
-    left_out = dict.fromkeys(flags if embeds.pos_embed_type != "learned" else (), reason)
-    passes = {
-        name: list[dict[str, Tensor]]() for name in [BASELINE, *contenders] if name not in left_out
-    }
+    return {name: reason for name in contenders if name.startswith("timm-flag-")}
+
+
+def _run_all(
+    model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
+) -> Compared:
+    """Each contender's results for every image of ``batches``."""
+    found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in names}
+    grids: list[Grid] = []
     labels: list[Tensor] = []
-    grids: list[tuple[int, int]] = []
     for batch, targets in batches:
-        for name, found in passes.items():
-            tokens, results = _forward(model, batch, name)
-            if name == BASELINE:
-                timms, allowed = tokens, rounding(embeds, batch["patch_coord"], tokens)
-            moves = (tokens - timms).abs()  # (B, N, C)
-            results["moved"], results["largest_move"] = (
-                moves.square().sum((1, 2)),
-                moves.amax((1, 2)),
-            )
-            results["roundings"] = (moves / allowed).amax((1, 2))
-            found.append(results)
-            advance(1 / len(passes))
-        grids += [(h, w) for h, w in (batch["patch_coord"].amax(1) + 1).long().tolist()]
-        labels += [] if targets is None else [targets]
+        timms = _forward(model, batch, BASELINE)
+        allowed = rounding(model.embeds, batch["patch_coord"], timms.tokens)
+        for name in names:
+            ours = timms
+            if name != BASELINE:
+                ours = _forward(model, batch, name)
+            found[name].append(_compare(ours, timms, allowed))
+            advance(1 / len(names))
+        sizes = (batch["patch_coord"].amax(1) + 1).long()  # (B, 2)
+        grids.extend((h, w) for h, w in sizes.tolist())
+        if targets is not None:
+            labels.append(targets)
     if not grids:
         raise ValueError("there is no image to measure on")
-    seen = {
-        name: {key: torch.cat([one[key] for one in found]) for key in found[0]}
-        for name, found in passes.items()
+
+    return Compared(
+        results={name: _joined(parts) for name, parts in found.items()},
+        grids=grids,
+        labels=torch.cat(labels) if labels else None,
+        dtype=next(model.parameters()).dtype,
+    )
+
+
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The results of all batches, put one behind the other."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def _compare(ours: Output, timms: Output, allowed: Tensor) -> dict[str, Tensor]:
+    """What is kept of a batch: for each image its results, B of each kind.
+
+    ``squares`` are the sums of timm's squared tokens, ``moved`` those of the squared differences.
+    """
+    moves = (ours.tokens - timms.tokens).abs()  # (B, N, C)
+    results = {
+        "squares": timms.tokens.square().sum((1, 2)),
+        "moved": moves.square().sum((1, 2)),
+        "largest_move": moves.amax((1, 2)),
+        "roundings": (moves / allowed).amax((1, 2)),
+        "pooled": ours.pooled,
     }
-    squares, cells = seen[BASELINE]["squares"], [n for table in tables for n in table.shape[1:-1]]
-    drift = {name: _drift(results, seen[BASELINE], labels) for name, results in seen.items()}
-    shrinks = [max(n / patches for n, patches in zip(cells, grid)) for grid in grids]
-    shown = [name for name in drift if drift[name].embed_roundings > 1]
-    shown = [name for name in shown if name in STRATEGY_NAMES] or shown[:1]
-    kept: list[Picture] = []
-    if pictures and shown:
-        shares = (seen[shown[0]]["moved"] / squares).sqrt().nan_to_num().tolist()
-        kept = _pictures(model, batches, shown, choose(shares, shrinks))
-    by_grid = []
-    for grid in sorted(
-        set(grids), key=lambda grid: (grid[1] / grid[0], grid)
-    ):  # by aspect, then by size
-        here = [place for place, other in enumerate(grids) if other == grid]
-        off = {
-            name: relative_rms(results["moved"][here], squares[here])
-            for name, results in seen.items()
-        }
-        by_grid.append(
-            dict(grid=grid, images=len(here), shrink=shrinks[here[0]], embed_rel_rms=off)
-        )
-    return Survey(len(grids), drift, by_grid, left_out, kept)
+    if ours.logits is not None and timms.logits is not None:
+        results["classes"] = classes(ours.logits, timms.logits)
+    return results
 
 
-def _forward(
-    model: Any, inputs: dict[str, Any], contender: str
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The embedded patch tokens (B, N, C) in float64, 0 for padding; and each image's results, B of
-    each kind."""
+def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Output:
+    """What the model computes for a batch under a contender."""
+    valid = inputs["patch_valid"]
+    dtype = next(model.parameters()).dtype
     embedded: list[Any] = []
-    valid, dtype = inputs["patch_valid"], next(model.parameters()).dtype
-    hook = model.embeds.register_forward_hook(lambda module, args, out: embedded.append(out))
+
+    def keep(module: Any, arguments: Any, output: Any) -> None:
+        embedded.append(output)
+
+    hook = model.embeds.register_forward_hook(keep)
     with hook, use(contender, model), torch.inference_mode():
         features = model.forward_features(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
-        tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
-        tokens = (
-            tokens[:, -valid.shape[1] :].double().masked_fill(~valid[..., None], 0)
-        )  # no class, register tokens
-        results = {"squares": tokens.square().sum((1, 2))}
+        mask = valid
         if isinstance(features, dict):
-            features, valid = features["patches"], features["patch_valid"]
-        pooled = results["pooled"] = model.forward_head(
-            features, patch_valid=valid, pre_logits=True
-        ).float()
-        computed = {"embedded tokens": tokens, "pooled output": pooled}
+            mask = features["patch_valid"]
+            features = features["patches"]
+        pooled = model.forward_head(features, patch_valid=mask, pre_logits=True).float()
+        logits = None
         if model.num_classes:
-            computed["logits"] = model.forward_head(features, patch_valid=valid)
-            results["classes"] = computed["logits"].argmax(-1)
+            logits = model.forward_head(features, patch_valid=mask)
+
+    tokens = embedded[0]
+    if isinstance(tokens, tuple):
+        tokens = tokens[0]
+    tokens = tokens[:, -valid.shape[1] :].double()  # without class and register tokens
+    output = Output(tokens.masked_fill(~valid[..., None], 0), pooled, logits)
+    _check_finite(output, contender, dtype)
+    return output
+
+
+def _check_finite(output: Output, contender: str, dtype: torch.dtype) -> None:
+    computed = {
+        "embedded tokens": output.tokens,
+        "pooled output": output.pooled,
+        "logits": output.logits,
+    }
     for what, values in computed.items():
-        if not values.isfinite().all():
+        if values is not None and not values.isfinite().all():
             raise ValueError(
                 f"with {contender}, the model's {what} hold infinity or NaN in {dtype}"
             )
-    return tokens, results
+
+
+def _drift(compared: Compared, name: str) -> Drift:
+    ours = compared.results[name]
+    timms = compared.timms
+    same_class = None
+    accuracy = None
+    if "classes" in ours:
+        same_class = agreement(ours["classes"], timms["classes"])
+        if compared.labels is not None:
+            accuracy = agreement(ours["classes"], compared.labels)
+    return Drift(
+        embed_max_abs=ours["largest_move"].max().item(),
+        embed_roundings=ours["roundings"].max().item(),
+        embed_rel_rms=relative_rms(ours["moved"], timms["squares"]),
+        pooled_cosine_distance=cosine_distance(ours["pooled"], timms["pooled"]).mean().item(),
+        neighbours=same_nearest(ours["pooled"], timms["pooled"], compared.dtype),
+        agreement=same_class,
+        accuracy=accuracy,
+    )
+
+
+def _shrinks(embeds: Any, grids: Sequence[Grid]) -> list[float]:
+    """Table cells per patch of each image, along the axis where there are more."""
+    cells: list[int] = []
+    for table in position_tables(embeds):
+        cells.extend(table.shape[1:-1])
+    rows, columns = cells
+    return [max(rows / h, columns / w) for h, w in grids]
+
+
+def _by_grid(compared: Compared, shrinks: Sequence[float]) -> list[dict[str, Any]]:
+    """``Survey.grids``: from tall to wide, then by size."""
+    places: dict[Grid, list[int]] = {}
+    for place, grid in enumerate(compared.grids):
+        places.setdefault(grid, []).append(place)
+
+    found = []
+    for grid in sorted(places, key=lambda grid: (grid[1] / grid[0], grid)):
+        here = places[grid]
+        squares = compared.timms["squares"][here]
+        off = {}
+        for name, results in compared.results.items():
+            off[name] = relative_rms(results["moved"][here], squares)
+        one = {"grid": grid, "images": len(here), "shrink": shrinks[here[0]], "embed_rel_rms": off}
+        found.append(one)
+    return found
+
+
+def _choose_pictures(
+    model: Any,
+    batches: Batches,
+    drift: dict[str, Drift],
+    compared: Compared,
+    shrinks: Sequence[float],
+) -> list[Picture]:
+    """The images to show; none where nothing but rounding differs."""
+    moving = [name for name, one in drift.items() if not one.exact]
+    if not moving:
+        return []
+    # The maps are of this package's strategies; of another contender where none of them moves.
+    shown = [name for name in moving if name in STRATEGY_NAMES]
+    if not shown:
+        shown = moving[:1]
+    moved = compared.results[shown[0]]["moved"]
+    shares = (moved / compared.timms["squares"]).sqrt().nan_to_num().tolist()
+    return _pictures(model, batches, shown, choose(shares, shrinks))
 
 
 def _pictures(
     model: Any, batches: Batches, shown: Sequence[str], why: dict[int, str]
 ) -> list[Picture]:
-    """The images with these numbers, why each was chosen, and the contenders' maps: the second look
-    at them."""
+    """The images with these numbers, why each was chosen, and the contenders' maps."""
     found: dict[int, Picture] = {}
-    places = ((inputs, i) for inputs, _ in batches for i in range(len(inputs["patches"])))
-    for place, (inputs, i) in enumerate(islice(places, max(why) + 1)):
+    for place, (name, image) in enumerate(islice(_images(batches), max(why) + 1)):
         if place in why:
-            one = {key: inputs[key][i : i + 1] for key in ("patches", "patch_coord", "patch_valid")}
-            timms = _forward(model, one, BASELINE)[0]
-            length = timms[one["patch_valid"]].square().sum(-1).mean()
-            maps = {
-                name: ((_forward(model, one, name)[0] - timms).square().sum(-1) / length).sqrt()
-                for name in shown
-            }
-            name = inputs["names"][i] if "names" in inputs else f"image {place + 1}"
-            found[place] = picture(f"{name}: {why[place]}", one, maps, model.embeds)
+            maps = _maps(model, image, shown)
+            title = f"{name or f'image {place + 1}'}: {why[place]}"
+            found[place] = picture(title, image, maps, model.embeds)
     return [found[place] for place in why if place in found]
 
 
-def _drift(results: dict[str, Tensor], timms: dict[str, Tensor], labels: list[Tensor]) -> Drift:
-    classes = results.get("classes")
-    return Drift(
-        embed_max_abs=results["largest_move"].max().item(),
-        embed_roundings=results["roundings"].max().item(),
-        embed_rel_rms=relative_rms(results["moved"], timms["squares"]),
-        pooled_cosine_distance=cosine_distance(results["pooled"], timms["pooled"]).mean().item(),
-        neighbours=agreement(nearest(results["pooled"]), nearest(timms["pooled"])),
-        agreement=None if classes is None else agreement(classes, timms["classes"]),
-        accuracy=None if classes is None or not labels else agreement(classes, torch.cat(labels)),
-    )
+def _images(batches: Batches) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The images one by one, each as a batch of its own, with its name ("" if it has none)."""
+    for inputs, _ in batches:
+        count = len(inputs["patches"])
+        names = inputs.get("names", [""] * count)
+        for i in range(count):
+            image = {}
+            for key in ("patches", "patch_coord", "patch_valid"):
+                image[key] = inputs[key][i : i + 1]
+            yield names[i], image
 
 
-# The measures, in float64; zero (agreement: one) is no drift at all.
-
-
-def relative_rms(squared: Tensor, reference: Tensor) -> float:
-    """Root of the summed squared differences over that of the reference's squares; infinite where
-    only those are 0."""
-    above, below = squared.sum().item(), reference.sum().item()
-    return (above / below) ** 0.5 if below else float("inf") if above else 0.0
-
-
-def cosine_distance(ours: Tensor, reference: Tensor) -> Tensor:
-    """1 - cosine between the rows of two (N, D) tensors: (N,) float64, exactly 0 for equal rows."""
-    a, b = (F.normalize(rows.double(), dim=-1) for rows in (ours, reference))
-    # |a - b|^2 / 2 of unit vectors is 1 - cosine without the cancellation that hides small angles.
-    return (a - b).square().sum(-1) / 2
-
-
-def nearest(rows: Tensor) -> Tensor:
-    """Per row of (N, D) the index (N,) of the most similar other row by cosine, the first of
-    equals."""
-    directions = F.normalize(rows.double(), dim=-1)
-    found = []
-    for start in range(
-        0, len(rows), 1024
-    ):  # the whole similarity matrix of a large folder may not fit
-        similar = directions[start : start + 1024] @ directions.t()
-        similar[:, start:].fill_diagonal_(-2)  # an image is no neighbour of itself
-        found.append(similar.argmax(-1))
-    return torch.cat(found)
-
-
-def agreement(ours: Tensor, reference: Tensor) -> float:
-    """Share of equal entries of two (N,) tensors."""
-    return (ours == reference).double().mean().item()
+def _maps(model: Any, image: dict[str, Tensor], shown: Sequence[str]) -> dict[str, Tensor]:
+    """For each contender (1, N): the length of a token's difference over timm's RMS length."""
+    timms = _forward(model, image, BASELINE).tokens
+    length = timms[image["patch_valid"]].square().sum(-1).mean()
+    maps = {}
+    for name in shown:
+        moved = _forward(model, image, name).tokens - timms
+        maps[name] = (moved.square().sum(-1) / length).sqrt()
+    return maps

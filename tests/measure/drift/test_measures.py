@@ -1,0 +1,144 @@
+"""The measures of drift on tensors with known answers, and what counts as the same choice."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from timm_naflex_fast.measure.drift.measures import (
+    agreement,
+    classes,
+    cosine_distance,
+    nearest,
+    precision,
+    relative_rms,
+    same_nearest,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def test_relative_rms_by_hand():
+    moved = torch.tensor([9.0, 16.0])
+    nothing = torch.zeros(2)
+    assert relative_rms(moved, torch.tensor([1.0, 81.0])) == pytest.approx((25 / 82) ** 0.5)
+    assert relative_rms(nothing, nothing) == 0
+    assert relative_rms(torch.empty(0), torch.empty(0)) == 0
+    assert relative_rms(moved, nothing) == float("inf")
+
+
+def test_agreement_by_hand():
+    assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
+
+
+def test_cosine_distance_by_hand():
+    ours = torch.tensor([[1.0, 0], [0, 2], [3, 3], [-1, 0]])
+    timms = torch.tensor([[5.0, 0], [1, 0], [1, 0], [1, 0]])
+    distances = cosine_distance(ours, timms).tolist()
+    assert distances == pytest.approx([0, 1, 1 - 0.5**0.5, 2], abs=1e-12)
+
+    small_angle = cosine_distance(torch.tensor([[1.0, 1e-6]]), torch.tensor([[1.0, 0.0]]))
+    assert small_angle.item() == pytest.approx(5e-13, rel=1e-4)
+
+
+def test_nearest_by_hand():
+    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])
+    assert nearest(rows).tolist() == [1, 0, 3, 2]
+
+
+def test_nearest_of_more_rows_than_are_compared_at_once():
+    rows = torch.randn(1500, 8)
+    directions = F.normalize(rows.double(), dim=-1)
+    similar = (directions @ directions.t()).fill_diagonal_(-2)
+    assert torch.equal(nearest(rows), similar.argmax(-1))
+
+
+def outputs_of_pictures(dtype, copies, width=64):
+    """Outputs of 20 pictures, each ``copies`` times, as a model of this dtype gives them."""
+    pictures = torch.randn(20, width, dtype=torch.float64)
+    return pictures.repeat(copies, 1).to(dtype)
+
+
+def rounded_otherwise(outputs):
+    """The same outputs, of which a tenth of the numbers are off by their last bit."""
+    step = torch.finfo(outputs.dtype).eps * outputs.abs()
+    off = torch.rand(outputs.shape) < 0.1
+    return torch.where(off, outputs + step.to(outputs.dtype), outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_copies_tie_whatever_rounding_picks(dtype, copies):
+    exact = outputs_of_pictures(dtype, copies)
+    timms = rounded_otherwise(exact)
+    ours = rounded_otherwise(exact)
+    is_same = torch.equal(nearest(ours), nearest(timms))
+    assert is_same == (copies == 2)  # of more copies rounding picks one
+    assert same_nearest(ours, timms, dtype) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_near_copies_that_are_as_near_tie(dtype):
+    pictures = outputs_of_pictures(dtype, copies=1)
+    near = pictures + 0.1 * torch.randn_like(pictures)
+    exact = torch.cat([pictures, near, near, near])
+    timms = rounded_otherwise(exact)
+    ours = rounded_otherwise(exact)
+    assert not torch.equal(nearest(ours), nearest(timms))
+    assert same_nearest(ours, timms, dtype) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_neighbour_that_timm_finds_farther_is_a_change(dtype):
+    # Copies of each of 20 pictures, but three pictures have lost theirs to a stranger.
+    timms = outputs_of_pictures(dtype, copies=2)
+    ours = timms.clone()
+    ours[:3] = outputs_of_pictures(dtype, copies=1)[:3]
+    # The three, and the copies from which they went away.
+    assert same_nearest(ours, timms, dtype) == pytest.approx(1 - 6 / 40)
+
+
+def on_a_circle(*angles):
+    angles = torch.tensor(angles, dtype=torch.float64)
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("times", "share"), [(0.5, 1), (2, 2 / 3)])
+def test_a_neighbour_is_another_where_it_is_farther_by_more_than_rounding(dtype, times, share):
+    # Seen from the first row, the second is nearer to timm, by as many times the precision.
+    apart = times * precision(dtype)
+    timms = on_a_circle(0, 0.5, -0.5 - apart)
+    ours = on_a_circle(0, 0.5, -0.5 + apart)
+    assert nearest(timms).tolist() == [1, 0, 0] and nearest(ours).tolist() == [2, 0, 0]
+    assert same_nearest(ours, timms, dtype) == pytest.approx(share)
+
+
+def test_one_image_has_no_other_neighbour():
+    assert same_nearest(torch.ones(1, 4), torch.ones(1, 4), torch.float32) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_classes_with_equal_logits_tie(dtype, scale):
+    # Classes 4 and 7 have the same weights, as after a head was widened by copies.
+    timms = torch.rand(50, 10).to(dtype)
+    timms[:, 4] = 2
+    timms[:, 7] = 2
+    timms = timms * scale
+    ours = timms.clone()
+    ours[:, 7] += torch.finfo(dtype).eps * ours[:, 7]
+    assert (timms.argmax(-1) == 4).all() and (ours.argmax(-1) == 7).all()
+    assert (classes(ours, timms) == 4).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("times", "found"), [(1, 1), (4, 2)])
+def test_a_class_is_another_where_timms_logit_is_smaller_by_more_than_rounding(dtype, times, found):
+    apart = times * torch.finfo(dtype).eps
+    if dtype == torch.float32:
+        apart = times * precision(dtype)
+    timms = torch.tensor([[-1.0, 1.0, 1 - apart], [0.0, 1.0, 0.0]]).to(dtype)
+    ours = timms.clone()
+    ours[0, 2] = 2
+    assert classes(ours, timms).tolist() == [found, 1]
+    assert classes(timms, timms).tolist() == [1, 1]
