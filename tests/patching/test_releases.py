@@ -13,8 +13,8 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVitCfg
 
 from tests.support.oracles import BATCH, OLD_TORCH, defined_in, is_pristine, small_vit
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import releases as contract
+from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching.timm import LIBRARY
 
 

@@ -71,7 +71,7 @@ def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
     """``per_token`` or ``per_cell`` for the tokens (B, N, 2), int64, outside graphs."""
     batch, length, _ = coord.shape
     augments = rope.augmentation is not None
-    if batch == 0 or length == 0:
+    if coord.numel() == 0:
         return per_token(rope, coord, dtype)
     if coord.is_cuda and not (augments or rope.mixed):
         return per_token(rope, coord, dtype)  # on a GPU sines are free, and host reads are not
