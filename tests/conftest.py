@@ -7,19 +7,17 @@ from hypothesis import HealthCheck, settings
 
 # How many examples a property gets: 25 by default, 1,000 by ``pytest -m hypothesis
 # --hypothesis-profile fuzz``, and for each mutant of tools/mutants.py the same few.
-for profile, examples in (("project", 25), ("fuzz", 1000), ("mutation", 8)):
-    same = dict(derandomize=True, database=None) if profile == "mutation" else {}
-    same |= dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-    settings.register_profile(profile, max_examples=examples, **same)
+every = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("project", max_examples=25, **every)
+settings.register_profile("fuzz", max_examples=1000, **every)
+settings.register_profile("mutation", max_examples=8, derandomize=True, database=None, **every)
 settings.load_profile("project")
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # a worker for each core: each computes in one thread, and so do its children
+# With a worker for each core, each computes in one thread, and so do its children.
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
-gc.set_threshold(
-    50_000
-)  # compilers make many objects at once, and to look through all that there are takes 0.2 s
+# Compilers make many objects at once, and to look through all that there are takes 0.2 s.
+gc.set_threshold(50_000)
 
 # What imports torch is imported inside the fixtures: the process that hands tests to workers needs
 # none of it.
@@ -37,16 +35,14 @@ def stock_timm():
         yield
         kept.clear_all()  # functions fill it too, not only patches
     assert oracles.is_pristine()
-    if "torch._dynamo" in sys.modules:
-        sys.modules[
-            "torch._dynamo"
-        ].reset()  # else one test's graphs count against the next one's limit of recompiles
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:  # one test's graphs must not count against the next one's limit
+        dynamo.reset()
 
 
 @pytest.fixture
 def clean():
-    """For tests about ``enable`` and ``disable`` without a ``with``: everything is taken off
-    afterwards."""
+    """For tests that enable without a ``with``: everything is taken off afterwards."""
     import timm_naflex_fast
 
     yield
@@ -68,13 +64,11 @@ def photos(tmp_path):
     import numpy as np
     from PIL import Image
 
-    folder, noise = tmp_path / "photos", np.random.default_rng(0)
+    folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    for name, size in (
-        ("a.jpg", (300, 400)),
-        ("b.png", (64, 640)),
-        ("more/c.jpg", (500, 333)),
-        ("d.webp", (90, 90)),
-    ):
-        Image.fromarray(noise.integers(0, 255, (*size, 3), np.uint8)).save(folder / name)
+    noise = np.random.default_rng(0)
+    sizes = {"a.jpg": (300, 400), "b.png": (64, 640), "more/c.jpg": (500, 333), "d.webp": (90, 90)}
+    for name, (height, width) in sizes.items():
+        pixels = noise.integers(0, 255, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
     return folder

@@ -1,5 +1,4 @@
-"""The resampling as plain functions, for other libraries: tensors in, tensors out, no class of any
-library.
+"""The resampling as plain functions, for other libraries: tensors in, tensors out.
 
 Functions that end in ``_`` add into their first argument in place and return it.
 
@@ -20,7 +19,7 @@ from .batch.layout import Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
-from .resampling import matrices
+from .resampling.matrices import ResizeSpec, axis_matrix
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of, is_dtensor
 
@@ -86,17 +85,21 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    x, table = _checked_tokens(x), _checked_table(table, "table", "H0", "W0")
-    chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
+    x = _checked_tokens(x)
+    table = _checked_table(table, "table", ("H0", "W0"))
+    chosen = _checked_strategy(strategy)
+    check_interpolation(mode)
+    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is not None:
         patch_coord = _checked_numbers(patch_coord, "patch_coord")
-        dispatch.add(x, (table,), patch_coord, spec, chosen, context_of(x, table, patch_coord))
-    else:
-        length = x.shape[1] if x.ndim == 3 else None
-        sizes = Sizes(grid_sizes, (2,), length=length, embeds_padding=spec.use_grid_sample)
-        dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
+        context = context_of(x, table, patch_coord)
+        dispatch.add(x, (table,), patch_coord, spec, chosen, context)
+        return x
+    length = x.shape[1] if x.ndim == 3 else None
+    sizes = Sizes(grid_sizes, columns=(2,), length=length, embeds_padding=spec.use_grid_sample)
+    dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
     return x
 
 
@@ -134,16 +137,17 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x, tables = (
-        _checked_tokens(x),
-        (_checked_table(table_y, "table_y", "H0"), _checked_table(table_x, "table_x", "W0")),
-    )
+    x = _checked_tokens(x)
+    table_y = _checked_table(table_y, "table_y", ("H0",))
+    table_x = _checked_table(table_x, "table_x", ("W0",))
     if table_y.shape[-1] != table_x.shape[-1]:
         got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
         raise ValueError(f"table_y and table_x must be of one width; got {got}")
     patch_coord = _checked_numbers(patch_coord, "patch_coord")
-    chosen, spec = _choose(strategy, "linear", False, False, ar_preserving)
-    dispatch.add(x, tables, patch_coord, spec, chosen, context_of(x, *tables, patch_coord))
+    chosen = _checked_strategy(strategy)
+    spec = chosen.spec("linear", antialias=False, align_corners=False, ar_preserving=ar_preserving)
+    context = context_of(x, table_y, table_x, patch_coord)
+    dispatch.add(x, (table_y, table_x), patch_coord, spec, chosen, context)
     return x
 
 
@@ -160,8 +164,7 @@ def resample_pos_embeds(
     merge: int = 1,
     strategy: StrategyName = "matmul",
 ) -> Tensor:
-    """The position embeddings of a batch of images, packed one after the other or padded to one
-    length.
+    """The position embeddings of a batch of images, one after the other or padded to one length.
 
     Args:
         table: (H0, W0, C) or (1, H0, W0, C), floating point; differentiable.
@@ -195,14 +198,16 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    table = _checked_table(table, "table", "H0", "W0")
+    table = _checked_table(table, "table", ("H0", "W0"))
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
-    chosen, spec = _choose(strategy, mode, antialias, align_corners, ar_preserving)
+    chosen = _checked_strategy(strategy)
+    check_interpolation(mode)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
+    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
     return dispatch.resample(table, sizes, spec, chosen, context_of(table))
 
@@ -216,10 +221,9 @@ def resample_pos_embed(
     align_corners: bool = False,
     ar_preserving: bool = False,
 ) -> Tensor:
-    """Resample a position table (H0, W0, C) to (h, w, C), in its own floating dtype (float32 at
-    least).
+    """Resample a position table (H0, W0, C) to (h, w, C).
 
-    Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2
+    In its own floating dtype, float32 at least. Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2
     needs ``mode="bilinear"``.
 
     Raises:
@@ -228,14 +232,20 @@ def resample_pos_embed(
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    table, (h, w) = _checked_numbers(table, "table"), check_size(size)
+    table = _checked_numbers(table, "table")
+    h, w = check_size(size)
     if table.ndim != 3:
         raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    options: Any = dict(
-        mode=mode, antialias=antialias, align_corners=align_corners, ar_preserving=ar_preserving
-    )
-    return resample_pos_embeds(table, [(h, w)], **options).view(h, w, -1)
+    cells = resample_pos_embeds(
+        table,
+        [(h, w)],
+        mode=mode,
+        antialias=antialias,
+        align_corners=align_corners,
+        ar_preserving=ar_preserving,
+    )  # (h*w, C)
+    return cells.view(h, w, -1)
 
 
 def resize_matrix(
@@ -266,30 +276,27 @@ def resize_matrix(
     if mode != "linear":
         check_interpolation(mode)
     n, n0 = check_size((n, n0), "n and n0 must be lengths")
-    return matrices.axis_matrix(
-        0, (n, n), n0, matrices.ResizeSpec(mode, antialias, align_corners), dtype, device
-    )
+    spec = ResizeSpec(mode, antialias, align_corners)
+    return axis_matrix(0, (n, n), n0, spec, dtype, device)
 
 
-def _choose(strategy: str, mode: str, *options: bool) -> tuple[Strategy, matrices.ResizeSpec]:
-    """The strategy of that name, and how it resizes: antialias, align_corners, ar_preserving."""
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"strategy={strategy!r} is not a strategy; valid: {', '.join(map(repr, STRATEGIES))}"
-        )
-    if mode != "linear":
-        check_interpolation(mode)
-    return STRATEGIES[strategy], STRATEGIES[strategy].spec(mode, *options)
+def _checked_strategy(name: str) -> Strategy:
+    """The strategy of that name."""
+    if name not in STRATEGIES:
+        valid = ", ".join(map(repr, STRATEGIES))
+        raise ValueError(f"strategy={name!r} is not a strategy; valid: {valid}")
+    return STRATEGIES[name]
 
 
-def _checked_table(table: Tensor, name: str, *axes: str) -> Tensor:
+def _checked_table(table: Tensor, name: str, axes: tuple[str, ...]) -> Tensor:
     """A table of these axes and C channels, with a leading 1 or not."""
-    table, ndim = _checked_numbers(table, name), len(axes) + 1
-    if table.ndim not in (ndim, ndim + 1) or (table.ndim > ndim and len(table) != 1):
+    table = _checked_numbers(table, name)
+    ndim = len(axes) + 1
+    has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
+    if table.ndim != ndim and not has_batch_axis:
         shape = f"{', '.join(axes)}, C)"
-        raise ValueError(
-            f"{name} must have shape ({shape} or (1, {shape}; got {tuple(table.shape)}"
-        )
+        got = tuple(table.shape)
+        raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {got}")
     return table
 
 
@@ -300,21 +307,22 @@ def _checked_tokens(x: Tensor) -> Tensor:
 
 
 def _checked_numbers(tensor: Any, name: str) -> Tensor:
-    """The tensor itself; of a replicated DTensor, what this rank holds: its gradient is a
-    replicated DTensor again.
+    """The tensor itself; of a replicated DTensor, what this rank holds.
 
-    So every rank must compute the same, as with tensor parallelism. Where ranks see different
+    Its gradient is a replicated DTensor again. So every rank must compute the same, as with tensor parallelism. Where ranks see different
     images, the caller says that their gradients are to be added:
     ``table.to_local(grad_placements=[Partial()])``.
     """
-    if not isinstance(tensor, Tensor) or tensor.is_complex():
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{name} must be a tensor of real numbers; got {got}")
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be a tensor of real numbers; got {tensor.dtype}")
     if not is_dtensor(tensor):
         return tensor
-    if not all(placement.is_replicate() for placement in tensor.placements):  # type: ignore[attr-defined]
+    placements = tensor.placements  # type: ignore[attr-defined]
+    if not all(placement.is_replicate() for placement in placements):
         raise ValueError(
-            f"{name} is a DTensor of which no rank holds all: {tensor.placements}; "  # type: ignore[attr-defined]
+            f"{name} is a DTensor of which no rank holds all: {placements}; "
             f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
         )
     return tensor.to_local()  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
-"""The names that options, errors and pages use. Nothing here needs torch: ``--help`` answers
-without it."""
+"""The names that options, errors and pages use.
+
+Nothing here needs torch: ``--help`` answers without it.
+"""
 
 from typing import Literal, get_args
 

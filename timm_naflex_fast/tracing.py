@@ -29,45 +29,60 @@ def context_of(*tensors: Tensor) -> Context:
       :func:`why_unsupported`).
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
     """
-    if (
-        torch.compiler.is_dynamo_compiling()
-    ):  # true in the code that TorchDynamo reads, and nowhere else
-        # The flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
-        # torch.compile, too. For torch 2.4, which has neither, every compiler counts.
-        exports = getattr(torch.compiler, "_is_exporting_flag", False) or not hasattr(
-            torch.compiler, "is_exporting"
-        )
-        return "export" if exports else "transform" if _transforming_while_traced() else "compile"
-    # Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs
-    # them without numbers, and the key says that a third writes them down before autograd.
-    if (
-        torch.jit.is_tracing()
-        or _mode(_PROXY) is not None
-        or _mode(_FAKE) is not None
-        or _has_key(_PRE_DISPATCH)
-    ):
+    if torch.compiler.is_dynamo_compiling():  # only in the code that TorchDynamo reads
+        if _exports_while_traced():
+            return "export"
+        return "transform" if _transforming_while_traced() else "compile"
+    if _is_recorded():
         return "export"
-    if why_unsupported_in_eager(*tensors):
+    if why_unsupported_in_eager(*tensors) is not None:
         return "transform"
-    return (
-        "capture" if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device) else None
-    )
+    if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device):
+        return "capture"
+    return None
 
 
 def is_tracing() -> bool:
-    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph): no number
-    can be read."""
+    """Whether the operations that follow become a graph (of a tracer, not a CUDA graph).
+
+    If so, no number can be read.
+    """
     return torch.compiler.is_dynamo_compiling() or context_of() == "export"
 
 
-_mode, _has_key = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
-_PROXY, _FAKE = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE
+def _exports_while_traced() -> bool:
+    """Whether TorchDynamo reads this code for ``torch.export``.
+
+    Asks the flag behind ``is_exporting``: Dynamo of torch 2.11 takes the call for true under
+    torch.compile, too. For torch 2.4, which has neither, every compiler counts.
+    """
+    if not hasattr(torch.compiler, "is_exporting"):
+        return True
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def _is_recorded() -> bool:
+    """Whether somebody writes this thread's operations down, TorchDynamo apart.
+
+    Modes and keys are the thread's own: one mode writes operations down (``make_fx``), one runs
+    them without numbers, and the key says that a third writes them down before autograd.
+    """
+    if torch.jit.is_tracing():
+        return True
+    if _mode(_PROXY) is not None or _mode(_FAKE) is not None:
+        return True
+    return _has_key(_PRE_DISPATCH)
+
+
+_mode = torch._C._get_dispatch_mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_has_key = torch._C._dispatch_tls_is_dispatch_key_included
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 def constant_while_traced(function: Function) -> Function:
-    """A decorator: the compiler calls the function while it reads the code around it, and takes
-    what it returns.
+    """A decorator: the compiler calls the function as it reads a call of it, and takes the result.
 
     PyTorch's own ``torch.compiler.assume_constant_result`` marks it alike, but imports the compiler
     to do so (2 s).
@@ -80,9 +95,8 @@ def constant_while_traced(function: Function) -> Function:
 # it are active.
 @constant_while_traced
 def _transforming_while_traced() -> bool:
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    )
+    in_functorch = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_functorch or forward_ad._current_level >= 0
 
 
 def in_cuda_graph(device: torch.device) -> bool:
@@ -107,11 +121,12 @@ def why_unsupported(*tensors: Tensor) -> str | None:
     Where they cannot, PyTorch's own operations have to run: a library's own code, or
     ``backends/traceable.py``.
     """
-    if (
-        is_tracing()
-    ):  # what is recorded can be differentiated and batched, and tracers have classes of their own
-        return "a tensor of the class DTensor" if any(map(is_dtensor, tensors)) else None
-    return why_unsupported_in_eager(*tensors)
+    if not is_tracing():
+        return why_unsupported_in_eager(*tensors)
+    # What is recorded can be differentiated and batched, and tracers have classes of their own.
+    if any(map(is_dtensor, tensors)):
+        return "a tensor of the class DTensor"
+    return None
 
 
 def why_unsupported_in_eager(*tensors: Tensor) -> str | None:
@@ -126,14 +141,16 @@ def why_unsupported_in_eager(*tensors: Tensor) -> str | None:
         # The level is one for the process; whether a tensor has a tangent belongs to the tensor.
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
             return "forward-mode differentiation"
-    return (
-        None if torch._C._functorch.peek_interpreter_stack() is None else "a torch.func transform"
-    )
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform"
+    return None
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is spread over the ranks of a device mesh. Told by what it has: to import the
-    class takes long."""
+    """Whether it is spread over the ranks of a device mesh.
+
+    Told by what it has: to import the class takes long.
+    """
     if torch.compiler.is_dynamo_compiling() and not hasattr(torch.compiler, "is_exporting"):
         return False  # the compiler of torch 2.4 cannot answer
     return hasattr(tensor, "device_mesh")

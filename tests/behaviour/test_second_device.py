@@ -236,8 +236,9 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
         assert not kept._pinned
         monkeypatch.setattr(SecondDevice, "captures", True)
         fast.resample_patch_kernel(weight, (4, 5))
-    ((factor,),) = kept._pinned.values()
-    assert factor.shape == (36, 20)
+    ((rows, columns),) = kept._pinned.values()
+    assert rows.shape == (4, 6)
+    assert columns.shape == (6, 5)
 
 
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):

@@ -8,96 +8,127 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from tests.support.oracles import Largest, relative, row_major
+from tests.support.oracles import Largest, relative, row_major, seeded
 from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.modules import read_rope
 
-CHANGES = [dict(shift_coords=0.3), dict(jitter_coords=1.4), dict(rescale_coords=2.0)]
-CHANGES += [dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)]
+FORMS = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
+BY = pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
+KINDS = pytest.mark.parametrize("kind", CLASSES)
+ALL_CHANGES = {"shift_coords": 0.2, "jitter_coords": 1.3, "rescale_coords": 1.7}
+CHANGES = [{name: value} for name, value in ALL_CHANGES.items()] + [ALL_CHANGES]
+GRIDS = [(9, 7), (3, 5), (9, 7), (16, 8)] * 4
 
 
 @st.composite
 def batches(draw):
-    """Grids with repeats; a little padding; a batch too large for the form for few tokens, now and
-    then."""
+    """Grids with repeats, a little padding; many samples of few grids, now and then."""
     side = st.integers(1, 12)
     distinct = draw(st.lists(st.tuples(side, side), min_size=1, max_size=5))
-    sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6)) * draw(
-        st.sampled_from([1, 1, 20])
-    )
-    return row_major(sizes, max(h * w for h, w in sizes) + draw(st.sampled_from([0, 0, 3])))
+    sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
+    sizes = sizes * draw(st.sampled_from([1, 1, 20]))
+    longest = max(h * w for h, w in sizes)
+    return row_major(sizes, longest + draw(st.sampled_from([0, 0, 3])))
 
 
 @st.composite
 def ropes(draw, kind):
-    options = dict(
-        temperature=draw(st.sampled_from([10.0, 100.0, 10000.0])),
-        grid_offset=draw(st.sampled_from([0.0, 0.5, -0.25])),
-        grid_indexing=draw(st.sampled_from(["ij", "xy"])),
-        rotate_half=draw(st.booleans()),
-        normalize_coords=draw(st.sampled_from(["separate", "min", "max"]))
-        if kind == "dinov3"
-        else "separate",
-        mrope_section=draw(st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)])),
-    )
+    options = {
+        "temperature": draw(st.sampled_from([10.0, 100.0, 10000.0])),
+        "grid_offset": draw(st.sampled_from([0.0, 0.5, -0.25])),
+        "grid_indexing": draw(st.sampled_from(["ij", "xy"])),
+        "rotate_half": draw(st.booleans()),
+        "mrope_section": draw(st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)])),
+    }
+    if kind == "dinov3":
+        options["normalize_coords"] = draw(st.sampled_from(["separate", "min", "max"]))
     if kind == "axial" and draw(st.booleans()):
-        options["ref_feat_shape"] = draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
+        side = st.integers(1, 20)
+        options["ref_feat_shape"] = draw(st.tuples(side, side))
     torch.manual_seed(draw(st.integers(0, 1000)))
     return build(kind, **options)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
+def batch_last(table):
+    """A table (..., B, 1 or heads, N, 2D) as (..., 1 or heads, 2D, B, N)."""
+    return table.movedim(-2, -1).movedim(-4, -2)
+
+
+def shuffled(tokens, length):
+    """An order of tokens: the last of the grid first, which tells the grid; padding last."""
+    corner = torch.tensor([tokens - 1])
+    others = torch.randperm(tokens - 1)
+    padding = torch.arange(tokens, length)
+    return torch.cat([corner, others, padding])
+
+
+@KINDS
+@FORMS
 @given(data=st.data())
 def test_equals_timm(kind, in_graph, data):
-    rope, coord = data.draw(ropes(kind)), data.draw(batches())
+    rope = data.draw(ropes(kind))
+    coord = data.draw(batches())
+    dtype = data.draw(st.sampled_from([torch.int64, torch.int32, torch.float32]))
     want = stock(rope, coord, prefix=data.draw(st.integers(0, 2)))
-    got = ours(
-        rope,
-        coord.to(data.draw(st.sampled_from([torch.int64, torch.int32, torch.float32]))),
-        in_graph,
-    )
-    assert got.shape == want.shape and got.dtype == want.dtype
+
+    got = ours(rope, coord.to(dtype), in_graph)
+
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
     torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
-    tokens, length = (coord.amax(1) + 1).prod(1), coord.shape[1]
-    got = got.movedim(-2, -1).movedim(-4, -2)  # (..., B, N)
-    assert (
-        got[..., torch.arange(length) >= tokens[:, None]] == 0
-    ).all()  # padding: zeros, also where timm has them
-    # Reordered tokens take the cells that their coordinates name, and so do those that are left
-    # when some are dropped: timm refuses a batch shorter than a grid. The corner tells the grid;
-    # padding stays at the end.
-    shuffled = lambda n: torch.cat(
-        [torch.tensor([n - 1]), torch.randperm(n - 1), torch.arange(n, length)]
-    )
-    order = torch.stack([shuffled(n) for n in tokens.tolist()])[
-        :, : data.draw(st.integers(1, length))
-    ]
-    moved = ours(rope, coord.gather(1, order[..., None].expand(-1, -1, 2)), in_graph)
-    moved = moved.movedim(-2, -1).movedim(-4, -2)
-    torch.testing.assert_close(moved, got.gather(-1, order.expand_as(moved)), rtol=0, atol=1e-6)
-    assert ours(rope, coord[:0], in_graph).shape == want.narrow(-4, 0, 0).shape
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@KINDS
+@FORMS
+@given(data=st.data())
+def test_a_token_takes_the_cell_that_its_coordinate_names(kind, in_graph, data):
+    """Reordered tokens too, and those that are left: timm refuses a batch shorter than a grid."""
+    rope = data.draw(ropes(kind))
+    coord = data.draw(batches())
+    length = coord.shape[1]
+    tokens = (coord.amax(1) + 1).prod(1)
+    orders = torch.stack([shuffled(count, length) for count in tokens.tolist()])
+    orders = orders[:, : data.draw(st.integers(1, length))]  # (B, N)
+
+    table = batch_last(ours(rope, coord, in_graph))
+    moved_coord = coord.gather(1, orders[..., None].expand(-1, -1, 2))
+    moved = batch_last(ours(rope, moved_coord, in_graph))
+
+    padding = torch.arange(length) >= tokens[:, None]
+    assert not table[..., padding].any()
+    torch.testing.assert_close(moved, table.gather(-1, orders.expand_as(moved)), rtol=0, atol=1e-6)
+
+
+@KINDS
+@FORMS
+def test_no_samples(kind, in_graph):
+    rope = build(kind)
+    coord = row_major([(3, 5)])
+    want = stock(rope, coord).narrow(-4, 0, 0)
+    assert ours(rope, coord[:0], in_graph).shape == want.shape
+
+
+@KINDS
+@FORMS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("of", ["tokens", "model"])
-def test_other_dtypes(kind, dtype, of):
-    rope, coord = build(kind), row_major([(9, 7), (3, 5), (9, 7), (16, 8)] * 4)
+def test_other_dtypes(kind, dtype, of, in_graph):
+    rope = build(kind)
+    coord = row_major(GRIDS)
     if of == "tokens":
         want = stock(rope, coord).to(dtype)
     elif NEW_TIMM and dtype is not torch.float16:
-        want = stock(
-            rope.to(dtype), coord, dtype=dtype
-        )  # in float64 as far as timm goes: its positions are float32
+        # In float64 as far as timm goes: its positions are float32.
+        want = stock(rope.to(dtype), coord, dtype=dtype)
     else:
         pytest.skip("older timm keeps its frequencies in the model's dtype")
-    for in_graph in (False, True):
-        got = ours(rope, coord, in_graph, dtype)
-        assert got.dtype == want.dtype
-        step = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0  # a tie may round the other way
-        torch.testing.assert_close(got, want, rtol=step, atol=2e-6)
+
+    got = ours(rope, coord, in_graph, dtype)
+
+    assert got.dtype == want.dtype
+    step = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0  # a tie may round the other way
+    torch.testing.assert_close(got, want, rtol=step, atol=2e-6)
 
 
 @pytest.mark.skipif(
@@ -110,78 +141,111 @@ def test_low_precision_periods_stay_with_timm():
 @pytest.mark.parametrize("kind", AUGMENTED)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: "+".join(change))
 @pytest.mark.parametrize("indexing", ["ij", "xy"])
-def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing):
-    for coord in (row_major([(9, 7), (3, 5), (9, 7), (16, 8), (1, 4)] * 4), row_major([(3, 5)])):
-        rope = build(kind, grid_indexing=indexing, **change)
-        torch.manual_seed(3)
-        want, after = stock(rope, coord), torch.rand(())
-        torch.manual_seed(3)
-        torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
-        assert torch.rand(()) == after  # as many numbers were drawn
-        still = stock(rope.eval(), coord)
-        assert not torch.allclose(still, want, atol=1e-3)
-        torch.testing.assert_close(ours(rope, coord), still, rtol=0, atol=2e-6)
+@pytest.mark.parametrize("sizes", [GRIDS, [(3, 5)]], ids=["many", "one"])
+def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing, sizes):
+    rope = build(kind, grid_indexing=indexing, **change)
+    coord = row_major(sizes)
+
+    torch.manual_seed(3)
+    want = stock(rope, coord)
+    number_after = torch.rand(())
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
+    assert torch.rand(()) == number_after  # as many numbers were drawn
+
+    still = stock(rope.eval(), coord)
+    assert not torch.allclose(still, want, atol=1e-3)
+    torch.testing.assert_close(ours(rope, coord), still, rtol=0, atol=2e-6)
+
+
+def mixed_tables(rope, coord, in_graph=False):
+    return batched_rope(read_rope(rope), coord, torch.float32, traceable=in_graph)
 
 
 def frequency_grad(rope, tables, weights):
-    return torch.autograd.grad(
-        sum((table * weight).sum() for table, weight in zip(tables, weights)), rope.freqs
-    )[0]
+    total = sum((table * weight).sum() for table, weight in zip(tables, weights, strict=True))
+    return torch.autograd.grad(total, rope.freqs)[0]
 
 
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
+@FORMS
 @given(data=st.data())
 def test_gradients_of_mixed_frequencies(in_graph, data):
-    rope, coord = data.draw(ropes("mixed")), data.draw(batches())
+    rope = data.draw(ropes("mixed"))
+    coord = data.draw(batches())
     tables = stock(rope, coord)
-    weights = torch.randn(tables.shape, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(tables.shape, generator=seeded(0))
     want = frequency_grad(rope, tables, weights)
-    got = frequency_grad(
-        rope, batched_rope(read_rope(rope), coord, torch.float32, traceable=in_graph), weights
-    )
+
+    got = frequency_grad(rope, mixed_tables(rope, coord, in_graph), weights)
+
     assert relative(got, want) <= 1e-5
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="mixed tables of older timm cannot be made in bfloat16")
 def test_low_precision_gradients_are_no_worse_than_timms():
-    rope, coord = build("mixed"), row_major([(4, 5)] * 200)
+    rope = build("mixed")
+    coord = row_major([(4, 5)] * 200)
     weights = torch.randn(DEPTH, 200, HEADS, 20, 2 * DIM).bfloat16()
     truth = frequency_grad(rope, stock(rope, coord), weights.float())
-    tables = [make(rope, coord, dtype=torch.bfloat16) for make in (stock, ours)]
-    theirs, got = (relative(frequency_grad(rope, table, weights), truth) for table in tables)
+
+    errors = []
+    for make in (ours, stock):
+        table = make(rope, coord, dtype=torch.bfloat16)
+        errors.append(relative(frequency_grad(rope, table, weights), truth))
+
+    got, theirs = errors
     assert got <= 1e-5 < theirs
 
 
-def test_mixed_tables_are_an_iterator_that_starts_anew_and_keep_nothing_per_token():
-    rope, coord = build("mixed", depth=4), row_major([(9, 12), (4, 4), (12, 9)] * 8)
-    tables = batched_rope(read_rope(rope), coord, torch.float32)
-    first, second, *rest = (next(tables) for _ in range(4))
-    assert next(tables, None) is None and len(rest) == 2
+def test_mixed_tables_are_an_iterator_that_starts_anew():
+    rope = build("mixed", depth=4)
+    tables = mixed_tables(rope, row_major([(9, 12), (4, 4), (12, 9)] * 8))
+
+    in_turn = [next(tables) for _ in range(4)]
+
+    assert next(tables, None) is None
     for _ in range(2):
         again = list(tables)
-        assert len(again) == 4 and torch.equal(again[0], first) and torch.equal(again[1], second)
-    del first, second, again
-    with torch.no_grad():
-        first = next(iter(tables))
-        watched = weakref.ref(first)
-        del first
-        assert watched() is None  # made when asked for, and let go
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: saved.append(t.untyped_storage()) or t, lambda t: t
-    ):
-        kept = list(batched_rope(read_rope(rope), coord, torch.float32))
-    nbytes = sum({storage.data_ptr(): storage.nbytes() for storage in saved}.values())
-    assert 0 < nbytes <= kept[0].nbytes  # timm keeps what makes every block's table, 4 of them here
+        assert len(again) == 4
+        assert all(map(torch.equal, again, in_turn))
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@torch.no_grad()
+def test_a_mixed_table_is_made_when_asked_for_and_let_go():
+    tables = mixed_tables(build("mixed"), row_major([(9, 12)] * 8))
+    table = next(iter(tables))
+    watched = weakref.ref(table)
+    del table
+    assert watched() is None
+
+
+def test_mixed_tables_keep_nothing_per_token_for_the_backward():
+    """timm keeps what makes every block's table, of which there are four here."""
+    nbytes = {}
+
+    def save(tensor):
+        storage = tensor.untyped_storage()
+        nbytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    coord = row_major([(9, 12), (4, 4), (12, 9)] * 8)
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        tables = list(mixed_tables(build("mixed", depth=4), coord))
+
+    assert 0 < sum(nbytes.values()) <= tables[0].nbytes
+
+
+@KINDS
 def test_one_huge_coordinate_makes_no_huge_table(kind):
-    rope, coord = build(kind), row_major([(9, 7), (3, 5)] * 20)
+    rope = build(kind)
+    coord = row_major([(9, 7), (3, 5)] * 20)
     coord[1, 2, 0] = 2**31 - 2
+    tables_of_a_token = HEADS * DEPTH if kind == "mixed" else 1
+
     with Largest() as largest:
         got = ours(rope, coord)
-    assert largest.elements <= 40 * 63 * 2 * DIM * (HEADS * DEPTH if kind == "mixed" else 1)
+
+    assert largest.elements <= 40 * 63 * 2 * DIM * tables_of_a_token
     torch.testing.assert_close(got, ours(rope, coord, in_graph=True), rtol=0, atol=2e-6)
     coord[1, 2, 0] += 1
     with pytest.raises(
@@ -190,61 +254,67 @@ def test_one_huge_coordinate_makes_no_huge_table(kind):
         ours(rope, coord)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@KINDS
 @pytest.mark.parametrize("copies", [1, 20], ids=["few tokens", "many tokens"])
 def test_coordinates_of_padding_are_not_looked_at(kind, copies):
-    rope, coord = build(kind), row_major([(9, 7), (3, 5)] * copies)
-    want, past = ours(rope, coord), torch.arange(63) >= (coord.amax(1) + 1).prod(1)[:, None]
-    for dtype, value in (
-        (torch.int64, -1),
-        (torch.int64, -(2**40)),
-        (torch.float32, float("nan")),
-        (torch.int64, 2),
-    ):
-        other = coord.to(dtype).masked_fill(past[..., None], value)
-        for in_graph in (False, True)[: 1 + (dtype is torch.int64)]:
+    rope = build(kind)
+    coord = row_major([(9, 7), (3, 5)] * copies)
+    want = ours(rope, coord)
+    padding = torch.arange(63) >= (coord.amax(1) + 1).prod(1)[:, None]
+
+    for value in (-1, -(2**40), 2):
+        other = coord.masked_fill(padding[..., None], value)
+        for in_graph in (False, True):
             torch.testing.assert_close(ours(rope, other, in_graph), want, rtol=0, atol=2e-6)
+    other = coord.float().masked_fill(padding[..., None], float("nan"))
+    torch.testing.assert_close(ours(rope, other), want, rtol=0, atol=2e-6)
+
     coord[1, 14] = -1  # the last token of a grid is no padding
     with pytest.raises(ValueError, match="sample 1 holds a negative"):
         ours(rope, coord)
 
 
-@pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
+@BY
 def test_many_gradients_in_one_call(batch):
     """As torch.autograd.functional.jacobian(vectorize=True) asks for them; and the gradient of
     those."""
-    rope, coord = build("mixed"), row_major([(4, 3)] * batch)
-    table = next(iter(batched_rope(read_rope(rope), coord, torch.float32)))
+    rope = build("mixed")
+    table = next(iter(mixed_tables(rope, row_major([(4, 3)] * batch))))
     weights = torch.randn(5, *table.shape)
-    together = torch.autograd.grad(
-        table, rope.freqs, weights, create_graph=True, is_grads_batched=True
-    )[0]
-    in_turn = torch.stack(
-        [torch.autograd.grad(table, rope.freqs, w, create_graph=True)[0] for w in weights]
-    )
+
+    def gradient(weight, batched=False):
+        return torch.autograd.grad(
+            table, rope.freqs, weight, create_graph=True, is_grads_batched=batched
+        )[0]
+
+    def gradient_again(grads):
+        return torch.autograd.grad(grads.square().sum(), rope.freqs, retain_graph=True)[0]
+
+    together = gradient(weights, batched=True)
+    in_turn = torch.stack([gradient(weight) for weight in weights])
+
     assert relative(together, in_turn) <= 1e-5
-    got, want = (
-        torch.autograd.grad(g.square().sum(), rope.freqs, retain_graph=True)[0]
-        for g in (together, in_turn)
-    )
-    assert relative(got, want) <= 1e-5
+    assert relative(gradient_again(together), gradient_again(in_turn)) <= 1e-5
 
 
-@pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
+@BY
+@FORMS
 def test_forward_mode_by_the_frequencies(batch, in_graph):
-    rope, coord = build("mixed"), row_major([(4, 3), (3, 4)] * batch)[:batch]
-    values, upstream = rope.freqs.detach(), torch.randn(DEPTH, batch, HEADS, 12, 2 * DIM)
+    rope = build("mixed")
+    coord = row_major([(4, 3), (3, 4)] * batch)[:batch]
+    values = rope.freqs.detach().requires_grad_()
+    upstream = torch.randn(DEPTH, batch, HEADS, 12, 2 * DIM)
+
+    def tangents(table):
+        """Of the table; and of a gradient, forward over reverse."""
+        loss = (table.square() * upstream).sum()
+        (gradient,) = torch.autograd.grad(loss, values, create_graph=True)
+        return [forward_ad.unpack_dual(tensor).tangent for tensor in (table, gradient)]
+
     del rope.freqs
     with forward_ad.dual_level():
-        rope.freqs = forward_ad.make_dual(values.requires_grad_(), torch.randn_like(values))
-        tables = stock(rope, coord), ours(rope, coord, in_graph)
-        got, want = (forward_ad.unpack_dual(table).tangent for table in tables)
-        assert relative(got, want) <= 1e-5
-        # The tangent of a gradient: forward over reverse.
-        grads = [
-            torch.autograd.grad((t.square() * upstream).sum(), values, create_graph=True)[0]
-            for t in tables
-        ]
-        theirs, mine = (forward_ad.unpack_dual(grad).tangent for grad in grads)
-        assert relative(mine, theirs) <= 1e-5
+        rope.freqs = forward_ad.make_dual(values, torch.randn_like(values))
+        wants = tangents(stock(rope, coord))
+        gots = tangents(ours(rope, coord, in_graph))
+        for got, want in zip(gots, wants, strict=True):
+            assert relative(got, want) <= 1e-5

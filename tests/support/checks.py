@@ -1,5 +1,4 @@
-"""What every form of a strategy must hold: shared by the tests of the eager and the traceable
-form."""
+"""What several tests do: set and put back, watch operators, run a case in one of its forms."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.oracles import tables
+from tests.support.oracles import seeded, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.resampling.matrices import ResizeSpec
@@ -37,13 +36,13 @@ class Watch(TorchDispatchMode):
         self.see = see
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.see(func, (*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.see(func, (*args, *kwargs.values()))
+        return func(*args, **kwargs)
 
 
 def by_timms_method(case, embeds, x, coord, strategy):
-    """By timm's own method, replaced: the patch picks the installed timm's positions of
-    grid_sample."""
+    """By timm's own method, replaced: so grid_sample has the installed timm's positions."""
     with running(strategy, model=embeds):
         getattr(embeds, f"_apply_{case.kind}_naflex_pos_embed")(x, patch_coord=coord)
     return x
@@ -53,28 +52,26 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
     """What ``stock`` does, by this package's plain functions."""
     if case.kind == "learned":
         return add_pos_embed_(x, embeds.pos_embed, coord, strategy=strategy, **case.options)
-    return add_factorized_pos_embed_(
-        x, *tables(embeds), coord, strategy=strategy, ar_preserving=case.ar_preserving
-    )
+    options = dict(strategy=strategy, ar_preserving=case.ar_preserving)
+    return add_factorized_pos_embed_(x, *tables(embeds), coord, **options)
 
 
 def by_backend(case, embeds, x, coord, backend):
     """What ``stock`` does, by one backend."""
-    spec = (
-        case.spec
-        if case.kind == "learned"
-        else ResizeSpec("linear", False, ar_preserving=case.ar_preserving)
-    )
+    spec = case.spec
+    if case.kind == "factorized":
+        spec = ResizeSpec("linear", antialias=False, ar_preserving=case.ar_preserving)
     backend.add(x, tuple(tables(embeds)), coord, spec)
     return x
 
 
 def run(add, case, embeds, coord, x=None):
     """Output, gradient of x and gradients of the tables, for a fixed random upstream gradient."""
-    leaf = (case.x() if x is None else x).requires_grad_()
+    x = case.x() if x is None else x
+    leaf = x.requires_grad_()
     out = leaf * 1  # timm adds into an activation, not into a leaf
     add(case, embeds, out, coord)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    weight = torch.randn(out.shape, generator=seeded(3)).to(out)
     grads = torch.autograd.grad((out * weight).sum(), [leaf, *tables(embeds)])
     return out.detach(), grads[0], grads[1:]
 
@@ -103,16 +100,15 @@ def one_by_one(
 ):
     """Each image's embeddings, (t*h*w, C), by F.interpolate in ``dtype``, float64 unless told."""
     out = []
+    how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
     for size in sizes:
         t, h, w = (1, *size) if len(size) == 2 else size
         grid = table.to(dtype or torch.float64)
         if (h, w) != tuple(table.shape[:2]):
-            to = (max(h, w),) * 2 if ar_preserving else (h, w)
-            how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
-            # At width 1 only timm's layout comes back right from PyTorch.
-            grid = F.interpolate(grid[None].contiguous().permute(0, 3, 1, 2), size=to, **how)[
-                0
-            ].permute(1, 2, 0)
+            to = (max(h, w), max(h, w)) if ar_preserving else (h, w)
+            # At width 1 only timm's layout, with a batch axis, comes back right from PyTorch.
+            grid = grid[None].contiguous().permute(0, 3, 1, 2)
+            grid = F.interpolate(grid, size=to, **how)[0].permute(1, 2, 0)
             grid = grid[:h, :w]
         blocks = grid.reshape(h // merge, merge, w // merge, merge, -1).transpose(1, 2)
         out.append(blocks.reshape(h * w, -1).repeat(t, 1))

@@ -15,17 +15,15 @@ WATCHED = ("the settings for every model", "the settings of models", "replaced m
 
 @contextmanager
 def no_leaks():
-    """Call ``pytest.fail`` if the block leaves a patch or kept tables, after putting back what was
-    there before."""
+    """Fail the test if the block leaves a patch or kept tables; put back what was there before."""
     put_back, before, kept = _snapshot(), _patches(), finished_tables()
     yield
     if _patches() != before:
         gc.collect()  # a model's settings end with the model
-    changes = [
-        f"{what}: {now}, before: {before[what]}"
-        for what, now in _patches().items()
-        if now != before[what]
-    ]
+    changes = []
+    for what, now in _patches().items():
+        if now != before[what]:
+            changes.append(f"{what}: {now}, before: {before[what]}")
     if not status().replaced and finished_tables() > kept:
         changes.append("resized tables in the cache; timm_naflex_fast.disable() drops them")
     if changes:

@@ -1,5 +1,4 @@
-"""What the tests of bench and drift measure and compare: rows of a result, small batches, a small
-model."""
+"""What the tests of bench and drift measure: rows of a result, small batches, a small model."""
 
 import torch
 

@@ -1,5 +1,7 @@
-"""What the tests compare with: timm's own methods, captured before anything is patched, and float64
-truth."""
+"""What the tests compare with: timm's own methods, captured before anything is patched.
+
+And batches, tables and small models that are made the same way everywhere.
+"""
 
 import inspect
 from collections.abc import Sequence
@@ -12,54 +14,55 @@ from timm.layers.patch_embed import PatchEmbedInterpolator
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from timm_naflex_fast.patching.library import call_counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
-STOCK = {
-    name: PRISTINE[NaFlexEmbeds][name]
-    for name in PRISTINE[NaFlexEmbeds]
-    if name.startswith("_apply_")
-}
+STOCK = PRISTINE[NaFlexEmbeds]
 OLD_TORCH = not hasattr(torch.compiler, "is_exporting")  # its compiler and its export trace less
 NEW_TIMM = "pos_embed_antialias" in inspect.signature(NaFlexEmbeds.__init__).parameters
 
 
 def seed():
-    """Seed what is here: ``torch.manual_seed`` writes down its callers where CUDA has not started,
-    0.7 ms each time."""
-    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
+    """Seed what is here.
+
+    Without CUDA not by ``torch.manual_seed``, which takes 0.7 ms to write down who called it.
+    """
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+def seeded(number):
+    """A random generator of its own."""
+    return torch.Generator().manual_seed(number)
 
 
 def defined_in(module, function):
-    """The function as if the module defined it: what a release might do, not what another package
-    puts there."""
-    made = FunctionType(
-        function.__code__,
-        vars(module),
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    """The function as if the module defined it, as a release might."""
+    code, name = function.__code__, function.__name__
+    made = FunctionType(code, vars(module), name, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
 def is_pristine():
     """Whether timm's classes hold exactly the functions they came with."""
-    return all(
-        cls.__dict__.get(k) is v
-        for cls, kept in PRISTINE.items()
-        for k, v in kept.items()
-        if callable(v)
-    )
+    for cls, members in PRISTINE.items():
+        for name, member in members.items():
+            if callable(member) and vars(cls).get(name) is not member:
+                return False
+    return True
 
 
 def row_major(sizes, length=None, dtype=torch.int64):
     """Coordinates (B, N, 2) as timm's collator makes them: row-major, then (0, 0)."""
-    length = max((h * w for h, w in sizes), default=1) if length is None else length
+    if length is None:
+        length = max((h * w for h, w in sizes), default=1)
     coord = torch.zeros(len(sizes), length, 2, dtype=dtype)
     for sample, (h, w) in enumerate(sizes):
         grid = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)[:length]
@@ -69,8 +72,10 @@ def row_major(sizes, length=None, dtype=torch.int64):
 
 @dataclass(kw_only=True)
 class Case:
-    """One configuration of a table and a batch; ``length`` None: as many tokens as the largest grid
-    has."""
+    """One configuration of a table and a batch.
+
+    ``length`` None: as many tokens as the largest grid has.
+    """
 
     table_size: tuple[int, int] = (6, 5)
     channels: int = 4
@@ -90,43 +95,40 @@ class Case:
             self.length = max(h * w for h, w in self.sizes)
 
     def embeds(self):
-        extra = (
-            dict(pos_embed_antialias=self.antialias, pos_embed_align_corners=self.align_corners)
-            if NEW_TIMM
-            else {}
-        )
-        extra |= dict(
-            patch_size=1, in_chans=1, embed_dim=self.channels, proj_type="linear", class_token=False
-        )
-        extra |= dict(
+        """timm's module with random tables."""
+        newer = {}
+        if NEW_TIMM:
+            newer["pos_embed_antialias"] = self.antialias
+            newer["pos_embed_align_corners"] = self.align_corners
+        embeds = NaFlexEmbeds(
+            patch_size=1,
+            in_chans=1,
+            embed_dim=self.channels,
+            proj_type="linear",
+            class_token=False,
             pos_embed=self.kind,
             pos_embed_grid_size=self.table_size,
             pos_embed_interp_mode=self.mode,
-        )
-        extra |= dict(
             pos_embed_ar_preserving=self.ar_preserving,
             pos_embed_use_grid_sample=self.use_grid_sample,
+            **newer,
         )
-        embeds, generator = NaFlexEmbeds(**extra), torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         for table in tables(embeds):
             table.data.normal_(generator=generator)
         return embeds
 
     def x(self):
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(len(self.sizes), self.length, self.channels, generator=generator).to(
-            self.dtype
-        )
+        shape = len(self.sizes), self.length, self.channels
+        return torch.randn(shape, generator=seeded(self.seed + 1)).to(self.dtype)
 
     def coord(self, dtype=torch.int64):
         return row_major(self.sizes, self.length, dtype)
 
     @property
     def options(self):
-        return {
-            name: getattr(self, name)
-            for name in ("mode", "antialias", "align_corners", "ar_preserving")
-        }
+        names = "mode", "antialias", "align_corners", "ar_preserving"
+        return {name: getattr(self, name) for name in names}
 
     @property
     def spec(self):
@@ -137,42 +139,49 @@ BASE = Case(length=21)
 
 
 def tables(embeds):
-    names = {"learned": ["pos_embed"], "factorized": ["pos_embed_y", "pos_embed_x"]}.get(
-        embeds.pos_embed_type, []
-    )
-    return [getattr(embeds, name) for name in names]
+    if embeds.pos_embed_type == "learned":
+        return [embeds.pos_embed]
+    if embeds.pos_embed_type == "factorized":
+        return [embeds.pos_embed_y, embeds.pos_embed_x]
+    return []
 
 
 @st.composite
 def cases(draw, dtypes=(torch.float32,), largest=40, **fixed):
-    """Tables 1..20 x 1..20 (now and then large enough for taps), grids 1..40 x 1..40, repeats and
-    padding."""
-    side, length = st.integers(1, largest // 2), st.integers(1, largest)
+    """Tables 1..20 x 1..20 (now and then large enough for taps), grids 1..40 x 1..40.
+
+    With repeats and padding, and batches shorter than a grid.
+    """
+    side = st.integers(1, largest // 2)
     long_side = st.integers(32, 48) if largest == 40 else side
-    table = draw(
-        st.one_of(
-            st.tuples(side, side), st.tuples(side, side), st.tuples(long_side, side | long_side)
-        )
+    small_table = st.tuples(side, side)
+    large_table = st.tuples(long_side, side | long_side)
+    table = draw(st.one_of(small_table, small_table, large_table))
+
+    length = st.integers(1, largest)
+    few = st.integers(1, 8)
+    one = st.just(1)
+    grid = st.one_of(
+        st.tuples(length, length),
+        st.tuples(few, few),
+        st.tuples(one, length),
+        st.tuples(length, one),
+        st.just(table),
     )
-    shapes = [
-        (length, length),
-        (st.integers(1, 8), st.integers(1, 8)),
-        (st.just(1), length),
-        (length, st.just(1)),
-    ]
-    grid = st.one_of(*(st.tuples(*shape) for shape in shapes), st.just(table))
     distinct = draw(st.lists(grid, min_size=1, max_size=4))
     sizes = draw(st.lists(st.sampled_from(distinct), min_size=1, max_size=6))
     longest = max(h * w for h, w in sizes)
-    values = (
-        dict(antialias=draw(st.booleans()), align_corners=draw(st.booleans())) if NEW_TIMM else {}
-    )
-    values |= dict(
-        mode=draw(st.sampled_from(["bilinear", "bicubic"])), ar_preserving=draw(st.booleans())
-    )
-    values |= dict(table_size=table, channels=draw(st.integers(2, 9)), sizes=sizes)
-    values |= dict(length=max(1, longest + draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))))
-    values |= dict(dtype=draw(st.sampled_from(dtypes)), seed=draw(st.integers(0, 2**20)))
+    more = draw(st.sampled_from([0, 0, 3, -1, -longest // 2]))
+
+    values = {"table_size": table, "sizes": sizes, "length": max(1, longest + more)}
+    if NEW_TIMM:
+        values["antialias"] = draw(st.booleans())
+        values["align_corners"] = draw(st.booleans())
+    values["mode"] = draw(st.sampled_from(["bilinear", "bicubic"]))
+    values["ar_preserving"] = draw(st.booleans())
+    values["channels"] = draw(st.integers(2, 9))
+    values["dtype"] = draw(st.sampled_from(dtypes))
+    values["seed"] = draw(st.integers(0, 2**20))
     return Case(**(values | fixed))
 
 
@@ -184,36 +193,47 @@ def stock(case, embeds, x, coord):
 
 def reference(table, size, spec):
     """The definition: a table (H0, W0, C) resampled to (h, w, C), as one product."""
-    matrices = (axis_matrix(axis, size, table.shape[axis], spec, table.dtype) for axis in (0, 1))
-    return torch.einsum("yh,xw,hwc->yxc", *matrices, table)
+    h0, w0, _ = table.shape
+    rows = axis_matrix(0, size, h0, spec, table.dtype)
+    columns = axis_matrix(1, size, w0, spec, table.dtype)
+    return torch.einsum("yh,xw,hwc->yxc", rows, columns, table)
 
 
 def relative(ours, theirs):
     """Largest difference over the largest value."""
     if theirs.numel() == 0:
         return 0.0
-    return (
-        (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-12)
-    ).item()
+    ours, theirs = ours.double(), theirs.double()
+    difference = (ours - theirs).abs().max()
+    return (difference / theirs.abs().max().clamp(min=1e-12)).item()
 
 
 def worst(got, want):
     """The largest relative error of a parameter's gradient."""
     assert got.keys() == want.keys()
-    return max(relative(got[name], grad) for name, grad in want.items() if grad.abs().max() > 1e-7)
+    errors = []
+    for name, grad in want.items():
+        if grad.abs().max() > 1e-7:
+            errors.append(relative(got[name], grad))
+    return max(errors)
 
 
 def trained(model, batch, run=None):
-    """The output of ``run`` (the model itself) and each parameter's gradient, for a fixed random
-    one of the output."""
+    """The output of ``run`` (the model itself), and the gradient of each parameter.
+
+    The output's own gradient is random, but fixed. That of its square would do no better than
+    rounding: a normalised output has a constant square.
+    """
+    run = run or model
     model.zero_grad()
-    out = (model if run is None else run)(batch)
-    # Not a square: that of a normalised output is a constant, and its gradient nothing but
-    # rounding.
-    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0))).mean().backward()
-    return out.detach(), {
-        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
-    }
+    out = run(batch)
+    weight = torch.randn(out.shape, generator=seeded(0))
+    (out * weight).mean().backward()
+    grads = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            grads[name] = parameter.grad.clone()
+    return out.detach(), grads
 
 
 def far(got, want):
@@ -237,37 +257,42 @@ def small_vit(**kwargs):
 
 def vit_batch(sizes, patch=4, chans=1, seed=0):
     """A NaFlex input batch of random patches."""
-    generator, coord = torch.Generator().manual_seed(seed), row_major(sizes)
-    valid = torch.stack([torch.arange(coord.shape[1]) < h * w for h, w in sizes])
-    patches = (
-        torch.randn(*coord.shape[:2], patch * patch * chans, generator=generator) * valid[..., None]
-    )
+    coord = row_major(sizes)
+    batch, length, _ = coord.shape
+    valid = torch.stack([torch.arange(length) < h * w for h, w in sizes])
+    patches = torch.randn(batch, length, patch * patch * chans, generator=seeded(seed))
+    patches = patches * valid[..., None]
     return {"patches": patches, "patch_coord": coord, "patch_valid": valid}
 
 
 BATCH = vit_batch([(3, 4), (5, 2), (3, 4), (8, 8), (4, 9)])
 
 
-def embeds(model, batch=BATCH):
-    out = model.embeds(batch["patches"], patch_coord=batch["patch_coord"])
+def first(out):
+    """The tokens that timm's embeddings return: in newer releases with the grid beside them."""
     return out[0] if isinstance(out, tuple) else out
+
+
+def embeds(model, batch=BATCH):
+    return first(model.embeds(batch["patches"], patch_coord=batch["patch_coord"]))
 
 
 embed = torch.no_grad()(embeds)
 
 
 def uses(model):
-    """Who computes a model's position embeddings: counted while it runs, and its result must be
-    that one's."""
+    """Who computes a model's position embeddings.
+
+    Counted while it runs, and its result must be that one's.
+    """
     before = call_counts.calls.copy()
     got = embed(model)
     ran = {strategy for (step, strategy) in call_counts.calls - before if step == "pos_embed"}
     (who,) = ran or {"stock"}  # nothing is counted while nothing is patched
-    want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).detach().clone()
+    by_timm = STOCK["_apply_learned_naflex_pos_embed"]
     with torch.no_grad():
-        STOCK["_apply_learned_naflex_pos_embed"](
-            model.embeds, want, patch_coord=BATCH["patch_coord"]
-        )
+        want = model.embeds.norm(model.embeds.proj(BATCH["patches"])).clone()
+        by_timm(model.embeds, want, patch_coord=BATCH["patch_coord"])
     assert torch.allclose(got, want, atol=1e-5) == (who != "grid_sample")
     assert torch.equal(got, want) or who in ("grid_sample", "matmul")
     return who
@@ -284,13 +309,15 @@ def kept_tensors():
     def tensors(value):
         if isinstance(value, Tensor):
             return [value]
-        kept = (
-            (*(c.tensor for c in value.copies), *value.made.values())
-            if hasattr(value, "made")
-            else ()
-        )
-        parts = value if isinstance(value, tuple) else kept
-        return [tensor for part in parts for tensor in tensors(part)]
+        parts = ()
+        if isinstance(value, tuple):
+            parts = value
+        elif hasattr(value, "made"):
+            parts = (*(copy.tensor for copy in value.copies), *value.made.values())
+        found = []
+        for part in parts:
+            found += tensors(part)
+        return found
 
     return tensors(tuple(kept._entries.values()))
 
@@ -302,11 +329,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if (
-                isinstance(tensor, torch.Tensor) and tensor.dtype is not torch.uint8
-            ):  # matmul's hint to the allocator
-                self.elements = max(
-                    self.elements, tensor._nnz() if tensor.is_sparse else tensor.numel()
-                )
+        for tensor in tree_iter(out):
+            if not isinstance(tensor, Tensor) or tensor.dtype is torch.uint8:
+                continue  # bytes are the allocator's, on behalf of a product
+            elements = tensor._nnz() if tensor.is_sparse else tensor.numel()
+            self.elements = max(self.elements, elements)
         return out

@@ -16,33 +16,44 @@ FIELDS = inspect.signature(NaFlexVitCfg).parameters
 if "rope_type" not in FIELDS:
     pytest.skip("this timm's NaFlexVit has no rotary embeddings", allow_module_level=True)
 
-NAMES = {"axial": "Cat", "dinov3": "DinoV3", "mrope": "MRope", "mixed": "Mixed"}
-CLASSES = {
-    kind: found
-    for kind, name in NAMES.items()
-    if (found := getattr(timms, f"RotaryEmbedding{name}", None))
-}
+# Per-grid reference shapes, augmentation and dtypes of every type.
+NEW_TIMM = hasattr(timms, "_build_grid")
+DIM = 16
+HEADS = 3
+DEPTH = 2
+
+CLASSES = {}
+for kind, name in (
+    ("axial", "RotaryEmbeddingCat"),
+    ("dinov3", "RotaryEmbeddingDinoV3"),
+    ("mrope", "RotaryEmbeddingMRope"),
+    ("mixed", "RotaryEmbeddingMixed"),
+):
+    if hasattr(timms, name):
+        CLASSES[kind] = getattr(timms, name)
 TAKES = {kind: inspect.signature(cls).parameters for kind, cls in CLASSES.items()}
 AUGMENTED = [kind for kind in CLASSES if "shift_coords" in TAKES[kind] or kind == "dinov3"]
-NEW_TIMM = hasattr(
-    timms, "_build_grid"
-)  # per-grid reference shapes, augmentation and dtypes of every type
-DIM, HEADS, DEPTH = 16, 3, 2
 
-SETTINGS = {"axial": dict(in_pixels=False), "mrope": dict(mrope_section=(2, 3, 3))}
-SETTINGS["mixed"] = dict(depth=DEPTH, num_heads=HEADS)
-FEWER = {
-    "mixed": {"grid_offset", "rotate_half", "ref_feat_shape"}
-}  # what a type takes and does not use
-FEWER["mrope"] = FEWER["mixed"] | {"grid_indexing"}
+SETTINGS = {
+    "axial": {"in_pixels": False},
+    "mrope": {"mrope_section": (2, 3, 3)},
+    "mixed": {"depth": DEPTH, "num_heads": HEADS},
+}
+# What a type takes and does not use.
+UNUSED = {
+    "mixed": {"grid_offset", "rotate_half", "ref_feat_shape"},
+    "mrope": {"grid_offset", "rotate_half", "ref_feat_shape", "grid_indexing"},
+}
 
 
 def build(kind, **options):
     """timm's module, with those of the options that the installed one takes."""
-    options, taken = SETTINGS.get(kind, {}) | options, TAKES[kind].keys() - FEWER.get(kind, set())
-    return CLASSES[kind](
-        DIM * HEADS if kind == "mixed" else DIM, **{k: v for k, v in options.items() if k in taken}
-    )
+    options = SETTINGS.get(kind, {}) | options
+    taken = TAKES[kind].keys() - UNUSED.get(kind, set())
+    for name in options.keys() - taken:
+        del options[name]
+    width = DIM * HEADS if kind == "mixed" else DIM
+    return CLASSES[kind](width, **options)
 
 
 def as_tensor(tables):
@@ -50,14 +61,17 @@ def as_tensor(tables):
 
 
 def stock(rope, coord, prefix=0, dtype=torch.float32):
-    """timm's own result; mixed ones stacked. Releases between 1.0.20 and 1.0.31 cannot make mixed
-    ones: by sample."""
+    """timm's own result; mixed ones stacked.
+
+    Releases between 1.0.20 and 1.0.31 cannot make mixed ones for a batch: sample by sample.
+    """
     x = torch.zeros(len(coord), prefix + coord.shape[1], 4, dtype=dtype)
-    vit = SimpleNamespace(rope=rope, rope_is_mixed=hasattr(rope, "freqs"), num_prefix_tokens=prefix)
+    is_mixed = hasattr(rope, "freqs")
+    vit = SimpleNamespace(rope=rope, rope_is_mixed=is_mixed, num_prefix_tokens=prefix)
     try:
         return as_tensor(PRISTINE[NaFlexVit]["_generate_rope_naflex"](vit, x, coord))
     except TypeError:
-        assert vit.rope_is_mixed and not NEW_TIMM
+        assert is_mixed and not NEW_TIMM
     out = torch.zeros(DEPTH, len(coord), HEADS, coord.shape[1], 2 * DIM)
     for sample, (h, w) in enumerate((coord.amax(1) + 1).tolist()):
         out[:, sample, :, : h * w] = rope.get_embed((h, w))

@@ -1,5 +1,4 @@
-"""What two gloo processes train, in a module of its own: a spawned process imports no more than it
-needs."""
+"""What two gloo processes train: in a module of its own, as a spawned process imports it."""
 
 import os
 
@@ -15,22 +14,28 @@ try:
 except ImportError:  # torch < 2.6
     fully_shard = None
 
-KINDS, WRAPS = ["learned", "factorized"], ["ddp"] + ["fsdp2"] * (fully_shard is not None)
+KINDS = ["learned", "factorized"]
+WRAPS = ["ddp"] if fully_shard is None else ["ddp", "fsdp2"]
 WHOLE = vit_batch([(5, 7), (12, 4), (3, 3), (8, 8)])
 
 
 def train(model, batch):
     """Losses of three steps, and the last step's gradients."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
     for _ in range(3):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return torch.stack(losses), {
-        n: p.grad for n, p in model.named_parameters() if p.grad is not None
-    }
+    grads = {}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        if grad is not None:
+            whole = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+            grads[name.removeprefix("module.")] = whole
+    return torch.stack(losses), grads
 
 
 def wrapped(model, wrap):
@@ -44,24 +49,17 @@ def wrapped(model, wrap):
 def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    results, share = {}, {name: value[rank::2] for name, value in WHOLE.items()}
+    share = {name: value[rank::2] for name, value in WHOLE.items()}
+    results = {}
     for wrap in WRAPS:
         for kind in KINDS:
             with enable():
                 losses, grads = train(wrapped(small_vit(pos_embed=kind), wrap), share)
                 calls = dict(status().calls)
             dist.all_reduce(losses)
-            grads = {
-                n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()
-            }
-            results[wrap, kind] = (
-                losses / 2,
-                {n.removeprefix("module."): g for n, g in grads.items()},
-                calls,
-            )
+            results[wrap, kind] = losses / 2, grads, calls
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
     dist.barrier()
-    # To take gloo's threads down sometimes aborts the process ("terminate called without an active
-    # exception").
+    # To take gloo's threads down sometimes aborts the process.
     os._exit(0)

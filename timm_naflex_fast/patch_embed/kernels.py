@@ -1,5 +1,6 @@
-"""Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses (FlexiViT, Beyer et
-al. 2023).
+"""Patch-embedding kernels resampled axis by axis with two 1-D pseudo-inverses.
+
+Source: FlexiViT, Beyer et al. 2023.
 
 A kernel ``k`` for another patch size must answer a resized patch as the old kernel answered the
 original patch: ``<k', R p> = <k, p>`` for every patch p, hence ``k' = pinv(R)^T k``. timm builds
@@ -19,8 +20,7 @@ exception: ``F.interpolate(antialias=True)`` returns wrong numbers for (N, 1, h,
 that resizes nothing, and this module the right one.
 """
 
-import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,17 +31,29 @@ from ..resampling.kept import cached, cached_resized, pinned, without_autograd
 from ..resampling.matrices import ResizeSpec, Size, axis_matrix
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
-MAX_ONE_PRODUCT = (
-    16 * 16 * 8 * 8
-)  # pixels of the old kernel times those of the new: up to here one is cheaper
-FIRST_CALL = "the first call with such a patch size copies matrices to the GPU; run the model once before you capture it"
+FIRST_CALL = (
+    "the first call with such a patch size copies matrices to the GPU; "
+    "run the model once before you capture it"
+)
+
+
+class KernelResize(NamedTuple):
+    """From kernels of ``old`` (H0, W0) pixels to kernels of ``new`` (h, w) pixels.
+
+    ``channels``: how many values lie side by side at every pixel.
+    """
+
+    old: Size
+    new: Size
+    mode: str
+    antialias: bool
+    channels: int = 1
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which products with ``x``, and their gradients, are computed: float32, or
-    float64.
+    """The dtype in which products with ``x``, and their gradients, are computed.
 
-    float64 for float64, and where PyTorch may round the factors of a float32 product: under
+    float32, or float64 for float64, and where PyTorch may round the factors of a float32 product: under
     autocast, and where TF32 is allowed. This reads PyTorch's global settings and never changes
     them: another thread may use them.
     """
@@ -63,63 +75,58 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
     if n < n0:
-        return torch.linalg.solve_ex(a @ a.t(), a)[0].t().contiguous()
-    return torch.linalg.solve_ex(a.t() @ a, a.t())[0].contiguous()
+        solved, _ = torch.linalg.solve_ex(a @ a.t(), a)  # (n, n0)
+        return solved.t().contiguous()
+    solved, _ = torch.linalg.solve_ex(a.t() @ a, a.t())  # (n0, n)
+    return solved.contiguous()
 
 
 def make_factors(
-    by: Any,
-    old: Size,
-    new: Size,
-    mode: str,
-    antialias: bool,
-    channels: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, ...]:
-    """pinv(A_h)^T (h, H0) and pinv(A_w) (x) I (W0 * channels, w * channels), computed ``by`` one
-    device for another.
+    resize: KernelResize, dtype: torch.dtype, device: torch.device, *, made_on: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """pinv(A_h)^T (h, H0), and pinv(A_w) (x) I (W0 * channels, w * channels).
 
-    The second one handles the channels that lie at every pixel without a transposed copy of the
-    kernel. Of small kernels with one channel, their product alone, pinv(A_h) (x) pinv(A_w), (H0*W0,
-    h*w).
+    The second handles the channels that lie at every pixel without a transposed copy of the kernel.
+    Both are computed on the device ``made_on``, for ``device``.
     """
-    left, right = (axis_inverse(n, n0, mode, antialias, by) for n, n0 in zip(new, old))
-    if channels == 1 and math.prod((*old, *new)) <= MAX_ONE_PRODUCT:
-        factors = [torch.kron(left, right)]
-    else:
-        factors = [left.t(), torch.kron(right, torch.eye(channels, device=by))]
-    return tuple(factor.to(device, dtype).contiguous() for factor in factors)
+    (h0, w0), (h, w), mode, antialias, channels = resize
+    rows = axis_inverse(h, h0, mode, antialias, made_on).t()
+    columns = axis_inverse(w, w0, mode, antialias, made_on)
+    columns = torch.kron(columns, torch.eye(channels, device=made_on))
+    return rows.to(device, dtype).contiguous(), columns.to(device, dtype).contiguous()
 
 
 @cached("kernel factors")
-def cached_factors(*key: Any) -> tuple[Tensor, ...]:
-    """:func:`make_factors` by the CPU; ``key`` ends with the device."""
-    refuse_in_cuda_graph(key[-1], FIRST_CALL)
-    return make_factors("cpu", *key)
+def cached_factors(
+    resize: KernelResize, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """:func:`make_factors` on the CPU."""
+    refuse_in_cuda_graph(device, FIRST_CALL)
+    return make_factors(resize, dtype, device, made_on="cpu")
 
 
-def _resample(
-    x: Tensor, old: Size, new: Size, mode: str, antialias: bool, channels: int = 1
-) -> Tensor:
-    """x of any shape, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels), or
-    (N, h*w)."""
-    dtype = product_dtype(x)
-    key = (old, new, mode, antialias, channels, dtype, x.device)
+def _factors(
+    resize: KernelResize, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The factors from where they come: computed in a compiled graph, constants of another graph,
+    or kept from an earlier call."""
     if torch.compiler.is_dynamo_compiling():
-        # Computed within the graph: TorchDynamo cannot look into a cache. (Constants by
-        # ``assume_constant_result`` exclude dynamic sizes, and break torch 2.4 on a second call in
-        # one graph.)
-        factors = make_factors(x.device, *key)
-    elif is_tracing():  # constants of the graph: few runtimes can solve linear equations
+        # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
+        # dynamic sizes, and break torch 2.4 on a second call in one graph.)
+        return make_factors(resize, dtype, device, made_on=device)
+    if is_tracing():  # few runtimes of exported graphs can solve linear equations
         with without_autograd(), _disable_current_modes():
-            factors = make_factors("cpu", *key)
-    else:
-        factors = pinned(cached_factors(*key), x.device)
-    if len(factors) == 1:
-        return (x.reshape(-1, old[0] * old[1]).to(dtype) @ factors[0]).to(x.dtype)
-    left, right = factors
-    return (left @ x.reshape(-1, old[0], old[1] * channels).to(dtype) @ right).to(x.dtype)
+            return make_factors(resize, dtype, device, made_on="cpu")
+    return pinned(cached_factors(resize, dtype, device), device)
+
+
+def _resample(x: Tensor, resize: KernelResize) -> Tensor:
+    """Resample ``x``, kernels (H0, W0 * channels) one after the other, to (N, h, w * channels)."""
+    h0, w0 = resize.old
+    dtype = product_dtype(x)
+    rows, columns = _factors(resize, dtype, x.device)
+    kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
+    return (rows @ kernels @ columns).to(x.dtype)
 
 
 def resample_patch_kernel(
@@ -147,7 +154,8 @@ def resample_patch_kernel(
     old = (weight.shape[2], weight.shape[3])
     if old == new:
         return weight
-    return _resample(weight, old, new, mode, antialias).view(*weight.shape[:2], *new)
+    resampled = _resample(weight, KernelResize(old, new, mode, antialias))
+    return resampled.view(*weight.shape[:2], *new)
 
 
 def resample_linear_kernel(
@@ -159,20 +167,21 @@ def resample_linear_kernel(
     mode: str,
     antialias: bool,
 ) -> Tensor:
-    """Resample a linear patch embedding (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``, to
-    another ``size``.
+    """Resample a linear patch embedding to another ``size``.
+
+    ``weight``: (O, H0*W0*I), or (O, I*H0*W0) unless ``channels_last``.
 
     Where nothing trains, on a CPU, the result of an earlier call is taken if ``weight`` has the
     same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
     and resampling again costs no more.
     """
-    new, total = (int(size[0]), int(size[1])), len(weight)
-    weight.reshape(
-        total, old[0], old[1], in_chans
-    )  # raises PyTorch's error for a weight of other channels
-    key = (old, new, mode, antialias, in_chans if channels_last else 1)
+    count = len(weight)
+    weight.reshape(count, *old, in_chans)  # raises PyTorch's error for a weight of other channels
+    new = (int(size[0]), int(size[1]))
+    shape = (count, new[0] * new[1] * in_chans)
+    resize = KernelResize(old, new, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:
-        return _resample(weight, *key).reshape(total, new[0] * new[1] * in_chans)
-    (kernel,) = cached_resized((weight,), [key], lambda copies, _: _resample(copies[0], *key))
-    return kernel.view(total, new[0] * new[1] * in_chans)
+        return _resample(weight, resize).reshape(shape)
+    (kernel,) = cached_resized((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
+    return kernel.view(shape)

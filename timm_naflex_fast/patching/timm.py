@@ -164,8 +164,7 @@ def interpolator_forward(
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
-    """Modifications: two 1-D pseudo-inverses, kept across models and calls; a small kernel takes
-    their product."""
+    """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     fits, key = (
         tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2,
         (RESAMPLER, "forward"),

@@ -1,4 +1,4 @@
-"""The rotary embeddings of a batch, by whichever computation costs least."""
+"""The rotary embeddings of a batch, by the computation that costs less."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,16 @@ from ..batch.grids import read_grids, whole_numbers
 from .embeds import EmbedFn, per_cell, per_token
 from .modules import Rope
 
-FEW_TOKENS = 1024
-
 
 class MixedEmbeddings(Iterator[Tensor]):
-    """The embeddings (B, heads, N, 2D) of all blocks in turn; every loop over them starts with the
-    first block."""
+    """The embeddings (B, heads, N, 2D) of all blocks in turn.
+
+    Every loop over them starts with the first block.
+    """
 
     def __init__(self, depth: int, embed: EmbedFn) -> None:
-        self.depth, self.embed = depth, embed
+        self.depth = depth
+        self.embed = embed
         self.blocks = iter(range(depth))
 
     def __iter__(self) -> "MixedEmbeddings":
@@ -54,28 +55,36 @@ def batched_rope(
 
     Source: ``timm.models.naflexvit.NaFlexVit._generate_rope_naflex``.
     """
-    fixed, tokens = rope.augmentation is None, patch_coord.shape[0] * patch_coord.shape[1]
-    coord = patch_coord.detach().to(torch.int64) if traceable else whole_numbers(patch_coord)
-    if traceable or tokens == 0 or (coord.is_cuda and fixed and not rope.mixed):
-        embed = per_token(rope, coord, dtype)  # on a GPU sines are free and host reads are not
+    if traceable:
+        embed = per_token(rope, patch_coord.detach().to(torch.int64), dtype)
     else:
-        heights, widths, *_ = read_grids(coord)
-        sizes = list(zip(heights, widths))
-        padded = any(h * w < coord.shape[1] for h, w in sizes)
-        if rope.grid_independent:  # one grid holds all others
-            sizes = [(max(heights), max(widths))] * len(sizes)
-        cell_count = sum(h * w for h, w in set(sizes))
-        # The formula also serves where saving sines does not pay: few tokens need few operations;
-        # one huge coordinate would make a huge grid.
-        by_formula = fixed and (tokens <= FEW_TOKENS or cell_count > 16 * tokens)
-        embed = (
-            per_token(rope, coord, dtype, padded)
-            if by_formula
-            else per_cell(rope, coord, dtype, sizes)
-        )
+        embed = _cheaper(rope, whole_numbers(patch_coord), dtype)
     if not rope.mixed:
         return embed(None)
-    embeddings = MixedEmbeddings(rope.frequencies.shape[1], embed)
-    return (
-        list(embeddings) if torch.compiler.is_dynamo_compiling() else embeddings
-    )  # Dynamo reads no class's __iter__
+    depth = rope.frequencies.shape[1]
+    if torch.compiler.is_dynamo_compiling():  # it reads no class's __iter__
+        return [embed(block) for block in range(depth)]
+    return MixedEmbeddings(depth, embed)
+
+
+def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
+    """``per_token`` or ``per_cell`` for the tokens (B, N, 2), int64, outside graphs."""
+    batch, length, _ = coord.shape
+    augments = rope.augmentation is not None
+    if coord.numel() == 0:
+        return per_token(rope, coord, dtype)
+    if coord.is_cuda and not (augments or rope.mixed):
+        return per_token(rope, coord, dtype)  # on a GPU sines are free, and host reads are not
+
+    heights, widths, *_ = read_grids(coord)
+    sizes = list(zip(heights, widths))
+    has_padding = any(h * w < length for h, w in sizes)
+    if rope.grid_independent:  # one grid that holds all others will do
+        sizes = [(max(heights), max(widths))] * batch
+
+    # To save sines pays if many tokens share a cell: a lookup costs half of what the formula does.
+    # One huge coordinate makes a huge grid; there the formula serves, too.
+    cell_count = sum(h * w for h, w in set(sizes))
+    if 2 * cell_count > batch * length and not augments:
+        return per_token(rope, coord, dtype, has_padding=has_padding)
+    return per_cell(rope, coord, dtype, sizes)

@@ -1,7 +1,7 @@
 """Two computations of rotary embeddings, the sines and cosines of every token.
 
-``per_token`` evaluates the formula for every token. It needs no host read, so compilers capture it,
-but B*N*D sines cost more than writing them.
+``per_token`` evaluates the formula for every token. It needs no host read, so compilers capture
+it, but B*N*D sines cost more than writing them.
 
 ``per_cell`` computes each cell of the batch's distinct grids once, and a token takes its cell's
 line. Where a cell has the same angles in every grid, there is one large grid. Mixed types have
@@ -27,38 +27,45 @@ EmbedFn = Callable[[int | None], Tensor]
 
 
 def sin_cos(angles: Tensor, rotate_half: bool) -> Tensor:
-    """Angles (..., D/2) to D sines and D cosines (..., 2D), each twice: D/2 apart (``rotate_half``)
-    or side by side."""
+    """Angles (..., D/2) to D sines and D cosines (..., 2D).
+
+    Each stands there twice: D/2 apart (``rotate_half``), or side by side.
+    """
     values = torch.stack([angles.sin(), angles.cos()], -2)  # (..., 2, D/2)
-    # Beside each other by stack: repeat_interleave takes twice as long.
-    twice = (
-        torch.cat([values, values], -1)
-        if rotate_half
-        else torch.stack([values, values], -1).flatten(-2)
-    )
-    return twice.flatten(-2)  # (..., 2, D) as (..., 2D)
+    if rotate_half:
+        twice = torch.cat([values, values], -1)  # (..., 2, D)
+    else:
+        # repeat_interleave takes twice as long.
+        twice = torch.stack([values, values], -1).flatten(-2)  # (..., 2, D)
+    return twice.flatten(-2)
 
 
 def is_padding(coord: Tensor, size: Tensor) -> Tensor:
-    """Which of the tokens (B, N, 2) come after the h*w tokens of their grid, (B, N); ``size`` (B,
-    2) are the grids'."""
+    """Which of the tokens (B, N, 2) come after the h*w tokens of their grid, (B, N).
+
+    ``size``: (B, 2) sizes (h, w) of the samples' grids.
+    """
     return torch.arange(coord.shape[1], device=coord.device) >= size.prod(1, keepdim=True)
 
 
-def per_token(rope: Rope, coord: Tensor, dtype: torch.dtype, padded: bool = True) -> EmbedFn:
-    """Prepare the embeddings of the tokens (B, N, 2), int64, by the formula, with plain operations.
+def per_token(
+    rope: Rope, coord: Tensor, dtype: torch.dtype, *, has_padding: bool = True
+) -> EmbedFn:
+    """Prepare the embeddings of the tokens (B, N, 2), int64, by the formula.
 
-    ``padded``: whether some may be padding.
+    ``has_padding``: False where it is known that no token is padding.
     """
-    size = own_size = grid_sizes_from_coord(coord)  # (B, 2)
+    size = grid_sizes_from_coord(coord)  # (B, 2)
+    padding = is_padding(coord, size)[:, None, :, None]  # (B, 1, N, 1)
     if rope.scales_to_batch_max and rope.ref_feat_shape is not None and len(coord):
-        size = size.amax(0, keepdim=True)
+        size = size.amax(0, keepdim=True)  # (1, 2)
     positions = rope.positions(coord, size[:, None]).unsqueeze(1)  # (B, 1, N, 2)
-    padding = is_padding(coord, own_size)[:, None, :, None]  # (B, 1, N, 1)
 
     def embeddings(block: int | None) -> Tensor:
         tokens = sin_cos(rope.angles(positions, block), rope.rotate_half).to(dtype)
-        return tokens.masked_fill(padding, 0.0) if padded else tokens
+        if has_padding:
+            tokens = tokens.masked_fill(padding, 0.0)
+        return tokens
 
     return embeddings
 
@@ -70,77 +77,83 @@ def per_cell(
 
     ``sizes``: for each sample (h, w), its grid or one that holds it.
     """
-    distinct = list(dict.fromkeys(sizes))  # G grids, R cells together
-    number = {size: n for n, size in enumerate(distinct)}
-    size = _on_device(distinct, coord)  # (G, 2)
-    grid = _on_device([number[size] for size in sizes], coord)  # (B,)
+    distinct = list(dict.fromkeys(sizes))
+    cell_count = sum(h * w for h, w in distinct)
+    grid_sizes = _on_device(distinct, coord)  # (G, 2)
+    lengths = grid_sizes.prod(1)  # (G,)
+    first_cells = lengths.cumsum(0) - lengths  # (G,)
 
-    count = sum(h * w for h, w in distinct)
-    lengths = size.prod(1)
-    grid_of_cell = torch.repeat_interleave(
-        lengths, output_size=count
-    )  # (R,); the host need not wait for the sum
-    first_cell = lengths.cumsum(0) - lengths  # (G,)
-    cell = torch.arange(count, device=coord.device) - first_cell[grid_of_cell]
-    size_of_cell = size[grid_of_cell]  # (R, 2)
-    cells = torch.stack([cell // size_of_cell[:, 1], cell % size_of_cell[:, 1]], 1)  # (R, 2)
+    # The cells of all grids, one grid after the other. Told the number of cells, the host need not
+    # wait for their sum.
+    grid = torch.repeat_interleave(lengths, output_size=cell_count)  # (R,)
+    cell = torch.arange(cell_count, device=coord.device) - first_cells[grid]  # (R,)
+    width = grid_sizes[grid, 1]  # (R,)
+    cells = torch.stack([cell // width, cell % width], 1)  # (R, 2)
     drawn = None
     if rope.augmentation is not None:
-        drawn = draw(rope, len(distinct)).to(coord.device, non_blocking=True)[
-            grid_of_cell
-        ]  # (R, 3, 2)
-    positions = rope.positions(cells, size_of_cell, drawn)  # (R, 2)
+        drawn_by_grid = draw(rope, len(distinct)).to(coord.device, non_blocking=True)  # (G, 3, 2)
+        drawn = drawn_by_grid[grid]  # (R, 3, 2)
+    positions = rope.positions(cells, grid_sizes[grid], drawn)  # (R, 2)
 
-    # Each head has its R lines, then a line of zeros for padding.
-    heads = torch.arange(
-        rope.frequencies.shape[2] if rope.mixed else 1, dtype=torch.int32, device=coord.device
-    )
-    index = torch.addcmul(
-        first_cell[grid][:, None] + coord[..., 1], coord[..., 0], size[grid, 1:]
-    )  # (B, N)
-    index = index.to(torch.int32).masked_fill(
-        is_padding(coord, grid_sizes_from_coord(coord)), count
-    )
-    index = index[:, None] + heads[:, None] * (count + 1)  # (B, heads, N)
+    # Each head has its own cells, and after them a line of zeros, which is padding's.
+    number = {size: n for n, size in enumerate(distinct)}
+    grid_of_sample = _on_device([number[size] for size in sizes], coord)  # (B,)
+    first = first_cells[grid_of_sample, None]  # (B, 1)
+    line = _lines(coord, first, grid_sizes[grid_of_sample, 1:], padding_line=cell_count)  # (B, N)
+    head_count = rope.frequencies.shape[2] if rope.mixed else 1
+    heads = torch.arange(head_count, dtype=torch.int32, device=coord.device)
+    index = line[:, None] + heads[:, None] * (cell_count + 1)  # (B, heads, N)
 
     def embeddings(block: int | None) -> Tensor:
         lines = sin_cos(rope.angles(positions, block), rope.rotate_half)  # ([heads,] R, 2D)
         lines = F.pad(lines, (0, 0, 0, 1)).flatten(0, -2)
-        if lines.requires_grad:
-            return F.embedding(index, lines).to(
-                dtype
-            )  # so that the gradients of a cell's tokens are added in float32
-        return F.embedding(index, lines.to(dtype))
+        # With a gradient the cast comes last: so a cell's gradients are added in float32.
+        if not lines.requires_grad:
+            lines = lines.to(dtype)
+        return F.embedding(index, lines).to(dtype)
 
     return embeddings
 
 
+def _lines(coord: Tensor, first: Tensor, width: Tensor, *, padding_line: int) -> Tensor:
+    """The line of each of the tokens (B, N, 2): int32, (B, N).
+
+    ``first``, ``width``: (B, 1), the line of each sample's first cell, and its grid's width.
+    """
+    y, x = coord.unbind(-1)  # (B, N) each
+    line = (first + y * width + x).to(torch.int32)
+    return line.masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), padding_line)
+
+
 def _on_device(numbers: list[Any], like: Tensor) -> Tensor:
-    """Numbers of the host as int64 on the device of ``like``, for which the host does not wait."""
+    """Numbers of the host as int64 beside ``like``; the host does not wait for the copy."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(like.device, non_blocking=True)
 
 
 def draw(rope: Rope, grids: int) -> Tensor:
-    """Draw timm's random augmentation of each grid's positions, (grids, 3, 2): a shift and two
-    factors.
+    """Draw timm's random augmentation of each grid's positions: a shift and two factors.
 
     The draws have timm's order and are made where timm makes them, so a seed gives what it gives in
-    timm.
+    timm. Returns (grids, 3, 2).
     """
     assert rope.augmentation is not None
     shift, jitter, rescale = rope.augmentation
-
     device = None if rope.periods else rope.frequencies.device  # DINOv3 draws on the default device
 
     def uniform(count: int, limit: float | None) -> Tensor:
-        """So many random numbers, or zeros where this one is off."""
         zeros = torch.zeros(count, device=device, dtype=torch.float32)
-        return zeros if limit is None else zeros.uniform_(-limit, limit)
+        if limit is None:  # this one is off
+            return zeros
+        return zeros.uniform_(-limit, limit)
+
+    def factors(count: int, largest: float | None) -> Tensor:
+        limit = None if largest is None else math.log(largest)
+        return uniform(count, limit).exp()
 
     drawn = []
     for _ in range(grids):
         moved = uniform(2, shift)
-        stretched = uniform(2, jitter and math.log(jitter)).exp()
-        scaled = uniform(1, rescale and math.log(rescale)).exp()
-        drawn.append(torch.stack([moved, stretched, scaled.expand(2)]))
+        stretched = factors(2, jitter)
+        scaled = factors(1, rescale).expand(2)
+        drawn.append(torch.stack([moved, stretched, scaled]))
     return torch.stack(drawn)

@@ -1,9 +1,9 @@
-"""timm's rotary modules as numbers: how a cell becomes two positions, and which frequencies turn
-them into angles.
+"""timm's rotary modules as numbers.
 
-Every type computes ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` from a token's two positions p. In
-axial, DINOv3 and multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed
-modules learn both.
+They say how a cell becomes two positions, and which frequencies turn these into angles. Every
+type computes ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` from a token's two positions p. In axial,
+DINOv3 and multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed modules
+learn both.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Augmentation = tuple[float | None, float | None, float | None]
 FREQUENCIES = {  # where each type keeps them
     "RotaryEmbeddingCat": "bands",
     "RotaryEmbeddingDinoV3": "periods",
@@ -51,7 +52,7 @@ class Rope:
     normalize: str
     ref_feat_shape: tuple[int, int] | None
     scales_to_batch_max: bool
-    augmentation: tuple[float | None, float | None, float | None] | None
+    augmentation: Augmentation | None
 
     @property
     def mixed(self) -> bool:
@@ -65,36 +66,37 @@ class Rope:
         return not self.centered and self.augmentation is None and same_stretch
 
     def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
-        """Angles (..., D/2) for positions (..., 2); of a mixed ``block`` (..., heads, N, D/2) for
-        (..., 1, N, 2)."""
-        if (
-            self.frequencies.ndim == 1
-        ):  # (D/4,): position 0 turns the first half of the angles; rounded as timm does
-            pairs = positions.unsqueeze(-1)
-            return (
-                2 * math.pi * pairs / self.frequencies if self.periods else pairs * self.frequencies
-            ).flatten(-2)
-        f = self.frequencies if block is None else self.frequencies[:, block].unsqueeze(2)
+        """Angles (..., D/2) for positions (..., 2).
+
+        Of a mixed ``block`` (..., heads, N, D/2) for (..., 1, N, 2).
+        """
+        f = self.frequencies
+        if f.ndim == 1:  # (D/4,): position 0 turns the first half of the angles
+            pairs = positions.unsqueeze(-1)  # (..., 2, 1)
+            # Multiplied or divided as timm does, so that it rounds alike.
+            turned = 2 * math.pi * pairs / f if self.periods else pairs * f
+            return turned.flatten(-2)
+        if block is not None:
+            f = f[:, block].unsqueeze(2)  # (2, heads, 1, D/2)
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
 
     def positions(self, cells: Tensor, size: Tensor, drawn: Tensor | None = None) -> Tensor:
-        """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w), which
-        broadcast.
+        """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w).
 
-        ``drawn`` (..., 3, 2) is the augmentation of each one's grid: a shift, then two factors.
-        Operations follow timm's order, so they round alike.
+        The two broadcast. ``drawn`` (..., 3, 2) is the augmentation of each one's grid: a shift,
+        then two factors. Operations follow timm's order, so they round alike.
         """
-        position = cells.to(torch.float32) + (0.5 + self.offset if self.centered else self.offset)
+        position = cells.to(torch.float32)
         if self.centered:
-            side = {"min": torch.amin, "max": torch.amax}.get(self.normalize)
-            position = position / (size if side is None else side(size, -1, keepdim=True))
+            position = (position + (0.5 + self.offset)) / self._divisor(size)
+        else:
+            position = position + self.offset
         if self.ref_feat_shape is not None:
-            position = position / size
             # Numbers of the host one by one: to copy a tensor of them to a GPU would wait.
-            position = torch.stack(
-                [p * n for p, n in zip(position.unbind(-1), self.ref_feat_shape)], -1
-            )
+            y, x = (position / size).unbind(-1)
+            ref_h, ref_w = self.ref_feat_shape
+            position = torch.stack([y * ref_h, x * ref_w], -1)
         if self.centered:
             position = 2.0 * position - 1.0
         if self.xy_order:
@@ -104,50 +106,72 @@ class Rope:
             position = (position + shift) * jitter * rescale
         return position
 
+    def _divisor(self, size: Tensor) -> Tensor:
+        """What the centres of cells are divided by, for grids of ``size`` (..., 2)."""
+        if self.normalize == "min":
+            return size.amin(-1, keepdim=True)
+        if self.normalize == "max":
+            return size.amax(-1, keepdim=True)
+        return size
+
 
 def read_rope(module: Any) -> Rope | str:
-    """Read the settings of ``module``, the ``rope`` of a NaFlexVit; or return in words why timm's
-    own code must run.
+    """The settings of ``module``, the ``rope`` of a NaFlexVit.
 
-    A type that lacks a setting, as all do in some release, has what is the default here.
+    Or in words why timm's own code must run. A type that lacks a setting, as all do in some
+    release, has what is the default here.
     """
     kind = type(module).__name__
     if kind not in FREQUENCIES or type(module).__module__ != "timm.layers.pos_embed_sincos":
         return f"rotary embeddings of the type {kind}"
-    frequencies, dinov3 = getattr(module, FREQUENCIES[kind]), kind == "RotaryEmbeddingDinoV3"
+    is_dinov3 = kind == "RotaryEmbeddingDinoV3"
     settings = vars(module)
+    frequencies = getattr(module, FREQUENCIES[kind])
+    grid_type = _grid_type(settings, "centered" if is_dinov3 else "index")
     if frequencies is None or settings.get("_use_cached_embed", False):
         return "rotary embeddings kept for one grid alone"
-    grid_type = "pixel" if settings.get("in_pixels", False) else "centered" if dinov3 else "index"
-    grid_type = settings.get("grid_type", grid_type)
     if grid_type not in ("index", "centered"):
         return f"rotary embeddings on a {grid_type!r} grid"
-    if (
-        dinov3 and torch.finfo(frequencies.dtype).bits < 32
-    ):  # kept so by older timm, which then computes angles in it
+    # Older timm keeps the periods in the model's dtype, and computes angles in it.
+    if is_dinov3 and torch.finfo(frequencies.dtype).bits < 32:
         return f"DINOv3 rotary embeddings with {frequencies.dtype} periods"
-    draws = module.training and settings.get("aug_active", False)
-    dtype = (
-        torch.promote_types(frequencies.dtype, torch.float32)
-        if kind != "RotaryEmbeddingMixed"
-        else torch.float32
-    )
-    frequencies = frequencies.to(dtype)
-    if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
-        frequencies = torch.stack([frequencies * (module.axis == axis) for axis in (1, 2)])
+    # Older timm's DINOv3 returns (y, x) with either indexing.
+    knows_indexing = not is_dinov3 or hasattr(module, "get_batch_embeds")
     return Rope(
-        frequencies,
-        periods=dinov3,
+        _widened(frequencies, module),
+        periods=is_dinov3,
         rotate_half=settings.get("rotate_half", kind == "RotaryEmbeddingMRope"),
-        # Older timm's DINOv3 returns (y, x) with either indexing.
-        xy_order=module.grid_indexing == "xy"
-        and (not dinov3 or hasattr(module, "get_batch_embeds")),
+        xy_order=module.grid_indexing == "xy" and knows_indexing,
         centered=grid_type == "centered",
         offset=settings.get("grid_offset", 0.0),
         normalize=settings.get("normalize_coords", "separate"),
         ref_feat_shape=settings.get("ref_feat_shape", None),
         scales_to_batch_max="grid_type" not in settings,
-        augmentation=(module.shift_coords, module.jitter_coords, module.rescale_coords)
-        if draws
-        else None,
+        augmentation=_augmentation(module),
     )
+
+
+def _augmentation(module: Any) -> Augmentation | None:
+    """What ``module`` draws at random in this call, None for nothing."""
+    if module.training and vars(module).get("aug_active", False):
+        return module.shift_coords, module.jitter_coords, module.rescale_coords
+    return None
+
+
+def _grid_type(settings: dict[str, Any], default: str) -> str:
+    """Where the positions come from: "index", "centered", or another word that timm knows."""
+    if settings.get("in_pixels", False):  # older timm's word
+        default = "pixel"
+    return settings.get("grid_type", default)
+
+
+def _widened(frequencies: Tensor, module: Any) -> Tensor:
+    """The frequencies as :class:`Rope` takes them, in float32 at least; mixed ones in float32."""
+    kind = type(module).__name__
+    if kind == "RotaryEmbeddingMixed":
+        return frequencies.to(torch.float32)
+    frequencies = frequencies.to(torch.promote_types(frequencies.dtype, torch.float32))
+    if kind == "RotaryEmbeddingMRope":  # axis 0 is time, which does not pass in an image
+        by_axis = [frequencies * (module.axis == axis) for axis in (1, 2)]
+        return torch.stack(by_axis)
+    return frequencies
