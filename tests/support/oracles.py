@@ -13,7 +13,7 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from timm_naflex_fast.patching.library import call_counts
+from timm_naflex_fast.patching.decide import call_counts
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
 
