@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(f"timm_naflex_fast: {error}") from error
     config.add_cleanup(handle.restore)
-    config.stash[CHOSEN] = handle._override.counts, status().replaced, Counter()
+    config.stash[CHOSEN] = handle._choice.counts, status().replaced, Counter()
 
 
 def pytest_report_header() -> list[str]:

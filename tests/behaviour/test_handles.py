@@ -17,8 +17,7 @@ from tests.support.checks import during, slow
 from tests.support.oracles import embed, is_pristine, small_vit, uses, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import choices
-from timm_naflex_fast.patching.choices import STOCK
+from timm_naflex_fast.patching.choices import CHOICES_ATTRIBUTE, STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
 ACTS = ["enable", "enable for one", "leave", "leave", "copy", "pickle", "disable one", "disable"]
@@ -79,7 +78,7 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
     assert (
         is_pristine()
         and status().models == ()
-        and choices.SETTINGS_ATTRIBUTE not in models[0].embeds.__dict__
+        and CHOICES_ATTRIBUTE not in models[0].embeds.__dict__
     )
 
 
@@ -92,7 +91,7 @@ def test_checkpoints_and_pickles_hold_nothing_of_ours():
     data = pickle.dumps(model)
     assert (
         b"timm_naflex_fast" not in data
-        and getattr(pickle.loads(data).embeds, choices.SETTINGS_ATTRIBUTE) is None
+        and getattr(pickle.loads(data).embeds, CHOICES_ATTRIBUTE) is None
     )
 
 

@@ -14,7 +14,7 @@ from tests.support.oracles import OLD_TORCH, far, relative, small_vit, trained, 
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import decide, library
 from timm_naflex_fast.patching import timm as replacements
 
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
@@ -155,7 +155,7 @@ def test_tracers_and_transforms_meet_plain_operations(kind):
 def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatch, recwarn):
     model, (rope, options) = vit("axial"), UNKNOWN[reason]
     model.rope = rope(16, **options)
-    library.warned.clear()
+    decide.warned.clear()
     enable()
     monkeypatch.setitem(
         library.originals, (replacements.VIT, "_generate_rope_naflex"), lambda *_: "timm's"
@@ -171,7 +171,7 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
-    library.warned.clear()
+    decide.warned.clear()
     monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():

@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -33,7 +32,7 @@ from tests.support.oracles import (
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import install, library, transformers
+from timm_naflex_fast.patching import decide, install, library, transformers
 from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.choices import STOCK, VALID_MODES, Settings, parse_settings
 
@@ -78,7 +77,7 @@ def test_threads_never_see_half_a_patch(monkeypatch):
         thread.exception() for thread in threads
     )
     monkeypatch.setattr(
-        install, "_refresh", lambda real=install._refresh: (seen.append(uses(model)), real())
+        install, "_begin", lambda *new, real=install._begin: (seen.append(uses(model)), real(*new))
     )
     enable("matmul", model=model), enable("grid_sample", model=model)
     assert seen == ["stock", "matmul"]  # not yet the new ones
@@ -106,7 +105,7 @@ def test_a_mode_takes_the_last_of_a_components_strategies():
         (dict(rope="nope"), "'nope' is not valid for rope; valid: 'stock', 'batched'"),
         (
             dict(library="jax"),
-            "'jax' is not valid for library; valid: 'timm', 'transformers', 'torchtitan'",
+            "'jax' is not valid for library; valid: 'timm', 'transformers'",
         ),
         (dict(model=nn.Linear(2, 2)), "Linear contains no timm NaFlexEmbeds"),
         (
@@ -156,7 +155,7 @@ def doubled(wrapped, _, args, options):
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_one, monkeypatch):
     model, factorized = small_vit(), small_vit(pos_embed="factorized")
-    library.warned.clear()
+    decide.warned.clear()
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
@@ -201,7 +200,7 @@ def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
     )
     with enable(strict=True):
         assert uses(small_vit()) == "matmul"
-    library.warned.clear()
+    decide.warned.clear()
     with pytest.warns(UserWarning, match=f"Doubles.{LEARNED} is not the library's own") as said:
         enable()
     assert len(said) == 1 and f"Doubles.{LEARNED} is" in str(status()) and derived
@@ -223,7 +222,7 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
             else mock.MagicMock()
         )
         setattr(model.embeds, LEARNED, theirs)
-    library.warned.clear()
+    decide.warned.clear()
     named = f"{'Overrides' if how == 'subclass' else 'one NaFlexEmbeds'}.{LEARNED} is not the library's own but"
     if strict:
         with pytest.raises(RuntimeError, match=f"{named} .* Nothing was changed"):
@@ -324,7 +323,7 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
         enable("grid_sample")
         assert uses(model) == "grid_sample", steps
         disable()
-        assert is_pristine() and not library.originals, steps
+        assert is_pristine() and not library.in_place, steps
     monkeypatch.setattr(NaFlexEmbeds, f"{LEARNED}_grid_sample", spy := mock.Mock())
     with enable("grid_sample"):  # timm's method of the flag is called: the one that is there now
         model.embeds._apply_learned_naflex_pos_embed(
@@ -349,7 +348,7 @@ def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypat
             is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
         )
     disable()
-    assert is_pristine() and not library.originals
+    assert is_pristine() and not library.in_place
 
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):
@@ -368,10 +367,8 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
-    """Another thread may hold a library's import lock and wait for ours, or have imported half of a
-    file of ours."""
+    """Another thread may hold a library's import lock and wait for ours."""
     pytest.importorskip("transformers", minversion="5.21")
-    monkeypatch.setitem(sys.modules, "timm_naflex_fast.patching.torchtitan", ModuleType("half"))
     imported, model = [], small_vit()
 
     def watch(real, name, *rest, **options):

@@ -13,8 +13,9 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVitCfg
 
 from tests.support.oracles import BATCH, OLD_TORCH, defined_in, is_pristine, small_vit
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import releases as contract
 from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import releases as contract
+from timm_naflex_fast.patching.choices import STOCK
 from timm_naflex_fast.patching.timm import LIBRARY
 
 
@@ -58,7 +59,7 @@ def refused(*words):
         enable()
     assert (
         dict(NaFlexEmbeds.__dict__) == before
-        and status().flags == library.STOCK
+        and status().flags == STOCK
         and status().replaced == {}
     )
     assert all(word in str(error.value) for word in words), error.value

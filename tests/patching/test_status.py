@@ -64,4 +64,4 @@ def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkey
     for text in map(str, (status(), status(small_vit()))):
         assert ("SigLIP-2's position table by bicubic" in text) == named
     monkeypatch.delitem(sys.modules, "timm")
-    assert describe((), (), (), "").timm == "(not imported)"
+    assert describe((), (), "").timm == "(not imported)"

@@ -28,7 +28,7 @@ from tests.support.oracles import (
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patch_embed import kernels
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import decide, library
 from timm_naflex_fast.patching import timm as patching
 from timm_naflex_fast.resampling import kept
 
@@ -213,7 +213,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     suffix = "_grid_sample" if flagged else ""
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_naflex_pos_embed{suffix}"] == who
     assert status().replaced[f"NaFlexEmbeds._apply_{kind}_pos_embed"] == plain
-    monkeypatch.setattr(library, "context_of", lambda *_: "export")
+    monkeypatch.setattr(decide, "context_of", lambda *_: "export")
     enable(mode), embed(model), model.embeds(torch.zeros(1, 1, 24, 28))
     assert status().calls == Counter([("pos_embed", who), ("pos_embed", plain)])
 
@@ -234,11 +234,11 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
         return x[0]
 
     want = torch.stack([by_sample(*sample, "_grid_sample") for sample in zip(patches, coord)])
-    enable("grid_sample"), library.warned.clear()
+    enable("grid_sample"), decide.warned.clear()
     for times in ("1 time", "2 times"):
         with (
             nullcontext()
-            if library.warned
+            if decide.warned
             else pytest.warns(UserWarning, match="transform stays with timm's own")
         ):
             got = torch.func.vmap(by_sample)(

@@ -14,7 +14,7 @@ from tests.support.checks import one_by_one
 from tests.support.oracles import relative, small_vit
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import decide
 from timm_naflex_fast.patching.releases import version_of
 from timm_naflex_fast.patching.transformers import LIBRARY
 
@@ -110,8 +110,8 @@ def test_equals_transformers(kind, mode, own):
         with torch.no_grad():
             plain = [embed(kind, model) for _ in range(3)]  # kept tables too
         names = ("context_of", "why_unsupported_in_eager")
-        watch = {name: mock.Mock(side_effect=getattr(library, name)) for name in names}
-        with mock.patch.multiple(library, **watch):
+        watch = {name: mock.Mock(side_effect=getattr(decide, name)) for name in names}
+        with mock.patch.multiple(decide, **watch):
             got = embed(kind, model)
         (patches,), (table,) = (each.call_args.args for each in watch.values())
         assert all(each.call_count == 1 for each in watch.values())  # tracing is asked once
@@ -287,7 +287,7 @@ def test_what_stays_with_transformers(kind, monkeypatch):
     tower, skipped = made(kind), SKIPPED.get(kind, "resize_positional_embeddings")
     want, resize = embed(kind, tower), getattr(tower[0], skipped)
     with enable(library="transformers"), monkeypatch.context() as patched:
-        patched.setattr(library, "context_of", lambda *_: "export")
+        patched.setattr(decide, "context_of", lambda *_: "export")
         assert torch.equal(embed(kind, tower), want) or kind == "siglip2"
         assert status().fallbacks == (
             {} if kind == "siglip2" else {"a packed batch in an exported graph": 1}

@@ -6,10 +6,10 @@ A test in which ours would have run is marked in pytest's report.
 
 import pytest
 
-from timm_naflex_fast.patching import library
+from timm_naflex_fast.patching import decide
 from timm_naflex_fast.tracing import constant_while_traced
 
-asked, overridden_by = [], library.overridden_by
+asked, overridden_by = [], decide.overridden_by
 
 
 @constant_while_traced
@@ -25,7 +25,7 @@ def forced(*question):
     return reason
 
 
-library.overridden_by = forced
+decide.overridden_by = forced
 
 
 @pytest.hookimpl(hookwrapper=True)

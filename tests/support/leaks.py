@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.oracles import finished_tables
 from timm_naflex_fast.patching import install
-from timm_naflex_fast.patching.choices import SETTINGS_ATTRIBUTE
+from timm_naflex_fast.patching.choices import CHOICES_ATTRIBUTE
 from timm_naflex_fast.patching.install import disable, status
 
 WATCHED = ("the settings for every model", "the settings of models", "replaced methods")
@@ -40,13 +40,16 @@ def _patches():
 
 def _snapshot():
     """Remember what is in force; what this returns brings back exactly that, with its handles."""
-    owns = [(module, own) for own in install._model_settings for module in own.modules]
-    overrides = list(install._overrides)
+    owns = [(module, vars(module).get(CHOICES_ATTRIBUTE)) for module in install._modules]
+    before = [
+        (choice, [module for module, own in owns if own is not None and choice in own.choices])
+        for choice in install._choices
+    ]
 
     def put_back():
-        for module, own in owns:
-            vars(module)[SETTINGS_ATTRIBUTE] = own
-        install._overrides[:] = overrides
-        install._refresh()
+        for choice, modules in before:
+            choice.ended = False
+            install._put_on(choice.libraries, modules, choice.settings)
+            install._begin(choice, modules)
 
     return put_back

@@ -5,12 +5,12 @@
   code;
 - strategy: what then computes one method, by name: the mode, another one, or "stock";
 - settings: one mode for each component;
-- override: the settings of one ``enable()``.
+- choice: the settings of one ``enable()``, and for what they were chosen.
 """
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -23,7 +23,7 @@ VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": (
 # The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
-SETTINGS_ATTRIBUTE = "_naflex_fast_own"
+CHOICES_ATTRIBUTE = "_naflex_fast_own"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Settings:
     pos_embed: str = "stock"
     patch_embed: str = "stock"
     rope: str = "stock"
-    strict: bool = field(
-        default=False, repr=False, compare=False
-    )  # raise where the library's own code had to run
+    # Raise where the library's own code had to run.
+    strict: bool = field(default=False, repr=False, compare=False)
 
 
 STOCK = Settings()
@@ -61,7 +60,9 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
         ValueError: an unknown name, with the valid ones.
     """
     mode = check_name("mode", mode, MODES)
-    modes = {name: "stock" if mode == "stock" else valid[-1] for name, valid in VALID_MODES.items()}
+    modes = {}
+    for component, valid in VALID_MODES.items():
+        modes[component] = "stock" if mode == "stock" else valid[-1]
     modes["pos_embed"] = mode
     for component, name in overrides.items():
         if name is not None:
@@ -70,8 +71,7 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
 
 
 def default_mode() -> Mode:
-    """The mode of a command that was given none: the environment's ``TIMM_NAFLEX_FAST_MODE``, else
-    "matmul".
+    """The mode of a command that was given none: ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
 
     Raises:
         ValueError: the variable holds an unknown name; with the valid ones.
@@ -92,30 +92,63 @@ class Counts:
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
+def _no_handle() -> None:
+    """In place of a weak reference, for a choice that never had a handle."""
+
+
 @dataclass(eq=False)
-class Override:
-    """One ``enable()``, or one ``disable(model)``."""
+class Choice:
+    """What one ``enable()``, or one ``disable(model)``, has chosen."""
 
     settings: Settings
     model: str  # the class of the model that it is for; "": every model
     libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
+    handle: Any = _no_handle  # a weak reference to what can end it
+    ended: bool = False
+
+    def can_end(self) -> bool:
+        """Whether somebody holds its handle. If nobody does, only ``disable()`` can end it."""
+        return self.handle() is not None
 
 
-@dataclass(eq=False)
-class ModelSettings:
-    """The settings of one model and its copies, an attribute of their modules.
+class Choices:
+    """The choices for one module, or for every model. The newest that has not ended holds.
 
-    ``deepcopy`` (and so EMA) copies share this object, so a change reaches all of them by one
-    assignment. In a pickle it is None, which a process without this package can read.
+    Those for a module are an attribute of it, so a ``deepcopy`` of a model (an EMA) starts with the
+    same choices. In a pickle the attribute is None, which a process without this package can read.
     """
 
-    overrides: tuple[Override, ...]  # of this model, oldest first; some may have ended
-    settings: Settings | None  # of the newest that has not; None: those for every model hold
-    modules: WeakSet[Any] = field(default_factory=WeakSet)  # without the copies'
+    def __init__(self, choices: Iterable[Choice] = ()) -> None:
+        self.choices = list(choices)  # oldest first
+        # Those that hold; None: no choice is left. Replaced in one step, for threads and compilers.
+        self.settings: Settings | None = None
+        self.update()
+        every_choices.add(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelSettings":
-        return self
+    def add(self, choice: Choice) -> None:
+        """Let a choice hold from now on."""
+        self.choices.append(choice)
+        self.update()
+
+    def update(self) -> None:
+        """Forget the choices that have ended, and those that one hides that nobody can end."""
+        left = []
+        for choice in reversed(self.choices):
+            if choice.ended:
+                continue
+            left.append(choice)
+            if not choice.can_end():
+                break
+        self.settings = left[0].settings if left else None
+        self.choices = left[::-1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Choices":
+        return Choices(self.choices)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
+
+
+every_choices: WeakSet[Choices] = WeakSet()
+"""Of every module, copies too, as long as it lives; and of every library."""

@@ -1,62 +1,63 @@
-"""Puts our functions on a library's classes and takes them off again. No other file changes a
-library's classes.
+"""Puts our functions on a library's classes and takes them off again. No other file does.
 
-Each ``enable()`` adds an ``Override`` to one list; its handle, or ``disable()``, takes it out.
-``_refresh`` then works out what holds: our functions are in place before settings take effect, and
-are removed after the last have ended, so another thread sees the old settings or the new, never a
-mixture.
+Each ``enable()`` is a ``Choice``, which is added to the choices of a model's modules, or of its
+libraries. While a choice for a library has not ended, ours is in place there, and asks at each call
+what holds (``decide.settings_for``). So nothing is put on or taken off when one choice hides
+another.
 
 Everything is imported before the lock is taken: a thread that imports a library may be about to
 call ``enable()``.
 """
 
+import gc
 import importlib
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from weakref import WeakSet
 
 from torch import nn
 
 from ..resampling import kept
 from .choices import (
-    SETTINGS_ATTRIBUTE,
+    CHOICES_ATTRIBUTE,
     STOCK,
+    Choice,
+    Choices,
     Counts,
     Mode,
-    ModelSettings,
-    Override,
+    Settings,
     check_name,
+    every_choices,
     parse_settings,
 )
+from .compiled import forget_graphs
+from .decide import call_counts, warn_once
 from .library import (
     Library,
-    author_of,
-    call_counts,
+    Target,
     imported_targets,
+    in_place,
     original,
     originals,
-    saved,
     targets,
-    warn_once,
 )
-from .releases import check_supported, foreign_methods, unsupported
+from .others import author_of, foreign_methods, instances_of, users_in
+from .releases import check_supported, unsupported
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
-WITH_MODELS = ("timm", "transformers")
-LIBRARIES = (*WITH_MODELS, "torchtitan")  # each has a file here of its name, with its ``LIBRARY``
+LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with its ``LIBRARY``
 
 _lock = threading.RLock()
 kept.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
 
-_overrides: list[Override] = []  # all that have not ended, oldest first
-_model_settings: WeakSet[ModelSettings] = (
-    WeakSet()
-)  # of all models; each lives as long as its model or a copy
+_choices: list[Choice] = []  # all that can still hold, oldest first
+_modules: WeakSet[nn.Module] = WeakSet()  # those that were given choices of their own
+_carriers: WeakSet[nn.Module] = WeakSet()  # those with a method of their own in place of ours
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
@@ -67,9 +68,8 @@ def _import_library(name: str) -> Library:
         RuntimeError: the library cannot be imported, or lacks what that file imports.
     """
     try:
-        importlib.import_module(
-            name
-        )  # first: another thread that imports it may be waiting for our file about it
+        # First: another thread that imports it may be waiting for our file about it.
+        importlib.import_module(name)
         return importlib.import_module(f"{__package__}.{name}").LIBRARY
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
@@ -83,166 +83,206 @@ def _import_whole_library(name: str) -> Library:
     Raises:
         RuntimeError: it cannot be imported, or lacks a part.
     """
-    library, problem = _import_library(name), None
+    library = _import_library(name)
     for path, _ in library.replacements:
-        module, cls = path.split(":")
+        module, _, cls = path.partition(":")
         try:
             getattr(importlib.import_module(module), cls or "__name__")
         except (ImportError, AttributeError) as error:
-            problem = unsupported(library, str(error))
-            # A part that needs a package that is not installed cannot be in use.
-            if not isinstance(error, ModuleNotFoundError) or f"{error.name}.".startswith(
-                f"{name}."
-            ):
-                raise problem from error
-    if problem is not None and not any(targets(library)):
-        raise problem
+            raise unsupported(library, str(error)) from error
     return _libraries.setdefault(name, library)
 
 
-def _install(libraries: Iterable[Library]) -> None:
-    """Put ours where the libraries' own functions are. All are checked before the first is
-    replaced."""
-    todo = []
-    for library in libraries:
-        now = [(target, vars(target[0]).get(target[1])) for target in imported_targets(library)]
-        ready = [
-            target
-            for target, method in now
-            if method is None or author_of(method, library) == "original"
-        ]
-        check_supported(library, ready)
-        todo += [(library, target) for target in ready]
-    for library, (owner, name, key) in todo:
-        originals[key] = saved[key] = vars(owner)[name]
-        setattr(owner, name, library.replacements[key].function)
+def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> None:
+    """Put ours where the libraries' own functions are, and say what stays of other packages'.
+
+    All is checked before the first is replaced.
+
+    Raises:
+        RuntimeError: a release that is not supported, or, under ``strict``, a method that stays.
+    """
+    ready = {library: _not_yet_ours(library) for library in libraries}
+    for library, targets_of in ready.items():
+        everywhere = bool(targets_of) and not modules
+        for sentence in _what_stays(library, modules, settings, everywhere=everywhere):
+            message = f"{sentence} and stays in force; to put it over ours, call enable() before"
+            if settings.strict:
+                raise RuntimeError(f"{message}. Nothing was changed")
+            warn_once(message, stacklevel=4)
+        check_supported(library, targets_of)
+    for library, targets_of in ready.items():
+        for owner, name, key in targets_of:
+            originals[key] = vars(owner)[name]
+            in_place.add(key)
+            setattr(owner, name, library.replacements[key].function)
+        forget_graphs(targets_of)
 
 
-def _uninstall(library: Library) -> None:
-    removed = []
+def _not_yet_ours(library: Library) -> list[Target]:
+    """Where ours is to be put. A missing method is an error that the check raises."""
+    ready = []
+    for target in imported_targets(library):
+        method = vars(target.owner).get(target.name)
+        if method is None or author_of(method, library) == "original":
+            ready.append(target)
+    return ready
+
+
+def _what_stays(
+    library: Library, modules: list[nn.Module], settings: Settings, *, everywhere: bool
+) -> list[str]:
+    """What other packages have changed before, in sentences: in one model, or on the classes.
+
+    ``everywhere``: and on every module that there is.
+    """
+    users = users_in(library, modules)
+    if settings.strict and not modules:
+        # Not a derived class that nobody uses.
+        users = [target.owner for target in targets(library)]
+    if not everywhere:
+        _carriers.update(modules)
+        return foreign_methods(library, users)
+    classes = [target.owner for target in targets(library) if isinstance(target.owner, type)]
+    sentences = foreign_methods(library, [*users, *instances_of(classes)])
+    if sentences:
+        # A module with hooks refers to itself: one that nobody holds may still be there.
+        gc.collect()
+        instances = instances_of(classes)
+        _carriers.update(each for each in instances if foreign_methods(library, [each]))
+        sentences = foreign_methods(library, [*users, *instances])
+    return sentences
+
+
+def _take_off(library: Library) -> None:
+    """Put the library's own functions back, where ours is not under another package's."""
+    covered = set()
     for owner, name, key in imported_targets(library):
         author = author_of(vars(owner).get(name), library)
         if author == "ours":
             setattr(owner, name, original(key))
-        if author != "foreign":  # else another's wrapper may still call ours
-            removed.append(key)
-    for key in removed:
-        originals.pop(key, None)
+        elif author == "foreign":
+            covered.add(key)  # it may still call ours
+    for key in library.replacements:
+        if key not in covered:
+            in_place.discard(key)
 
 
 def _modules_of(
     model: nn.Module, names: Iterable[str] = ()
 ) -> tuple[list[nn.Module], list[Library]]:
-    """The modules in ``model`` whose methods are replaced, and their libraries: those of ``names``,
-    else any.
+    """The modules in ``model`` whose methods are replaced, and the libraries that they are of.
+
+    Args:
+        model: any module.
+        names: the libraries to look for; none: any that is imported. (Of another there is no module
+            in the model, and our file about it would import it.)
 
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    # A library that is not imported has no module in the model; to import our file about it would
-    # import it.
-    libraries = [
-        _import_library(name) for name in names or WITH_MODELS if names or sys.modules.get(name)
-    ]
-    if not libraries or not all(library.model_classes for library in libraries):
-        raise ValueError(
-            f"a model is one of {' or '.join(WITH_MODELS)}, imported before; torchtitan knows no model"
-        )
-    wanted = " or ".join(
-        f"{library.name} {', '.join(library.model_classes)}" for library in libraries
+    names = list(names) or [name for name in LIBRARIES if sys.modules.get(name)]
+    libraries = [_import_library(name) for name in names]
+    if not libraries:
+        raise ValueError(f"a model is one of {' or '.join(LIBRARIES)}, imported before")
+    modules: list[nn.Module] = []
+    found = []
+    inside = list(model.modules()) if isinstance(model, nn.Module) else []
+    for library in libraries:
+        owners = [target.owner for target in targets(library)]
+        classes = tuple(owner for owner in owners if isinstance(owner, type))
+        replaced = [module for module in inside if isinstance(module, classes)]
+        if replaced:
+            modules += replaced
+            found.append(_libraries.setdefault(library.name, library))
+    if not found:
+        raise _nothing_inside(model, libraries)
+    return modules, found
+
+
+def _nothing_inside(model: object, libraries: Iterable[Library]) -> ValueError:
+    missing = []
+    examples = []
+    for library in libraries:
+        missing.append(f"no {library.name} {', '.join(library.model_classes)}")
+        examples.append(library.example)
+    return ValueError(
+        f"{type(model).__name__} contains {' and '.join(missing)}; valid is any torch.nn.Module "
+        f"that does, such as {' or '.join(examples)}, or a wrapper around one"
     )
-    modules, inside_of = list[nn.Module](), list[Library]()
-    for library in libraries if isinstance(model, nn.Module) else ():
-        owners = tuple(owner for owner, _, _ in targets(library) if isinstance(owner, type))
-        if inside := [module for module in model.modules() if isinstance(module, owners)]:
-            modules += inside
-            inside_of.append(_libraries.setdefault(library.name, library))
-    if not inside_of:
-        raise ValueError(
-            f"{type(model).__name__} contains no {wanted.replace(' or ', ' and no ')}; valid is any torch.nn.Module "
-            f"that does, such as {' or '.join(library.example for library in libraries)}, or a wrapper around one"
-        )
-    return modules, inside_of
 
 
-def _activate(override: Override, modules: list[nn.Module]) -> None:
-    """Put an override in force: for these modules, or, without any, for every model."""
-    new: dict[ModelSettings | None, ModelSettings] = {}
+def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
+    """Let a choice hold: for these modules or, without any, for every model of its libraries."""
+    _choices.append(choice)
+    if not choice.model:
+        for library in choice.libraries:
+            library.choices.add(choice)
     for module in modules:
-        old = vars(module).get(SETTINGS_ATTRIBUTE)
-        if old not in new:  # with the settings of before, until all modules have it
-            before = () if old is None else tuple(o for o in old.overrides if o in _overrides)
-            new[old] = ModelSettings((*before, override), None if old is None else old.settings)
-        new[old].modules.add(module)
-        vars(module)[SETTINGS_ATTRIBUTE] = new[old]
-    _model_settings.update(new.values())
-    _overrides.append(override)
-    _refresh()
+        own = vars(module).get(CHOICES_ATTRIBUTE)
+        if own is None:  # also in a module that was unpickled
+            own = vars(module)[CHOICES_ATTRIBUTE] = Choices()
+        own.add(choice)
+        _modules.add(module)
+    _tidy()
 
 
-def _newest(overrides: Iterable[Override]) -> Override | None:
-    return next((override for override in reversed([*overrides]) if override in _overrides), None)
+def _end(choices: Iterable[Choice]) -> None:
+    """Let the newest of what is left hold."""
+    # Every module and library looks anew what holds: each sees the old settings or the new.
+    for choice in choices:
+        choice.ended = True
+    for where in list(every_choices):
+        where.update()
+    # A module without choices is left as it was before the first.
+    for module in list(_modules):
+        own = vars(module).get(CHOICES_ATTRIBUTE)
+        if own is not None and own.settings is None:
+            del vars(module)[CHOICES_ATTRIBUTE]
+    _tidy()
 
 
-def _refresh(*, install: bool = True) -> None:
-    """Work out what holds, from the list of overrides, and put our functions on the libraries that
-    need them."""
-    by_model = {of_model: _newest(of_model.overrides) for of_model in list(_model_settings)}
-    _overrides[:] = [
-        o
-        for o in _overrides
-        if not o.model or any(o in of_model.overrides for of_model in by_model)
-    ]
-    for_all = [override for override in _overrides if not override.model]
-    by_library = {
-        lib: _newest(o for o in for_all if lib in o.libraries) for lib in _libraries.values()
-    }
-    active = [
-        o
-        for o in (*by_model.values(), *by_library.values())
-        if o is not None and o.settings != STOCK
-    ]
-    used = [
-        library
-        for library in by_library
-        if any(library in override.libraries for override in active)
-    ]
-    if install:
-        _install(used)
-    for library, newest in by_library.items():
-        library.settings = STOCK if newest is None else newest.settings
-    for of_model, newest in by_model.items():
-        of_model.settings = None if newest is None else newest.settings
-        for module in list(of_model.modules) if newest is None else ():
-            if vars(module).get(SETTINGS_ATTRIBUTE) is of_model:
-                del vars(module)[SETTINGS_ATTRIBUTE]
-    now = _overrides[-1].counts if _overrides else Counts()
-    call_counts.calls, call_counts.fallbacks = now.calls, now.fallbacks
-    for library in by_library:
-        if library not in used:
-            _uninstall(library)
+def _tidy() -> None:
+    """Forget choices that hold nowhere any more, and take ours off where no choice needs it."""
+    # A choice for a model is alive as long as the model is, or a copy that was made of it.
+    alive = set()
+    for where in list(every_choices):
+        alive.update(where.choices)
+    _choices[:] = [choice for choice in _choices if choice in alive]
+
+    # What runs is counted for the newest.
+    newest = _choices[-1].counts if _choices else Counts()
+    call_counts.calls = newest.calls
+    call_counts.fallbacks = newest.fallbacks
+
+    needed: set[Library] = set()
+    for choice in _choices:
+        if choice.settings != STOCK:
+            needed.update(choice.libraries)
+    for library in _libraries.values():
+        if library not in needed:
+            _take_off(library)
 
 
 class Handle:
-    """What :func:`enable` returns. As a context manager, or by ``restore()``, it ends what that
-    call has chosen.
+    """What :func:`enable` returns: as a context manager, or by ``restore()``, it ends that call.
 
     The newest of what else was chosen, before it or meanwhile, holds then. Handles may be left in
-    any order.
+    any order. What was chosen by a call whose handle nobody holds is ended by ``disable()``, or
+    forgotten when a newer such call for the same models hides it.
     """
 
-    def __init__(self, override: Override) -> None:
-        self.flags, self._override = override.settings, override
+    def __init__(self, choice: Choice) -> None:
+        self.flags = choice.settings
+        self._choice = choice
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with _lock:
-            if self._override in _overrides:
-                _overrides.remove(self._override)
-                _refresh()
+            if not self._choice.ended:
+                _end([self._choice])
 
     def __enter__(self) -> "Handle":
-        if self._override not in _overrides:
+        if self._choice.ended:
             raise RuntimeError("what this handle stands for has ended; call enable() again")
         return self
 
@@ -261,10 +301,10 @@ def enable(
     strict: bool = False,
 ) -> Handle:
     """Replace a library's resampling, for every model (made before or after) or for one.
-    ``status()`` counts anew.
 
-    The newest call holds, until its handle is left or ``disable()`` ends all. A method that another
-    package has changed before is left as it is, with a warning.
+    ``status()`` counts anew. The newest call holds, until its handle is left or ``disable()`` ends
+    all. A method that another package has changed or wrapped before, on a class or on one module
+    (as accelerate's hooks do), is left as it is, with a warning.
 
     Args:
         mode: "matmul" (timm's result to float32 rounding, fastest), "interpolate_cached" (timm's
@@ -278,8 +318,8 @@ def enable(
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
-        library: "timm" (default), "transformers", "torchtitan", or a tuple. With ``model``:
-            whichever it is of.
+        library: "timm" (default), "transformers", or a tuple of both. With ``model``: whichever it
+            is of.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
             chosen.
 
@@ -302,44 +342,36 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    wanted: Iterable[object] = (
-        library if isinstance(library, tuple | list) and library else (library,)
-    )
-    names = [] if library is None else [check_name("library", name, LIBRARIES) for name in wanted]
+    names = _library_names(library)
     modules: list[nn.Module] = []
     if model is None:
         libraries = [_import_whole_library(name) for name in names or ["timm"]]
     else:
         modules, libraries = _modules_of(model, names)
-    for lib in libraries:
-        modes = [
-            mode
-            for r in lib.replacements.values()
-            if r.component == "pos_embed"
-            for mode in r.strategies
-        ]
-        argument = f"mode with {lib.name}" if pos_embed is None else "pos_embed"
-        check_name(argument, settings.pos_embed, ["stock", *dict.fromkeys(modes)])
-    override = Override(settings, "" if model is None else type(model).__name__, tuple(libraries))
+    for each in libraries:
+        argument = f"mode with {each.name}" if pos_embed is None else "pos_embed"
+        check_name(argument, settings.pos_embed, each.modes)
+
+    choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
+    handle = Handle(choice)
+    choice.handle = weakref.ref(handle)
     with _lock:
         if settings != STOCK:
-            for sentence in chain.from_iterable(
-                foreign_methods(o, modules, subclasses=not strict) for o in libraries
-            ):
-                message = (
-                    f"{sentence} and stays in force; to put it over ours, call enable() before"
-                )
-                if strict:
-                    raise RuntimeError(f"{message}. Nothing was changed")
-                warn_once(message, 3)
-            _install(libraries)
-        _activate(override, modules)
-    return Handle(override)
+            _put_on(libraries, modules, settings)
+        _begin(choice, modules)
+    return handle
+
+
+def _library_names(library: object) -> list[str]:
+    """The names in the argument ``library`` of ``enable``, none if it was not given."""
+    if library is None:
+        return []
+    several = library if isinstance(library, tuple | list) and library else (library,)
+    return [check_name("library", name, LIBRARIES) for name in several]
 
 
 def disable(model: nn.Module | None = None) -> None:
-    """Put every library back exactly as it was, and end all settings, those of models too; or make
-    one ``model`` stock.
+    """Put every library back exactly as it was, and end all choices; or make one ``model`` stock.
 
     ``disable()`` also frees kept tables and kernels, and the counts of ``status()`` start anew.
     While settings for every model hold, disabling a model exempts it until ``disable()``; otherwise
@@ -353,19 +385,20 @@ def disable(model: nn.Module | None = None) -> None:
     >>> status().replaced
     {}
     """
-    modules, libraries = ([], []) if model is None else _modules_of(model)
-    with _lock:
-        if model is None:
-            _overrides.clear()
+    if model is None:
+        with _lock:
             kept.clear_all()
-        elif not all(library.settings == STOCK for library in libraries):
-            # What was counted goes on.
-            return _activate(
-                Override(STOCK, type(model).__name__, counts=replace(call_counts)), modules
-            )
+            _end(_choices)
+        return
+    modules, libraries = _modules_of(model)
+    with _lock:
+        if any(library.settings != STOCK for library in libraries):
+            counts = replace(call_counts)  # what was counted goes on
+            _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
+            return
         for module in modules:
-            vars(module).pop(SETTINGS_ATTRIBUTE, None)
-        _refresh()
+            vars(module).pop(CHOICES_ATTRIBUTE, None)
+        _tidy()
 
 
 def status(model: nn.Module | None = None) -> Status:
@@ -377,16 +410,14 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    modules, libraries = ([], list(_libraries.values())) if model is None else _modules_of(model)
+    if model is not None:
+        modules, libraries = _modules_of(model)
+        with _lock:
+            _tidy()
+            return describe(libraries, modules, f"this {type(model).__name__}")
     with _lock:
-        _refresh(install=False)
-        newest = [] if modules else [_newest(of_model.overrides) for of_model in _model_settings]
-        models = [
-            override for override in _overrides if override in newest
-        ]  # not what a newer one hides everywhere
-        return describe(
-            libraries,
-            modules,
-            models,
-            "every model" if model is None else f"this {type(model).__name__}",
-        )
+        _tidy()
+        holding = {where.choices[-1] for where in list(every_choices) if where.choices}
+        models = [choice for choice in _choices if choice.model and choice in holding]
+        libraries = list(_libraries.values())
+        return describe(libraries, [], "every model", models, list(_carriers))

@@ -1,16 +1,18 @@
 """What ``status()`` gives, and how it prints."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import SETTINGS_ATTRIBUTE, STOCK, Override, Settings
-from .library import Library, author_of, call_counts, targets
-from .releases import foreign_methods, look_up, users_of, version_of
+from .choices import CHOICES_ATTRIBUTE, STOCK, Choice, Settings
+from .decide import call_counts
+from .library import Library, targets
+from .others import foreign_methods, in_force, users_in, users_of
+from .releases import version_of
 
 
 @dataclass(frozen=True)
@@ -39,77 +41,101 @@ class Status:
     def __str__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            nothing = "nothing is patched in this process; enable() or naflex-fast run does it (every model is stock)"
-            return "\n".join([*lines, nothing, *self.notes])
-        lines.append(
-            table(
-                [
-                    {"replaced": what, f"by, in {self.scope}": who}
-                    for what, who in self.replaced.items()
-                ]
+            lines.append(
+                "nothing is patched in this process; "
+                "enable() or naflex-fast run does it (every model is stock)"
             )
-        )
-        lines += [
-            f"one {name} has its own: {settings}"
-            for name, settings in zip(self.model_classes, self.models)
+            return "\n".join([*lines, *self.notes])
+        rows = [
+            {"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()
         ]
-        counted = {": ".join(key): str(n) for key, n in sorted(self.calls.items())} or {
-            "(nothing yet)": "0"
-        }
-        lines += [
-            "",
-            table([{"what ran since enable()": what, "calls": n} for what, n in counted.items()]),
-        ]
-        return "\n".join([*lines, *self.why_stock(), *self.notes])
+        lines.append(table(rows))
+        for name, settings in zip(self.model_classes, self.models):
+            lines.append(f"one {name} has its own: {settings}")
+        lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
+        return "\n".join(lines)
+
+    def _what_ran(self) -> str:
+        """The counts, as a table."""
+        heading = "what ran since enable()"
+        if not self.calls:
+            return table([{heading: "(nothing yet)", "calls": "0"}])
+        rows = []
+        for (component, strategy), n in sorted(self.calls.items()):
+            rows.append({heading: f"{component}: {strategy}", "calls": str(n)})
+        return table(rows)
 
     def why_stock(self) -> list[str]:
-        """One sentence for each reason why a library's own code ran although something else was
-        chosen."""
-        return [
-            f"the library's own code ran {n} time{'s' * (n != 1)}: {why}"
-            for why, n in self.fallbacks.items()
-        ]
+        """One sentence for each reason why the library's own code ran in place of what was chosen."""
+        sentences = []
+        for why, n in self.fallbacks.items():
+            times = "1 time" if n == 1 else f"{n} times"
+            sentences.append(f"the library's own code ran {times}: {why}")
+        return sentences
 
 
 def describe(
     libraries: Collection[Library],
     modules: Collection[nn.Module],
-    models: Collection[Override],
     scope: str,
+    models: Collection[Choice] = (),
+    carriers: Collection[nn.Module] = (),
 ) -> Status:
-    """What holds now, for these modules of one model or, without any, for every model. ``models``:
-    what others have."""
+    """What holds now, for these modules of one model or, without any, for every model.
+
+    ``models``: what holds for models with their own. ``carriers``: modules that may have a method
+    of their own in place of ours.
+    """
+    own = _own_settings(modules)
     replaced: dict[str, str] = {}
     notes: list[str] = []
-    of_modules = [getattr(module, SETTINGS_ATTRIBUTE, None) for module in modules]
-    own = next(
-        (one.settings for one in of_modules if one is not None and one.settings is not None), None
-    )
     for library in libraries:
-        for owner, name, key in targets(library):
-            if any(
-                author_of(look_up(user, name)[1], library) == "ours"
-                for user in users_of(owner, modules)
-            ):
-                replacement = library.replacements[key]
-                mode = getattr(own or library.settings, replacement.component)
-                replaced[f"{owner.__name__}.{name}"] = replacement.strategies.get(mode, "stock")
-        notes += foreign_methods(library, modules)
-        notes += [note for before, note in library.notes.items() if version_of(library) < before]
-    settings = own or next(
-        (library.settings for library in libraries if library.settings != STOCK), STOCK
-    )
-    timm = getattr(sys.modules.get("timm"), "__version__", "(not imported)")
-    counted = dict(call_counts.calls), dict(call_counts.fallbacks)
-    settings_of_models, names = tuple(o.settings for o in models), tuple(o.model for o in models)
+        settings = own or library.settings
+        replaced.update(_replaced(library, modules, settings))
+        notes += foreign_methods(library, [*users_in(library, modules), *carriers])
+        for before, note in library.notes.items():
+            if version_of(library) < before:
+                notes.append(note)
     return Status(
-        settings,
-        settings_of_models,
-        replaced,
-        timm,
-        torch.__version__,
-        *counted,
-        names,
-        tuple(notes),
-        scope,
+        flags=own or _settings_for_all(libraries),
+        models=tuple(choice.settings for choice in models),
+        replaced=replaced,
+        timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
+        torch=torch.__version__,
+        calls=dict(call_counts.calls),
+        fallbacks=dict(call_counts.fallbacks),
+        model_classes=tuple(choice.model for choice in models),
+        notes=tuple(notes),
+        scope=scope,
     )
+
+
+def _own_settings(modules: Iterable[nn.Module]) -> Settings | None:
+    """Those of a model that has its own; None: those for every model hold."""
+    for module in modules:
+        own = getattr(module, CHOICES_ATTRIBUTE, None)
+        if own is not None and own.settings is not None:
+            return own.settings
+    return None
+
+
+def _settings_for_all(libraries: Iterable[Library]) -> Settings:
+    for library in libraries:
+        if library.settings != STOCK:
+            return library.settings
+    return STOCK
+
+
+def _replaced(
+    library: Library, modules: Collection[nn.Module], settings: Settings
+) -> dict[str, str]:
+    """What computes each of the library's methods in whose place ours is."""
+    replaced = {}
+    for target in targets(library):
+        users = users_of(target.owner, modules)
+        if any(in_force(library, target, user) for user in users):
+            replacement = library.replacements[target.key]
+            mode = getattr(settings, replacement.component)
+            label = f"{target.owner.__name__}.{target.name}"
+            replaced[label] = replacement.strategies.get(mode, "stock")
+    return replaced

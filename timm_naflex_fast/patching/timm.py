@@ -1,14 +1,14 @@
 """Our replacements for timm's methods. Each docstring says only how ours differs from timm's.
 
-Each asks ``decide`` what computes the component, by ``REPLACEMENTS`` at the end of the file, and
-hands the work on. In older releases of timm a position table has neither an ``antialias`` nor an
+Each asks what computes the component, by ``REPLACEMENTS`` at the end of the file, and hands the
+work on. In older releases of timm a position table has neither an ``antialias`` nor an
 ``align_corners`` setting, and an interpolator no ``resampler``.
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
-from ..batch.checks import check_tokens
+from ..batch.checks import InvalidCoordinateError, check_tokens
 from ..batch.layout import OneGrid
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
 from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
@@ -25,16 +25,15 @@ from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from .decide import Decision, choose, count, decide
 from .library import (
     AS_INTERPOLATE,
-    Decision,
+    Calls,
     Key,
     Library,
     Replacement,
-    call_counts,
-    decide,
     original,
-    record_fallback,
+    without_ours,
 )
 
 EMBEDS, VIT = "timm.models.naflexvit:NaFlexEmbeds", "timm.models.naflexvit:NaFlexVit"
@@ -49,83 +48,105 @@ TIMM_REFERENCE = (
 _calling = threading.local()
 
 
-def _method(name: str) -> Callable[..., None]:
-    """The replacement of timm's method ``name``, for NaFlex batches or for plain images."""
+class Method(NamedTuple):
+    """A method of timm's that adds position embeddings."""
+
+    name: str
+    tables: tuple[str, ...]  # one learned table, or the two of a factorized embedding
+    sampled: str = ""  # timm's own method that has the result of "grid_sample", if there is one
+
+
+def _by_coordinates(method: Method) -> Callable[..., None]:
+    """The replacement of a method for NaFlex batches."""
 
     def add_by_coordinates(self: Any, x: Tensor, patch_coord: Tensor) -> None:
         """Modifications: the chosen strategy; a token gets the cell its own coordinate names."""
-        _apply(self, name, x, patch_coord)
+        _apply(self, method, x, patch_coord)
+
+    return add_by_coordinates
+
+
+def _by_grid_size(method: Method) -> Callable[..., None]:
+    """The replacement of a method for plain images."""
 
     def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
-        """Modifications: the chosen strategy; in a graph two products. timm's own code under
-        "grid_sample"."""
-        _apply(self, name, x, grid_size)
+        """Modifications: the chosen strategy; two products in a graph; never "grid_sample"."""
+        _apply(self, method, x, grid_size)
 
-    return add_by_coordinates if "_naflex_" in name else add_by_grid_size
+    return add_by_grid_size
 
 
-def _apply(embeds: Any, name: str, x: Tensor, layout: Any) -> None:
-    """Add the tables, resampled by the chosen strategy; or call the method of timm's own that this
-    one replaces."""
-    learned, interpolation = name.startswith("_apply_learned"), embeds.pos_embed_interp_mode
-    reason, known = None, not learned or interpolation in INTERPOLATIONS
-    if not known:
-        valid = ", ".join(INTERPOLATIONS)
-        reason = (
-            f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
-        )
+def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
+    """Add the tables, resampled as chosen; or call the method of timm's that this one replaces."""
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
-    tables_at = (embeds, "pos_embed") if learned else (embeds, "pos_embed_y", "pos_embed_x")
-    decision = decide(LIBRARY, (EMBEDS, name), embeds, *tensors, tables_at=tables_at, reason=reason)
+    key = EMBEDS, method.name
+    reason = _why_unknown(embeds, method)
+    tables_at = (embeds, *method.tables)
+    decision = choose(LIBRARY, key, embeds, *tensors, tables_at=tables_at, reason=reason)
+    if decision.strategy != "stock" and not _add(embeds, method, x, layout, decision):
+        # timm's grid_sample flag samples wherever a coordinate lies.
+        invalid = "coordinates that name no cell"
+        decision = Decision("stock", decision.settings, reason=invalid)
+    count(LIBRARY, key, decision)
     if decision.strategy == "stock":
-        return _run_timm(embeds, name, x, layout, decision, known)
+        sampled = decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
+        if sampled and method.sampled and _why_unknown(embeds, method) is None:
+            without_ours((EMBEDS, method.sampled))(embeds, x, layout)
+        else:
+            original(key)(embeds, x, layout)
+
+
+def _why_unknown(embeds: Any, method: Method) -> str | None:
+    """Why ours cannot resize such a table, in words; None: it can."""
+    interpolation = embeds.pos_embed_interp_mode
+    if len(method.tables) == 2 or interpolation in INTERPOLATIONS:
+        return None
+    valid = ", ".join(INTERPOLATIONS)
+    return f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
+
+
+def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> bool:
+    """Add the tables, resampled by the strategy. False: a coordinate names no cell."""
     strategy = STRATEGIES[decision.strategy]
+    learned = len(method.tables) == 1
     # The compiler reads no lru_cache.
     make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec
     spec = make(
-        interpolation if learned else "linear",
+        embeds.pos_embed_interp_mode if learned else "linear",
         getattr(embeds, "pos_embed_antialias", True),
         learned and getattr(embeds, "pos_embed_align_corners", False),
         embeds.pos_embed_ar_preserving,
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
     where = layout if isinstance(layout, Tensor) else OneGrid(*layout)
-    # timm's grid_sample flag samples wherever a coordinate lies.
-    on_invalid = partial(
-        _run_timm, embeds, name, x, layout, decision, True, "coordinates that name no cell"
-    )
-    dispatch.add(x, decision.tables, where, spec, strategy, decision.context, on_invalid)
-
-
-def _run_timm(
-    embeds: Any, name: str, x: Tensor, where: Any, decision: Decision, known: bool, reason: str = ""
-) -> None:
-    """Call timm's own method; for a ``known`` interpolation the one that has the chosen result."""
-    if reason:  # a reason that was found after the decision was counted
-        call_counts.calls["pos_embed", decision.strategy] -= 1
-        record_fallback(LIBRARY, "pos_embed", decision.settings, reason)
-    sampled = known and decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
-    suffix = "_grid_sample" if sampled and name.endswith("_naflex_pos_embed") else ""
-    original((EMBEDS, name + suffix), is_called=not suffix)(embeds, x, where)
+    if decision.context is not None:
+        dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
+        return True
+    try:
+        dispatch.add(x, decision.tables, where, spec, strategy, None)
+    except InvalidCoordinateError:
+        return False
+    return True
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
-    """Modifications: embeddings for the whole batch at once; a token gets the cell its own
-    coordinate names."""
+    """Modifications: the whole batch at once; a token gets the cell its own coordinate names."""
+    key = VIT, "_generate_rope_naflex"
     rope = read_rope(self.rope)
     traceable = context_of(x, patch_coord) not in (None, "capture")
+    reason: str | None = None
     if isinstance(rope, str):
-        reason: str | None = rope
+        reason = rope
     elif rope.augmentation is not None and traceable:
         reason = "random rotary coordinates where operations are traced"
-    else:  # a tensor without memory of its own
-        reason = None if type(patch_coord) in OWN_MEMORY else why_unsupported(patch_coord)
-    decision = decide(LIBRARY, (VIT, "_generate_rope_naflex"), self, reason=reason)
+    elif type(patch_coord) not in OWN_MEMORY:
+        reason = why_unsupported(patch_coord)
+    decision = decide(LIBRARY, key, self, reason=reason)
     if isinstance(rope, str) or decision.strategy == "stock":
-        return original((VIT, "_generate_rope_naflex"))(self, x, patch_coord)
+        return original(key)(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
     coord = patch_coord.to(x.device)
     return batched_rope(rope, coord, x.dtype, traceable=traceable)
@@ -139,18 +160,15 @@ def interpolator_forward(
     patch_size: tuple[int, int] | None = None,
     is_linear: bool = True,
 ) -> Tensor:
-    """Modifications: a separable product; a frozen weight's resampled kernel is reused; an empty
-    batch works."""
-    size, key = (
-        tuple(self.base_patch_size if patch_size is None else patch_size),
-        (INTERPOLATOR, "forward"),
-    )
-    resampler = getattr(
-        self, "resampler", self
-    )  # which has settings of its own, but in older releases
-    fits = is_linear and patches.ndim == 5 and size != tuple(self.base_patch_size)
-    fits = fits and type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    if not (fits and _decide_kernel(self, key, proj_weight, resampler.interpolation)):
+    """Modifications: separable; a frozen weight's kernel is kept; an empty batch works."""
+    key = INTERPOLATOR, "forward"
+    base_size: Any = tuple(self.base_patch_size)
+    size: Any = base_size if patch_size is None else tuple(patch_size)
+    # Which has settings of its own, but in older releases.
+    resampler = getattr(self, "resampler", self)
+    is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
+    fits = is_linear and patches.ndim == 5 and size != base_size
+    if not (fits and is_known and _ours_resamples(self, key, proj_weight, resampler.interpolation)):
         # Older releases call ``resample_patch_embed``, for which this module's settings hold.
         _calling.interpolator = self
         try:
@@ -159,17 +177,15 @@ def interpolator_forward(
             _calling.interpolator = None
     channels_last = getattr(self, "channels_last", True)
     options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
-    weight = resample_linear_kernel(proj_weight, tuple(self.base_patch_size), size, *options)
+    weight = resample_linear_kernel(proj_weight, base_size, size, *options)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
-    fits, key = (
-        tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2,
-        (RESAMPLER, "forward"),
-    )
-    if not (fits and _decide_kernel(self, key, patch_embed, self.interpolation)):
+    key = RESAMPLER, "forward"
+    fits = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2
+    if not (fits and _ours_resamples(self, key, patch_embed, self.interpolation)):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias
@@ -183,92 +199,165 @@ def resample_patch_embed(
     antialias: bool = True,
     verbose: bool = False,
 ) -> Tensor:
-    """Modifications: as in resampler_forward. The mode for every model holds, or that of the
-    caller's module."""
-    fits, key = patch_embed.ndim == 4 and len(new_size) == 2, (FUNCTIONS, "resample_patch_embed")
+    """Modifications: as in resampler_forward, by the settings of the module that calls, if any."""
+    key = FUNCTIONS, "resample_patch_embed"
+    fits = patch_embed.ndim == 4 and len(new_size) == 2
     caller = getattr(_calling, "interpolator", None)
-    if not (fits and _decide_kernel(caller, key, patch_embed, interpolation)):
+    if not (fits and _ours_resamples(caller, key, patch_embed, interpolation)):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=interpolation, antialias=antialias
     )
 
 
-def _decide_kernel(module: Any, key: tuple[str, str], weight: Tensor, interpolation: str) -> bool:
+def _ours_resamples(module: Any, key: Key, weight: Tensor, interpolation: str) -> bool:
     """Whether ours computes a patch kernel. Counted; an error under ``strict`` where it cannot."""
-    known = interpolation in INTERPOLATIONS
-    reason = None if known else f"a patch kernel with interpolation mode {interpolation!r}"
+    reason = None
+    if interpolation not in INTERPOLATIONS:
+        reason = f"a patch kernel with interpolation mode {interpolation!r}"
     return decide(LIBRARY, key, module, weight, reason=reason).strategy != "stock"
 
 
 # The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
 # pos_embed_use_grid_sample keep that result, and images without coordinates have no such setting.
 AS_CHOSEN = {name: name for name in STRATEGIES}
-AS_GRID_SAMPLE = {name: s.for_grid_sample for name, s in STRATEGIES.items() if s.for_grid_sample}
+AS_GRID_SAMPLE: dict[str, str] = {}
+for _name, _strategy in STRATEGIES.items():
+    if _strategy.for_grid_sample:
+        AS_GRID_SAMPLE[_name] = _strategy.for_grid_sample
 
-_LEARNED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
-_FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
-_AUGMENTED = "aug_active training shift_coords jitter_coords rescale_coords"
-_ANTIALIAS = " pos_embed_antialias"
-_LINEAR, _OWN_INVERSE = "resample_linear_weight", "_get_or_create_pinv_matrix"
-_INTERPOLATOR = f"base_patch_size resample_conv_weight {_LINEAR}"
-_SINCOS = "timm.layers.pos_embed_sincos"
-_ROTARY = "get_batch_embeds get_embed _build_embed_cat _build_embed _create_embed _get_pos_embed_from_coords".split()
+LEARNED = Method(
+    name="_apply_learned_naflex_pos_embed",
+    tables=("pos_embed",),
+    sampled="_apply_learned_naflex_pos_embed_grid_sample",
+)
+LEARNED_SAMPLED = Method(name=LEARNED.sampled, tables=("pos_embed",))
+LEARNED_PLAIN = Method(name="_apply_learned_pos_embed", tables=("pos_embed",))
+FACTORIZED = Method(
+    name="_apply_factorized_naflex_pos_embed",
+    tables=("pos_embed_y", "pos_embed_x"),
+    sampled="_apply_factorized_naflex_pos_embed_grid_sample",
+)
+FACTORIZED_SAMPLED = Method(name=FACTORIZED.sampled, tables=("pos_embed_y", "pos_embed_x"))
+FACTORIZED_PLAIN = Method(name="_apply_factorized_pos_embed", tables=("pos_embed_y", "pos_embed_x"))
 
 # What timm's code calls and ours does not. Of functions of a module, those that no other package's
 # code calls.
-_GRID_SAMPLE = ((naflexvit.__name__ + ":", "_normalize_naflex_grid_sample_coords"),)
-_INVERSE = ((FUNCTIONS, "_compute_resize_matrix"), (FUNCTIONS, "_apply_resampling"))
-_RESAMPLER = (("", _LINEAR), ("resampler", "forward"), ("resampler", _OWN_INVERSE), *_INVERSE)
-_ROPE = tuple(("rope", name) for name in _ROTARY)
+_POSITIONS = (Calls.function(naflexvit.__name__, "_normalize_naflex_grid_sample_coords"),)
+_OWN_INVERSE = "_get_or_create_pinv_matrix"
+_INVERSE = (
+    Calls.function("timm.layers.patch_embed", "_compute_resize_matrix"),
+    Calls.function("timm.layers.patch_embed", "_apply_resampling"),
+)
+_ROTARY = (
+    Calls.of("rope", "get_batch_embeds"),
+    Calls.of("rope", "get_embed"),
+    Calls.of("rope", "_build_embed_cat"),
+    Calls.of("rope", "_build_embed"),
+    Calls.of("rope", "_create_embed"),
+    Calls.of("rope", "_get_pos_embed_from_coords"),
+)
 
-
-def _entry(
-    name: str, strategies: Mapping[str, str], attributes: str, skips: tuple[Key, ...] = ()
-) -> dict[Key, Any]:
-    """The entry of a method that adds position embeddings."""
-    return {
-        (EMBEDS, name): Replacement("pos_embed", _method(name), strategies, attributes, skips=skips)
-    }
-
-
-_MATMUL = {"matmul": "matmul"}
 REPLACEMENTS = {
-    **_entry("_apply_learned_naflex_pos_embed", AS_CHOSEN, _LEARNED + _ANTIALIAS),
-    **_entry("_apply_learned_naflex_pos_embed_grid_sample", AS_GRID_SAMPLE, _LEARNED, _GRID_SAMPLE),
-    **_entry("_apply_learned_pos_embed", AS_INTERPOLATE, _LEARNED + _ANTIALIAS),
-    **_entry("_apply_factorized_naflex_pos_embed", AS_CHOSEN, _FACTORIZED),
-    **_entry(
-        "_apply_factorized_naflex_pos_embed_grid_sample", AS_GRID_SAMPLE, _FACTORIZED, _GRID_SAMPLE
+    (EMBEDS, LEARNED.name): Replacement(
+        component="pos_embed",
+        function=_by_coordinates(LEARNED),
+        strategies=AS_CHOSEN,
+        attributes="pos_embed pos_embed_align_corners pos_embed_antialias pos_embed_ar_preserving "
+        "pos_embed_interp_mode",
     ),
-    **_entry("_apply_factorized_pos_embed", AS_INTERPOLATE, _FACTORIZED),
+    (EMBEDS, LEARNED_SAMPLED.name): Replacement(
+        component="pos_embed",
+        function=_by_coordinates(LEARNED_SAMPLED),
+        strategies=AS_GRID_SAMPLE,
+        attributes="pos_embed pos_embed_align_corners pos_embed_ar_preserving "
+        "pos_embed_interp_mode",
+        skips=_POSITIONS,
+    ),
+    (EMBEDS, LEARNED_PLAIN.name): Replacement(
+        component="pos_embed",
+        function=_by_grid_size(LEARNED_PLAIN),
+        strategies=AS_INTERPOLATE,
+        attributes="pos_embed pos_embed_align_corners pos_embed_antialias pos_embed_ar_preserving "
+        "pos_embed_interp_mode",
+    ),
+    (EMBEDS, FACTORIZED.name): Replacement(
+        component="pos_embed",
+        function=_by_coordinates(FACTORIZED),
+        strategies=AS_CHOSEN,
+        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
+    ),
+    (EMBEDS, FACTORIZED_SAMPLED.name): Replacement(
+        component="pos_embed",
+        function=_by_coordinates(FACTORIZED_SAMPLED),
+        strategies=AS_GRID_SAMPLE,
+        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
+        skips=_POSITIONS,
+    ),
+    (EMBEDS, FACTORIZED_PLAIN.name): Replacement(
+        component="pos_embed",
+        function=_by_grid_size(FACTORIZED_PLAIN),
+        strategies=AS_INTERPOLATE,
+        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
+    ),
     (INTERPOLATOR, "forward"): Replacement(
-        "patch_embed",
-        interpolator_forward,
-        _MATMUL,
-        _INTERPOLATOR,
+        component="patch_embed",
+        function=interpolator_forward,
+        strategies={"matmul": "matmul"},
+        attributes="base_patch_size resample_conv_weight resample_linear_weight",
         counted_elsewhere=True,
-        skips=_RESAMPLER,
+        skips=(
+            Calls.own("resample_linear_weight"),
+            Calls.of("resampler", "forward"),
+            Calls.of("resampler", _OWN_INVERSE),
+            *_INVERSE,
+        ),
     ),
     (RESAMPLER, "forward"): Replacement(
-        "patch_embed",
-        resampler_forward,
-        _MATMUL,
-        _OWN_INVERSE + " orig_size",
-        skips=(("", _OWN_INVERSE), *_INVERSE),
+        component="patch_embed",
+        function=resampler_forward,
+        strategies={"matmul": "matmul"},
+        attributes="_get_or_create_pinv_matrix orig_size",
+        skips=(Calls.own(_OWN_INVERSE), *_INVERSE),
     ),
     (FUNCTIONS, "resample_patch_embed"): Replacement(
-        "patch_embed", resample_patch_embed, _MATMUL, skips=_INVERSE
+        component="patch_embed",
+        function=resample_patch_embed,
+        strategies={"matmul": "matmul"},
+        skips=_INVERSE,
     ),
 }
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
     REPLACEMENTS[VIT, "_generate_rope_naflex"] = Replacement(
-        "rope",
-        _generate_rope_naflex,
-        {"batched": "batched"},
-        "num_prefix_tokens rope rope_is_mixed",
-        skips=_ROPE,
+        component="rope",
+        function=_generate_rope_naflex,
+        strategies={"batched": "batched"},
+        attributes="num_prefix_tokens rope rope_is_mixed",
+        skips=_ROTARY,
     )
+
+# The layout of a linear weight, and the rotary modules, whose results ``_generate_rope_naflex``
+# hands on.
+_CAT = "timm.layers.pos_embed_sincos:RotaryEmbeddingCat"
+_DINO_V3 = "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3"
+_MROPE = "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope"
+_MIXED = "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed"
+COPIED_METHODS = {
+    (INTERPOLATOR, "resample_linear_weight"): "base_patch_size channels_last in_chans resampler",
+    (_CAT, "get_embed"): "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
+    "training",
+    (_CAT, "get_batch_embeds"): "_build_embed_cat _use_cached_embed aug_active bands get_embed "
+    "grid_type ref_feat_shape training",
+    (_DINO_V3, "_create_embed"): "_get_pos_embed_from_coords aug_active grid_indexing grid_offset "
+    "jitter_coords normalize_coords rescale_coords shift_coords training",
+    (_DINO_V3, "_get_pos_embed_from_coords"): "dim periods rotate_half",
+    (_DINO_V3, "get_batch_embeds"): "get_embed",
+    (_MROPE, "get_embed"): "aug_active axis grid_indexing inv_freq jitter_coords rescale_coords "
+    "shift_coords training",
+    (_MIXED, "get_embed"): "aug_active freqs grid_indexing jitter_coords rescale_coords "
+    "shift_coords t_x t_y training",
+    (_MIXED, "get_batch_embeds"): "aug_active freqs get_embed grid_indexing training",
+}
 
 LIBRARY = Library(
     name="timm",
@@ -277,47 +366,9 @@ LIBRARY = Library(
     model_classes=("NaFlexEmbeds",),
     example="timm.create_model('naflexvit_base_patch16_gap')",
     replacements=REPLACEMENTS,
+    copied_methods=COPIED_METHODS,
     notes={
-        (
-            1,
-            0,
-            30,
-        ): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by bilinear, as it was "
-        "trained: one checkpoint, two results"
-    },
-    # The layout of a linear weight, and the rotary modules, whose results ``_generate_rope_naflex``
-    # hands on.
-    copied_methods={
-        (INTERPOLATOR, _LINEAR): "base_patch_size channels_last in_chans resampler",
-        (
-            f"{_SINCOS}:RotaryEmbeddingCat",
-            "get_embed",
-        ): "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed training",
-        (
-            f"{_SINCOS}:RotaryEmbeddingCat",
-            "get_batch_embeds",
-        ): "_build_embed_cat _use_cached_embed aug_active bands "
-        "get_embed grid_type ref_feat_shape training",
-        (
-            f"{_SINCOS}:RotaryEmbeddingDinoV3",
-            "_create_embed",
-        ): f"{_AUGMENTED} _get_pos_embed_from_coords grid_indexing grid_offset normalize_coords",
-        (
-            f"{_SINCOS}:RotaryEmbeddingDinoV3",
-            "_get_pos_embed_from_coords",
-        ): "dim periods rotate_half",
-        (f"{_SINCOS}:RotaryEmbeddingDinoV3", "get_batch_embeds"): "get_embed",
-        (
-            f"{_SINCOS}:RotaryEmbeddingMRope",
-            "get_embed",
-        ): f"{_AUGMENTED} axis grid_indexing inv_freq",
-        (
-            f"{_SINCOS}:RotaryEmbeddingMixed",
-            "get_embed",
-        ): f"{_AUGMENTED} freqs grid_indexing t_x t_y",
-        (
-            f"{_SINCOS}:RotaryEmbeddingMixed",
-            "get_batch_embeds",
-        ): "aug_active freqs get_embed grid_indexing training",
+        (1, 0, 30): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
+        "bilinear, as it was trained: one checkpoint, two results"
     },
 )

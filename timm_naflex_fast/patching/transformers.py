@@ -8,13 +8,15 @@ PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
 right.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from .library import AS_INTERPOLATE, Library, Replacement, decide, original
+from .decide import decide
+from .library import AS_INTERPOLATE, Calls, Library, Replacement, original
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -23,155 +25,174 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 
 
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
-    """Modifications: the whole batch's position embeddings at once; padding tokens get the first
-    cell's, as before."""
+    """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    strategy, tables, *_ = decide(
-        LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight")
-    )
-    if strategy == "stock":
+    tables_at = self.position_embedding, "weight"
+    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
+    if decision.strategy == "stock":
         return original(key)(self, pixel_values, spatial_shapes)
-    table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
-    options: dict[str, Any] = dict(
-        mode="bilinear", length=pixel_values.shape[1], padding="first", strategy=strategy
+    side = self.position_embedding_size
+    strategy: Any = decision.strategy
+    embeddings = resample_pos_embeds(
+        decision.tables[0].reshape(side, side, -1),
+        spatial_shapes,
+        mode="bilinear",
+        length=pixel_values.shape[1],
+        padding="first",
+        strategy=strategy,
     )
-    return _linear(self, pixel_values) + resample_pos_embeds(table, spatial_shapes, **options)
+    return _project(self, pixel_values) + embeddings
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    strategy, tables, *_ = decide(
-        LIBRARY, key, self, pixel_values, tables_at=(self.position_embedding, "weight")
-    )
-    if strategy == "stock":
+    tables_at = self.position_embedding, "weight"
+    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
+    if decision.strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
-    tokens, merge = _linear(self, pixel_values), self.config.spatial_merge_size
-    table = tables[0].reshape(*[self.position_embedding_size] * 2, -1)
-    return tokens + _packed_embeddings(
-        len(tokens), table, grid_thw, mode="bilinear", merge=merge, strategy=strategy
+    tokens = _project(self, pixel_values)
+    side = self.position_embedding_size
+    embeddings = _packed(
+        decision.tables[0].reshape(side, side, -1),
+        grid_thw,
+        mode="bilinear",
+        merge=self.config.spatial_merge_size,
+        strategy=decision.strategy,
     )
+    _check_count(len(embeddings), len(tokens))
+    return tokens + embeddings
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
-    """Modifications: the position embeddings of all images at once; then each image after its
-    prefix, as before."""
+    """Modifications: all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    strategy, tables, *_ = decide(
-        LIBRARY, key, self, pixel_values, tables_at=(self, "position_embedding")
-    )
-    if strategy == "stock":
+    tables_at = self, "position_embedding"
+    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
+    if decision.strategy == "stock":
         return original(key)(self, pixel_values, image_grid_hw)
-    tokens, options = (
-        self.patch_projection(pixel_values),
-        dict(mode="bilinear", antialias=False, ar_preserving=True),
+    tokens = self.patch_projection(pixel_values)
+    table = decision.tables[0].reshape(self.max_rows, self.max_cols, -1).float()
+    embeddings = _packed(
+        table,
+        image_grid_hw,
+        mode="bilinear",
+        antialias=False,
+        ar_preserving=True,
+        strategy=decision.strategy,
     )
-    table = tables[0].reshape(self.max_rows, self.max_cols, -1).float()
-    embeddings = _packed_embeddings(len(tokens), table, image_grid_hw, **options, strategy=strategy)
-    images = (tokens + embeddings.to(tokens.dtype)).split(image_grid_hw.prod(1).tolist())
-    return torch.cat([part for image in images for part in (self.cls_register_token, image)])[None]
+    _check_count(len(embeddings), len(tokens))
+    tokens = tokens + embeddings.to(tokens.dtype)
+    parts = []
+    for image in tokens.split(image_grid_hw.prod(1).tolist()):
+        parts += [self.cls_register_token, image]
+    return torch.cat(parts)[None]
 
 
 def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
-    key, mode = (HUNYUAN, "forward"), self.config.interpolate_mode
+    key = HUNYUAN, "forward"
+    mode = self.config.interpolate_mode
     reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
     tables_at = self.position_embedding, "weight"
-    strategy, tables, *_ = decide(
-        LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason
-    )
-    if strategy == "stock":
+    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason)
+    if decision.strategy == "stock":
         return original(key)(self, pixel_values, grid_thw)
-    table = (
-        tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()
-    )  # without the class token's row
-    tokens = _linear(
-        self, pixel_values.reshape(-1, self.config.num_channels, *[self.patch_size] * 2)
-    ).flatten(1)
-    tokens_given = None if len(tokens) == 1 else len(tokens)  # one for all positions
-    embeddings = _packed_embeddings(
-        tokens_given, table, grid_thw, mode=mode, antialias=False, strategy=strategy
-    )
+    images = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
+    tokens = _project(self, images).flatten(1)
+    # Without the class token's row.
+    table = decision.tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()
+    embeddings = _packed(table, grid_thw, mode=mode, antialias=False, strategy=decision.strategy)
+    if len(tokens) != 1:  # one token is for all positions
+        _check_count(len(embeddings), len(tokens))
     return (tokens + embeddings.to(tokens.dtype))[None]
 
 
-def _linear(embeddings: Any, pixel_values: Tensor) -> Tensor:
+def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
     return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
 
 
-def _packed_embeddings(tokens: int | None, table: Tensor, sizes: Any, **options: Any) -> Tensor:
-    """The packed position embeddings, in the table's dtype, for so many tokens; None: for however
-    many.
+def _packed(table: Tensor, sizes: Any, **options: Any) -> Tensor:
+    """The packed position embeddings, in the table's dtype.
 
     A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
 
     Raises:
-        ValueError: the sizes name another number of tokens, or a size cannot be merged.
+        ValueError: a size cannot be merged.
     """
-    breaks = isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling()
-    embeddings = (_outside_graphs if breaks else resample_pos_embeds)(table, sizes, **options)
-    if tokens not in (None, len(embeddings)):
-        raise ValueError(
-            f"the grids have {len(embeddings)} patches together; pixel_values has {tokens}"
-        )
-    return embeddings
+    if isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling():
+        return _outside_graphs(table, sizes, **options)
+    return resample_pos_embeds(table, sizes, **options)
 
 
 # ``torch.compiler.disable`` imports the compiler at once, this one where it is called.
 _outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
-_NOT_EXPORTED = "a packed batch in an exported graph"
-_RESIZE, _INTERPOLATE = "resize_positional_embeddings", "_interpolate_position_embedding"
-_RADIO_READS = f"{_INTERPOLATE} cls_register_token patch_projection"
-_SIGLIP2_READS = f"patch_embedding position_embedding position_embedding_size {_RESIZE}"
-_HUNYUAN_READS = "config interpolate_pos_encoding patch_embedding patch_size"
+
+def _check_count(cells: int, tokens: int) -> None:
+    """Raise a ValueError if the sizes name another number of tokens than there are."""
+    if cells != tokens:
+        raise ValueError(f"the grids have {cells} patches together; pixel_values has {tokens}")
+
+
+def _replacement(
+    function: Callable[..., Tensor], *, reads: str, skips: str, is_exported: bool
+) -> Replacement:
+    """The entry of a tower, whose own code calls its method ``skips``, which ours does not."""
+    return Replacement(
+        component="pos_embed",
+        function=function,
+        strategies=AS_INTERPOLATE,
+        attributes=reads,
+        skips=(Calls.own(skips),),
+        not_exported=None if is_exported else "a packed batch in an exported graph",
+    )
+
+
+REPLACEMENTS = {
+    (SIGLIP2, "forward"): _replacement(
+        siglip2_forward,
+        reads="patch_embedding position_embedding position_embedding_size "
+        "resize_positional_embeddings",
+        skips="resize_positional_embeddings",
+        is_exported=True,
+    ),
+    (COSMOS3, "forward"): _replacement(
+        cosmos3_forward,
+        reads="config patch_embedding position_embedding position_embedding_size "
+        "resize_positional_embeddings",
+        skips="resize_positional_embeddings",
+        is_exported=False,
+    ),
+    (RADIO, "_embed_packed_patches"): _replacement(
+        radio_embed_packed_patches,
+        reads="_interpolate_position_embedding cls_register_token patch_projection",
+        skips="_interpolate_position_embedding",
+        is_exported=False,
+    ),
+    (HUNYUAN, "forward"): _replacement(
+        hunyuan_forward,
+        reads="config interpolate_pos_encoding patch_embedding patch_size",
+        skips="interpolate_pos_encoding",
+        is_exported=False,
+    ),
+}
 
 LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
-    model_classes=tuple(path.partition(":")[2] for path in (SIGLIP2, COSMOS3, RADIO, HUNYUAN)),
+    model_classes=(
+        "Siglip2VisionEmbeddings",
+        "Cosmos3EdgeVisionEmbeddings",
+        "RadioPatchEmbeddings",
+        "HunYuanVLVisionPatchEmbed",
+    ),
     example="transformers.Siglip2VisionModel",
-    replacements={
-        (path, name): Replacement(
-            "pos_embed",
-            function,
-            AS_INTERPOLATE,
-            attributes,
-            skips=(("", skipped),),
-            not_exported=not_exported,
-        )
-        for path, name, function, attributes, skipped, not_exported in (
-            (SIGLIP2, "forward", siglip2_forward, _SIGLIP2_READS, _RESIZE, None),
-            (
-                COSMOS3,
-                "forward",
-                cosmos3_forward,
-                f"{_SIGLIP2_READS} config",
-                _RESIZE,
-                _NOT_EXPORTED,
-            ),
-            (
-                RADIO,
-                "_embed_packed_patches",
-                radio_embed_packed_patches,
-                _RADIO_READS,
-                _INTERPOLATE,
-                _NOT_EXPORTED,
-            ),
-            (
-                HUNYUAN,
-                "forward",
-                hunyuan_forward,
-                _HUNYUAN_READS,
-                "interpolate_pos_encoding",
-                _NOT_EXPORTED,
-            ),
-        )
-    },
+    replacements=REPLACEMENTS,
     copied_methods={
-        (SIGLIP2, _RESIZE): "LongTensor Tensor arange cat div float32",
-        (COSMOS3, _RESIZE): "LongTensor Tensor cat interpolate",
+        (SIGLIP2, "resize_positional_embeddings"): "LongTensor Tensor arange cat div float32",
+        (COSMOS3, "resize_positional_embeddings"): "LongTensor Tensor cat interpolate",
         (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
         (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
     },

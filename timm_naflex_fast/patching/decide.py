@@ -1,0 +1,162 @@
+"""What computes a component now: ours, as chosen, or the library's own code; and the counts.
+
+``choose`` tells, ``count`` counts it, and ``decide`` does both.
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..tracing import (
+    Context,
+    constant_while_traced,
+    context_of,
+    why_unsupported,
+    why_unsupported_in_eager,
+)
+from .choices import CHOICES_ATTRIBUTE, Counts, Settings
+from .library import Key, Library, Replacement
+from .others import overridden_by
+
+
+class Decision(NamedTuple):
+    """What computes a component."""
+
+    strategy: str  # "stock": the library's own code
+    settings: Settings  # of the module, else those for every model
+    tables: tuple[Tensor, ...] = ()
+    context: Context = None
+    reason: str | None = None  # why the library's own code has to run, if ours was chosen
+
+
+warned: set[str] = set()
+call_counts = Counts()
+"""What counts at present: the counters of the newest ``enable()``."""
+
+
+def settings_for(module: nn.Module | None, library: Library) -> Settings:
+    """What the user chose for this module, else for every model."""
+    if isinstance(module, nn.Module) and not torch.compiler.is_dynamo_compiling():
+        own = module.__dict__.get(CHOICES_ATTRIBUTE)
+    else:
+        # A module takes 2 us to say that it lacks an attribute, but TorchDynamo would not notice
+        # an absent key of __dict__.
+        own = getattr(module, CHOICES_ATTRIBUTE, None)
+    if own is not None and own.settings is not None:
+        return own.settings
+    return library.settings
+
+
+def choose(
+    library: Library,
+    key: Key,
+    module: nn.Module | None,
+    *tensors: Tensor,
+    tables_at: tuple[Any, ...] = (),
+    reason: str | None = None,
+) -> Decision:
+    """What computes a component, and from what. Not counted.
+
+    Args:
+        library: whose replacements have the entry ``key``.
+        key: the entry's key.
+        module: whose own settings hold; None: those for every model.
+        tensors: the method's arguments that the component computes with.
+        tables_at: a module, and the names of its tensors that the component computes with. They are
+            read once, and only if ours may run: a parametrized table is computed anew each time
+            that it is read.
+        reason: why the library's own code has to run, if the caller knows.
+    """
+    settings = settings_for(module, library)
+    replacement = library.replacements[key]
+    strategy = replacement.strategies.get(getattr(settings, replacement.component), "stock")
+    if strategy == "stock":
+        return Decision("stock", settings)
+
+    # Ours was chosen. Does anything forbid it? First what costs least to ask.
+    context = context_of(*tensors)
+    if reason is None:
+        reason = _why_not_here(replacement, context, tensors)
+    if reason is None:
+        reason = overridden_by(library, module, replacement.skips)
+    if reason is not None:
+        return Decision("stock", settings, reason=reason)
+
+    # Last what reads the tables.
+    tables: tuple[Tensor, ...] = ()
+    if tables_at:
+        for name in tables_at[1:]:
+            tables += (getattr(tables_at[0], name),)
+        reason = why_unsupported_in_eager(*tables) if context is None else why_unsupported(*tables)
+        if reason is not None:
+            return Decision("stock", settings, reason=reason)
+    return Decision(strategy, settings, tables, context)
+
+
+def _why_not_here(
+    replacement: Replacement, context: Context, tensors: tuple[Tensor, ...]
+) -> str | None:
+    """Why ours cannot run for who traces or transforms this call, in words; None: it can."""
+    if context is None:
+        return None
+    reason = why_unsupported(*tensors) if tensors else None
+    if reason is None and context == "export":
+        return replacement.not_exported
+    return reason
+
+
+def count(library: Library, key: Key, decision: Decision) -> None:
+    """Count what a decision lets run, once: before the library's own code, or after ours.
+
+    Raises:
+        RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
+    """
+    replacement = library.replacements[key]
+    if decision.strategy != "stock":
+        record_call(replacement.component, decision.strategy)
+    elif replacement.counted_elsewhere:
+        return
+    elif decision.reason is None:
+        record_call(replacement.component, "stock")
+    elif decision.settings.strict:
+        needs = f"{decision.reason} needs {library.name}'s own code"
+        raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
+    else:
+        record_call(replacement.component, "stock", decision.reason, library.name)
+
+
+def decide(
+    library: Library,
+    key: Key,
+    module: nn.Module | None,
+    *tensors: Tensor,
+    tables_at: tuple[Any, ...] = (),
+    reason: str | None = None,
+) -> Decision:
+    """What computes a component, and from what: see ``choose``. Counted: see ``count``."""
+    decision = choose(library, key, module, *tensors, tables_at=tables_at, reason=reason)
+    count(library, key, decision)
+    return decision
+
+
+# The compiler calls this when it traces, which is what then counts. Traced itself, it would guard
+# on the counts.
+@constant_while_traced
+def record_call(
+    component: str, strategy: str, reason: str | None = None, library: str = ""
+) -> None:
+    """Count one call for ``status()``; warn once of each reason why the library's own code runs."""
+    call_counts.calls[component, strategy] += 1
+    if reason is not None:
+        call_counts.fallbacks[reason] += 1
+        # About the caller of the model's method: the library's file and this one lie between.
+        warn_once(f"{reason} stays with {library}'s own code", stacklevel=7)
+
+
+def warn_once(message: str, *, stacklevel: int) -> None:
+    """Warn, if this has not been said before in this process."""
+    if message not in warned:
+        warned.add(message)
+        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=stacklevel)

@@ -1,0 +1,219 @@
+"""What other packages changed of what we replace, or skip: patches, subclasses, hooks, wrappers.
+
+Nothing here changes anything.
+"""
+
+import functools
+import gc
+from collections.abc import Collection, Iterable
+from types import FunctionType, MethodType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .library import Calls, Library, Target, in_place, targets
+
+Author = Literal["ours", "original", "foreign"]
+DEEPEST = 100  # so many functions inside one another are looked at
+
+
+def author_of(function: Any, library: Library) -> Author:
+    """Who wrote a function: "ours", "original", or "foreign", a change of what it wraps perhaps.
+
+    A wrapper can copy the name of what it wraps, but not its ``__globals__``; a proxy has those
+    too, and another type.
+    """
+    if type(function) is MethodType:
+        function = function.__func__
+    for replacement in library.replacements.values():
+        if function is replacement.function:
+            return "ours"
+    # torch.compiler.disable, and its twin that imports nothing.
+    if defined_in(function).startswith(("torch._dynamo.", "torch._compile")):
+        function = vars(function).get("__wrapped__")
+    in_library = defined_in(function).partition(".")[0] == library.name
+    return "original" if in_library else "foreign"
+
+
+def defined_in(function: Any) -> str:
+    """The module in which a function was defined; "" for what is no function, a proxy too."""
+    if type(function) is not FunctionType:
+        return ""
+    return str(function.__globals__.get("__name__", ""))
+
+
+def calls_ours(function: Any, library: Library) -> bool:
+    """Whether it is ours, or wraps ours: a bound method, a partial, ``functools.wraps``, a closure.
+
+    accelerate's hooks keep the bound ``forward`` of before. If that was ours, ours runs.
+    """
+    inside = [function]
+    for part in inside:
+        if author_of(part, library) == "ours":
+            return True
+        if len(inside) < DEEPEST:
+            inside += [each for each in _parts(part) if not any(each is one for one in inside)]
+    return False
+
+
+def _parts(function: Any) -> list[Any]:
+    """What a wrapper may call, as far as it shows."""
+    parts = [getattr(function, "__wrapped__", None)]
+    if isinstance(function, functools.partial):
+        parts.append(function.func)
+    if type(function) is MethodType:
+        parts.append(function.__func__)
+    if type(function) is FunctionType:
+        parts += function.__defaults__ or ()
+        for cell in function.__closure__ or ():
+            try:
+                parts.append(cell.cell_contents)
+            except ValueError:  # a name that has no value yet
+                pass
+    return [part for part in parts if callable(part)]
+
+
+def instances_of(classes: Collection[type]) -> list[nn.Module]:
+    """All modules of these classes, or derived from them, that this process holds.
+
+    Python's garbage collector finds them, in 0.04 s where there are half a million objects.
+    """
+    lineage: list[type] = []
+    for cls in classes:
+        lineage += derived_from(cls)
+    referrers: list[Any] = gc.get_referrers(*lineage)
+    found: list[Any] = [each for each in referrers if isinstance(each, tuple(lineage))]
+    return found
+
+
+def derived_from(cls: type) -> list[type]:
+    """The class, and all that are derived from it."""
+    found = [cls]
+    for derived in list[type](cls.__subclasses__()):
+        found += derived_from(derived)
+    return found
+
+
+def look_up(user: Any, name: str) -> tuple[Any, Any]:
+    """The object, class or module from which ``user`` has this method, and the method.
+
+    (None, None) if it has none.
+    """
+    owners = user.__mro__ if isinstance(user, type) else (user, *type(user).__mro__)
+    for owner in owners:
+        if name in vars(owner):
+            return owner, vars(owner)[name]
+    return None, None
+
+
+def users_of(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
+    """Those of a model's modules that are of this class.
+
+    If none is: the class itself and all that are derived from it, or a module of Python.
+    """
+    if not isinstance(owner, type):
+        return [owner]
+    found = [module for module in modules if isinstance(module, owner)]
+    return found or derived_from(owner)
+
+
+def users_in(library: Library, modules: Collection[nn.Module]) -> list[Any]:
+    """All that have a method of the library's that we replace: in one model, or any class."""
+    users = []
+    for target in targets(library):
+        users += users_of(target.owner, modules)
+    return users
+
+
+def in_force(library: Library, target: Target, user: Any) -> bool:
+    """Whether ours runs where ``user``, a class or a module, has this method called."""
+    owner, function = look_up(user, target.name)
+    if calls_ours(function, library):
+        return True
+    # What another package has put over ours may hide that it calls ours.
+    covered = owner is target.owner and author_of(function, library) == "foreign"
+    return covered and target.key in in_place
+
+
+def foreign_methods(library: Library, users: Iterable[Any]) -> list[str]:
+    """What stays in force where ours should be, in sentences.
+
+    Args:
+        library: whose methods ours take the place of.
+        users: classes, modules of Python and modules of models that have these methods.
+
+    Not named is what another has put over ours, and a subclass's method that calls the one it
+    hides.
+    """
+    users = list(users)
+    sentences: dict[str, bool] = {}  # in order
+    for target in targets(library):
+        for user in users:
+            if user is target.owner or _has_methods_of(user, target.owner):
+                owner, function = look_up(user, target.name)
+                if _stays(library, target, owner, function):
+                    sentences[_sentence(library, target.name, owner, function)] = True
+    return list(sentences)
+
+
+def _has_methods_of(user: Any, owner: Any) -> bool:
+    if not isinstance(owner, type):
+        return False
+    return issubclass(user, owner) if isinstance(user, type) else isinstance(user, owner)
+
+
+def _stays(library: Library, target: Target, owner: Any, function: Any) -> bool:
+    """Whether this method, which ``owner`` has, is in force in place of ours."""
+    if owner is target.owner:
+        return author_of(function, library) == "foreign" and target.key not in in_place
+    if owner is None or calls_ours(function, library):
+        return False
+    # A method of a subclass that names the one it hides calls it, as by super().
+    code = getattr(function, "__code__", None)
+    return target.name not in getattr(code, "co_names", ())
+
+
+def _sentence(library: Library, name: str, owner: Any, function: Any) -> str:
+    where = getattr(owner, "__name__", None) or f"one {type(owner).__name__}"
+    if author_of(function, library) == "original":
+        return f"{where}.{name} is the library's own that was saved before"
+    kind = type(function)
+    by = getattr(function, "__qualname__", kind.__name__)
+    return f"{where}.{name} is not the library's own but {defined_in(function) or kind.__module__}.{by}"
+
+
+def overridden_by(library: Library, module: Any, skips: tuple[Calls, ...]) -> str | None:
+    """What another has changed of what the library's code calls and ours does not, in words.
+
+    None: nothing. So a subclass, a patch and a hook keep their effect, but in a graph of
+    ``torch.compile``, which cannot ask.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    for calls in skips:
+        holder = calls.holder(module)
+        if holder is not None and _is_changed(library, holder, calls.name):
+            where = getattr(holder, "__name__", type(holder).__name__)
+            return f"{where}.{calls.name} (not the library's own)"
+    return None
+
+
+def _is_changed(library: Library, holder: Any, name: str) -> bool:
+    """Whether to call this function of the holder does something else than in the library."""
+    # ``forward`` is called by calling the module, whatever ``forward`` it has.
+    if name == "forward" and is_hooked(holder):
+        return True
+    function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
+    if function is None:
+        return False
+    bound_elsewhere = getattr(function, "__self__", holder) is not holder
+    return bound_elsewhere or author_of(function, library) == "foreign"
+
+
+def is_hooked(module: Any) -> bool:
+    """Whether to call the module does more than its ``forward`` does."""
+    for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        if getattr(module, kind, None) or getattr(nn.modules.module, f"_global{kind}"):
+            return True
+    return type(module).__call__ is not nn.Module.__call__
