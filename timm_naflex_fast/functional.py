@@ -15,11 +15,12 @@ from torch import Tensor
 
 from .backends import dispatch
 from .batch.checks import check_interpolation, check_size
-from .batch.layout import Sizes
+from .batch.layout import Coordinates, Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
-from .resampling.matrices import ResizeSpec, axis_matrix
+from .resampling.matrices import axis_matrix
+from .resampling.spec import ResizeSpec
 from .strategies import STRATEGIES, Strategy
 from .tracing import context_of, is_dtensor
 
@@ -95,7 +96,7 @@ def add_pos_embed_(
     if patch_coord is not None:
         patch_coord = _checked_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-        dispatch.add(x, (table,), patch_coord, spec, chosen, context)
+        dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
         return x
     length = x.shape[1] if x.ndim == 3 else None
     sizes = Sizes(grid_sizes, columns=(2,), length=length, embeds_padding=spec.use_grid_sample)
@@ -147,7 +148,7 @@ def add_factorized_pos_embed_(
     chosen = _checked_strategy(strategy)
     spec = chosen.spec("linear", antialias=False, align_corners=False, ar_preserving=ar_preserving)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, (table_y, table_x), patch_coord, spec, chosen, context)
+    dispatch.add(x, (table_y, table_x), Coordinates(patch_coord), spec, chosen, context)
     return x
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .batch.grids import sizes_on_host
+from .batch.layout import sizes_on_host
 from .resampling.closed_form import cubic_kernel
 
 Grids = Sequence[tuple[int, int, int]]  # (t, h, w): t frames

@@ -7,4 +7,4 @@ from typing import Literal, get_args
 
 StrategyName = Literal["interpolate_cached", "grid_sample", "matmul"]
 STRATEGY_NAMES: tuple[str, ...] = get_args(StrategyName)
-"""Each has a module of its name in ``strategies/``."""
+"""Each is an object in ``strategies.py``."""

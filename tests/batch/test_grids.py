@@ -1,122 +1,122 @@
 """Reading the grids of a batch from its coordinates."""
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.oracles import row_major
 from timm_naflex_fast.batch import grids
 from timm_naflex_fast.batch.checks import check_tokens
-from timm_naflex_fast.batch.grids import plan_batch, sizes_on_host
-from timm_naflex_fast.resampling.matrices import ResizeSpec
+from timm_naflex_fast.batch.layout import Coordinates
+from timm_naflex_fast.resampling.spec import ResizeSpec
 
 SQUARE = ResizeSpec(ar_preserving=True)
 
 
+def plan_of(coord, spec=None, **options):
+    """The plan of a batch with these coordinates."""
+    return Coordinates(coord).plan(coord.float(), spec or ResizeSpec(), **options)
+
+
 def only(y, x, tokens):
-    """Tokens of one sample that all lie in one cell, and their coordinates."""
-    coord = torch.tensor([[[y, x]]]).expand(1, tokens, 2)
-    return coord.float(), coord
+    """The coordinates of one sample whose tokens all lie in one cell."""
+    return torch.tensor([[[y, x]]]).expand(1, tokens, 2)
 
 
-def test_how_many_cells_a_grid_may_have():
-    for most in (
-        only(64, 63, 1),
-        only(63, 67, 4),
-    ):  # 65 x 64 = 64 * 1 + 4096, 64 x 68 = 64 * 4 + 4096
-        assert len(plan_batch(*most, ResizeSpec()).groups) == 1
-    with pytest.raises(
-        ValueError, match=r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"
-    ):
-        plan_batch(*only(18, 218, 1), ResizeSpec())
-    assert len(plan_batch(*only(0, 499, 4), SQUARE).groups) == 1
-    coord = torch.tensor(
-        [[[2**31 - 2, 0]] * 2, [[0, 0], [-1, -1]]]
-    )  # the longest grid, and negative padding beside it
-    for turned in (coord, coord.flip(-1)):
-        with pytest.raises(ValueError, match=r"2147483647.* cells, too many"):
-            plan_batch(coord.float(), turned, ResizeSpec())
-    nothing = torch.zeros(2, 0, 4)
-    assert plan_batch(nothing, nothing[..., :2], SQUARE) == (
-        [],
-        [(0, 0)] * 2,
-        SQUARE,
-        torch.float32,
-        torch.float32,
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many",
-    ):
-        plan_batch(*only(0, 499, 4), SQUARE, resizes_square=True)
-    coord = row_major([(1, 500)])
-    assert (
-        len(plan_batch(coord.float(), coord, SQUARE, resizes_square=True).groups) == 1
-    )  # no token is missing
+@pytest.mark.parametrize("cell, tokens", [((64, 63), 1), ((63, 67), 4)])
+def test_a_grid_may_have_64_cells_for_each_token_and_4096_more(cell, tokens):
+    coord = only(*cell, tokens)  # 65 x 64 = 64 * 1 + 4096, 64 x 68 = 64 * 4 + 4096
+    assert len(plan_of(coord).groups) == 1
 
 
-@pytest.mark.parametrize("turned", [False, True])
+def test_one_cell_more_is_an_error():
+    message = r"a grid of 19 x 219 cells, too many for 1 tokens; .* = 4160 cells"
+    with pytest.raises(ValueError, match=message):
+        plan_of(only(18, 218, 1))
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_the_longest_grid_beside_negative_padding_is_an_error_that_names_its_size(is_turned):
+    coord = torch.tensor([[[2**31 - 2, 0]] * 2, [[0, 0], [-1, -1]]])
+    coord = coord.flip(-1) if is_turned else coord
+    with pytest.raises(ValueError, match=r"2147483647.* cells, too many"):
+        plan_of(coord)
+
+
+def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
+    far = only(0, 499, 4)
+    assert len(plan_of(far, SQUARE).groups) == 1
+
+    message = r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"
+    with pytest.raises(ValueError, match=message):
+        plan_of(far, SQUARE, resizes_square=True)
+
+    complete = row_major([(1, 500)])
+    assert len(plan_of(complete, SQUARE, resizes_square=True).groups) == 1
+
+
+def test_a_batch_without_tokens_has_no_group():
+    plan = plan_of(torch.zeros(2, 0, 2), SQUARE)
+    assert plan.groups == {}
+    assert plan.counts == [(0, 0), (0, 0)]
+
+
 @pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
-def test_whole_images_and_a_padded_one_are_told_at_once_and_alike(
-    monkeypatch, images, padding, turned
-):
+def test_whole_images_and_a_padded_one_are_told_by_their_last_token(monkeypatch, images, padding):
     coord = row_major([(3, 4)] * images, 12 + padding)
-    coord = coord.flip(-1) if turned else coord  # column by column: not whole rows
-    assert grids._row_major(4).startswith(row_major([(3, 4)]).numpy().tobytes())
-    with monkeypatch.context() as at_once:
-        at_once.setattr(grids, "MAX_SAVED", 12)
-        at_once.setattr(
-            grids, "mul", grids.mul if turned else None
-        )  # which only the slow way needs
-        found, _ = grids.read_grids(coord), turned or grids.read_grids(row_major([(1, 4)]))
+    monkeypatch.setattr(grids, "_told_by_maxima", None)  # the other way would fail
+    found = grids.read_grids(coord)
+    assert found == ([3] * images, [4] * images, None, [False] * images)
+
+
+@pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
+def test_both_ways_find_the_same(monkeypatch, images, padding):
+    coord = row_major([(3, 4)] * images, 12 + padding)
+    told_at_once = grids.read_grids(coord)
     monkeypatch.setattr(grids, "MAX_SAVED", 0)
-    slowly = grids.read_grids(coord)
-    assert found[:2] == slowly[:2] and found[3] == slowly[3] == [turned] * images
-    assert (found[2] is None) == (slowly[2] is None) == (not turned)
+    assert grids.read_grids(coord) == told_at_once
 
 
-def test_each_token_names_its_cell_where_all_samples_lost_some_and_where_padding_is_embedded():
-    whole = row_major([(3, 4), (4, 5)], 20)
-    coord = torch.stack([whole[0, [11, 0, 7, 3]], whole[1, [19, 0, 1, 2]]])
+@pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
+def test_images_column_by_column_are_reordered(images, padding):
+    coord = row_major([(3, 4)] * images, 12 + padding).flip(-1)
     heights, widths, cell, reordered = grids.read_grids(coord)
-    assert (heights, widths, cell.tolist()) == ([3, 4], [4, 5], [[11, 0, 7, 3], [19, 0, 1, 2]])
+    assert (heights, widths) == ([4] * images, [3] * images)
+    assert reordered == [True] * images
+    assert cell[0, :5].tolist() == [0, 3, 6, 9, 1]
+
+
+def test_the_saved_coordinates_are_those_of_row_major_images():
+    saved = grids._row_major(4)
+    assert saved.startswith(row_major([(3, 4)]).numpy().tobytes())
+
+
+def test_each_token_names_its_cell_where_all_samples_lost_some():
+    whole = row_major([(3, 4), (4, 5)], 20)
+    left = [[11, 0, 7, 3], [19, 0, 1, 2]]  # the corner is among them
+    coord = torch.stack([whole[sample, tokens] for sample, tokens in enumerate(left)])
+
+    heights, widths, cell, reordered = grids.read_grids(coord)
+    assert (heights, widths) == ([3, 4], [4, 5])
+    assert cell.tolist() == left
     assert reordered == [True, True]
-    plan = plan_batch(coord.float(), coord, ResizeSpec())
-    assert [group.cell_index[n].tolist() for n, group in enumerate(plan.groups)] == cell.tolist()
+
+    groups = plan_of(coord).groups
+    assert groups[3, 4].cell_index[0].tolist() == left[0]
+    assert groups[4, 5].cell_index[1].tolist() == left[1]
+
+
+def test_padding_that_names_a_cell_counts_where_padding_is_embedded():
     coord = row_major([(1, 2), (2, 1)], 3)
-    coord[0, 2] = coord[0, 1]  # padding that names a cell counts where padding is embedded
-    assert grids.read_grids(coord, True)[3] == [True, False] and grids.read_grids(coord + 0.5)[
-        3
-    ] == [False, False]
+    coord[0, 2] = coord[0, 1]
+    assert grids.read_grids(coord, embeds_padding=True).reordered == [True, False]
+    assert grids.read_grids(coord).reordered == [False, False]
 
 
-def test_sizes_of_other_libraries_and_what_is_none():
-    for sizes in (
-        np.array([(3, 4), (4, 5)]),
-        [(np.int64(3), np.int32(4)), (4, 5)],
-        np.array([(1, 3, 4), (1, 4, 5)]),
-    ):
-        found = sizes_on_host(sizes, batch=2)
-        assert found == [(1, 3, 4), (1, 4, 5)] and all(
-            type(n) is int for size in found for n in size
-        )
-    frames = [torch.tensor(4), torch.tensor([4, 4]), [(4,)], [(1, 2, 3, 4)], [(0, 3)], [(2.0, 3)]]
-    for wrong in (
-        *frames,
-        np.array([(3.0, 4.0)]),
-        np.array([(True, True)]),
-        np.array(4),
-        "34",
-        34,
-        [3, 4],
-        None,
-    ):
-        with pytest.raises(
-            ValueError, match=r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
-        ):
-            sizes_on_host(wrong)
+def test_fractions_are_cut_where_padding_is_not_embedded():
+    coord = row_major([(1, 2), (2, 1)], 3) + 0.5
+    assert grids.read_grids(coord).reordered == [False, False]
+
+
+def test_coordinates_must_be_a_tensor():
     with pytest.raises(ValueError, match="got list"):
         check_tokens(torch.zeros(1, 1, 4), 4, [[0, 0]])
-    for few, got in ((4, r"\]$"), (5, r"\] and more$")):
-        with pytest.raises(ValueError, match=got):
-            sizes_on_host([(0, 3)] * few)

@@ -1,5 +1,6 @@
 """Resize matrices are what ``F.interpolate`` computes."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -7,73 +8,92 @@ from hypothesis import strategies as st
 
 from timm_naflex_fast.functional import resize_matrix
 from timm_naflex_fast.resampling.matrices import (
-    ResizeSpec,
     axis_matrix,
     axis_taps,
     cell_positions,
     interpolate,
 )
+from timm_naflex_fast.resampling.spec import ResizeSpec
 
-sizes, modes = st.integers(1, 48), st.sampled_from(["bilinear", "bicubic"])
+sizes = st.integers(1, 48)
+modes = st.sampled_from(["bilinear", "bicubic"])
+references = st.sampled_from(["interpolate", "grid_sample", "affine_grid"])
 
 
-@given(sizes, sizes, modes | st.just("linear"), st.booleans(), st.booleans())
+@given(sizes, sizes, modes, st.booleans(), st.booleans())
 def test_matrix_resizes_as_interpolate_does(n, n0, mode, antialias, align_corners):
-    signal = torch.randn(
-        n0, 5, dtype=torch.float64
-    )  # width 5: F.interpolate(antialias=True) errs at width 1
+    # Width 5: F.interpolate(antialias=True) errs at width 1.
+    signal = torch.randn(n0, 5, dtype=torch.float64)
+    how = dict(mode=mode, antialias=antialias, align_corners=align_corners)
+    want = F.interpolate(signal[None, None], size=(n, 5), **how)[0, 0]
+
     matrix = resize_matrix(n, n0, mode, antialias, align_corners, torch.float64)
-    if mode == "linear":
-        want = F.interpolate(signal.t()[None], size=n, mode=mode, align_corners=align_corners)[
-            0
-        ].t()
-    else:
-        keep = dict(mode=mode, antialias=antialias, align_corners=align_corners)
-        want = F.interpolate(signal[None, None], size=(n, 5), **keep)[0, 0]
+
     torch.testing.assert_close(matrix @ signal, want, atol=1e-12, rtol=0)
     torch.testing.assert_close(matrix.sum(1), torch.ones(n, dtype=torch.float64))
 
 
-@given(
-    sizes,
-    sizes,
-    modes,
-    *3 * [st.booleans()],
-    st.sampled_from(["interpolate", "grid_sample", "affine_grid"]),
-)
+@given(sizes, sizes, st.booleans(), st.booleans())
+def test_matrix_resizes_lines_as_interpolate_does(n, n0, antialias, align_corners):
+    signal = torch.randn(n0, 5, dtype=torch.float64)
+    lines = signal.t()[None]
+    want = F.interpolate(lines, size=n, mode="linear", align_corners=align_corners)[0].t()
+
+    matrix = resize_matrix(n, n0, "linear", antialias, align_corners, torch.float64)
+
+    torch.testing.assert_close(matrix @ signal, want, atol=1e-12, rtol=0)
+
+
+@given(sizes, sizes, modes, st.booleans(), st.booleans(), references, st.booleans())
 def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(
-    n, n0, mode, antialias, align_corners, transpose, way
+    n, n0, mode, antialias, align_corners, reference, transpose
 ):
-    spec = ResizeSpec(mode, antialias, align_corners, False, way, (n + 2, n + 2))
+    longest = n + 2
+    spec = ResizeSpec(mode, antialias, align_corners, False, reference, (longest, longest))
     matrix = axis_matrix(1, (n, n), n0, spec)
-    assert torch.equal(
-        axis_matrix(1, (n, n), n0, spec, torch.bfloat16), matrix.bfloat16()
-    )  # one cast
-    *parts, reads = axis_taps(n, n, n0, spec, n + 2, torch.float32, transpose)
-    assert axis_taps(n, n, n0, spec, n + 2, torch.float64, transpose).weights.dtype == "float64"
-    columns, weights, real = map(torch.from_numpy, parts)
     matrix = matrix.t() if transpose else matrix
-    assert torch.equal(torch.zeros_like(matrix).scatter_add_(1, columns.long(), weights), matrix)
-    read = (
-        torch.zeros(matrix.shape).scatter_add_(1, columns.long(), real.float()) == 1
-    )  # each cell once
-    assert read[matrix != 0].all() and read.sum() == real.sum() == reads
+
+    taps = axis_taps(n, n, n0, spec, longest, torch.float32, transpose)
+    columns = torch.from_numpy(taps.columns).long()
+    weights = torch.from_numpy(taps.weights)
+    is_own = torch.from_numpy(taps.is_own).float()
+
+    nothing = torch.zeros(matrix.shape)
+    assert torch.equal(nothing.scatter_add(1, columns, weights), matrix)
+    times_read = nothing.scatter_add(1, columns, is_own)
+    is_read = times_read == 1
+    assert is_read[matrix != 0].all()
+    assert is_read.sum() == is_own.sum() == taps.reads  # each cell once
 
 
+@given(sizes, sizes, modes, references)
+def test_a_matrix_is_cast_once(n, n0, mode, reference):
+    spec = ResizeSpec(mode, reference=reference, batch_max=(n, n))
+    matrix = axis_matrix(1, (n, n), n0, spec)
+    assert torch.equal(axis_matrix(1, (n, n), n0, spec, torch.bfloat16), matrix.bfloat16())
+    taps = axis_taps(n, n, n0, spec, n, torch.float64, False)
+    assert taps.weights.dtype == "float64"
+
+
+@pytest.mark.parametrize("n, positions", [(1, [-1]), (2, [-1, 1]), (3, [-1, 0, 1])])
+def test_aligned_corners_lie_at_the_ends(n, positions):
+    assert cell_positions(n, align_corners=True).tolist() == positions
+
+
+@pytest.mark.parametrize("size", [(7, 1), (3, 1), (2, 3)], ids=str)
 @given(
-    st.sampled_from([(1, 5, 4, 8), (5, 4, 8), (1, 5, 1, 8), (1, 1, 4, 8), (5, 1, 1)]),
+    st.sampled_from([(1, 5, 4, 8), (5, 4, 8), (1, 5, 1, 8), (1, 1, 4, 8), (5, 1, 2)]),
     st.integers(0, 200),
     modes,
 )
-def test_axes_of_length_1_may_have_any_stride(shape, stride, mode):
-    assert [cell_positions(n, True).tolist() for n in (1, 2, 3)] == [[-1], [-1, 1], [-1, 0, 1]]
+def test_axes_of_length_1_may_have_any_stride(size, shape, stride, mode):
     table = torch.randn(shape)
-    strides = [
-        stride if n == 1 else usual for n, usual in zip(shape, table.stride())
-    ]  # NumPy's new axes have 0
-    spec = ResizeSpec(mode)
-    for size in ((7, 1), (3, 1), (2, 3)):
-        a_h, a_w = (resize_matrix(n, n0, mode, True) for n, n0 in zip(size, shape[-3:]))
-        want = torch.einsum("ah,hwc,bw->abc", a_h, table.view(shape[-3:]), a_w)[None]
-        found = interpolate(table.as_strided(shape, strides), size, spec)
-        torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+    # NumPy's new axes have stride 0.
+    strides = [stride if n == 1 else usual for n, usual in zip(shape, table.stride(), strict=True)]
+    a_h = resize_matrix(size[0], shape[-3], mode)
+    a_w = resize_matrix(size[1], shape[-2], mode)
+    want = torch.einsum("ah,hwc,bw->abc", a_h, table.view(shape[-3:]), a_w)[None]
+
+    got = interpolate(table.as_strided(shape, strides), size, ResizeSpec(mode))
+
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)

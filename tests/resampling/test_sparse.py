@@ -1,46 +1,80 @@
 """The sparse sums of the resize steps: how much they read; contract/ compares what they give."""
 
+import pytest
 import torch
 
 from tests.support.oracles import reference
-from timm_naflex_fast.batch.grids import GridGroup, ResamplePlan
 from timm_naflex_fast.resampling import dense
-from timm_naflex_fast.resampling.matrices import ResizeSpec
 from timm_naflex_fast.resampling.sparse import resample, resize_steps
+from timm_naflex_fast.resampling.spec import ResizeSpec
+
+BICUBIC = ResizeSpec("bicubic")
+RADIO = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
+ONE_HEIGHT = [(17, 18), (17, 20), (17, 25)]
 
 
 def steps_of(h, w, table_size, spec, transpose=False):
     return resize_steps(h, w, table_size, spec, transpose, torch.float32, torch.device("cpu"))
 
 
-def test_steps_read_only_what_pytorch_reads():
-    spec = ResizeSpec("bilinear", antialias=False, align_corners=True, ar_preserving=True)
-    (sums,) = steps_of(5, 9, (40, 33), spec)
-    read = reference(torch.eye(40 * 33).view(40, 33, -1), (5, 9), spec) != 0
-    assert read.sum() <= len(sums.indices) <= 4 * 5 * 9
-    assert (
-        sums.indices.dtype is sums.offsets.dtype is torch.int32
-        and sums.weights.dtype is torch.float32
-    )
-    (sums,) = steps_of(16, 20, (128, 128), spec, True)
-    assert len(sums.rows) <= 4 * 16 * 20  # backward a RADIO grid leaves most of the table alone
-    for step in steps_of(17, 18, (32, 32), ResizeSpec("bicubic"), True):
-        assert step.indices.dtype is step.offsets.dtype is torch.int32 and step.weights.all()
+def test_a_step_reads_only_what_pytorch_reads():
+    (step,) = steps_of(5, 9, (40, 33), RADIO)
+    unit_tables = torch.eye(40 * 33).view(40, 33, -1)
+    is_read = reference(unit_tables, (5, 9), RADIO) != 0
+    assert is_read.sum() <= len(step.indices) <= 4 * 5 * 9
 
 
-def test_grids_of_one_height_share_the_sum_along_y(monkeypatch):
-    summed, bag = [], torch.embedding_bag
-    monkeypatch.setattr(torch, "embedding_bag", lambda *a, **k: summed.append(1) or bag(*a, **k))
-    table, spec = torch.randn(32, 32, 4), ResizeSpec("bicubic")
-    groups = [GridGroup(17, w, [i]) for i, w in enumerate((18, 20, 25))]
-    assert [len(steps_of(group.h, group.w, (32, 32), spec)) for group in groups] == [2, 2, 2]
-    for way in (ResizeSpec(reference="affine_grid", batch_max=(17, 25)), spec):
-        plan = ResamplePlan(groups, [], way, torch.float32)
-        summed.clear()
-        for (_, cells), (_, want) in zip(
-            resample((table,), plan), dense.resample((table[None],), plan)
-        ):
-            torch.testing.assert_close(cells.double(), want, atol=5e-6, rtol=0)
-    assert len(summed) == 1 + 3
-    list(resample((table,), plan._replace(spec=ResizeSpec("bilinear", antialias=False))))
-    assert len(summed) == 1 + 3  # by PyTorch's own resize, which reads only what it needs
+@pytest.mark.parametrize("transpose", [False, True])
+def test_steps_are_of_32_bits(transpose):
+    for step in steps_of(17, 18, (32, 32), BICUBIC, transpose):
+        assert step.indices.dtype is torch.int32
+        assert step.offsets.dtype is torch.int32
+        assert step.weights.dtype is torch.float32
+
+
+def test_backward_no_step_reads_a_weight_of_0():
+    for step in steps_of(17, 18, (32, 32), BICUBIC, transpose=True):
+        assert step.weights.all()
+
+
+def test_backward_a_radio_grid_leaves_most_of_the_table_alone():
+    (step,) = steps_of(16, 20, (128, 128), RADIO, transpose=True)
+    assert len(step.rows) <= 4 * 16 * 20
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """One entry for each sparse sum that runs."""
+    done = []
+    embedding_bag = torch.embedding_bag
+
+    def count(*args, **kwargs):
+        done.append(1)
+        return embedding_bag(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "embedding_bag", count)
+    return done
+
+
+def test_grids_of_one_height_share_the_sum_along_y(sums):
+    for h, w in ONE_HEIGHT:
+        assert len(steps_of(h, w, (32, 32), BICUBIC)) == 2
+    list(resample(torch.randn(32, 32, 4), ONE_HEIGHT, BICUBIC, torch.float32))
+    assert len(sums) == 1 + 3
+
+
+@pytest.mark.parametrize(
+    "spec", [BICUBIC, ResizeSpec(reference="affine_grid", batch_max=(17, 25))], ids=str
+)
+def test_what_is_shared_is_right(spec):
+    table = torch.randn(32, 32, 4)
+    got = dict(resample(table, ONE_HEIGHT, spec, torch.float32))
+    for size, want in dense.resample(table, ONE_HEIGHT, spec):
+        torch.testing.assert_close(got[size].double(), want, atol=5e-6, rtol=0)
+
+
+def test_plain_bilinear_is_left_to_pytorch_which_reads_only_what_it_needs(sums):
+    spec = ResizeSpec("bilinear", antialias=False)
+    found = list(resample(torch.randn(32, 32, 4), ONE_HEIGHT, spec, torch.float32))
+    assert len(found) == 3
+    assert not sums

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_iter
 
 from timm_naflex_fast.patching.decide import call_counts
 from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.matrices import ResizeSpec, axis_matrix
+from timm_naflex_fast.resampling.matrices import axis_matrix
+from timm_naflex_fast.resampling.spec import ResizeSpec
 
 PRISTINE = {cls: dict(cls.__dict__) for cls in (NaFlexEmbeds, NaFlexVit, PatchEmbedInterpolator)}
 STOCK = PRISTINE[NaFlexEmbeds]
@@ -312,8 +313,8 @@ def kept_tensors():
         parts = ()
         if isinstance(value, tuple):
             parts = value
-        elif hasattr(value, "made"):
-            parts = (*(copy.tensor for copy in value.copies), *value.made.values())
+        elif hasattr(value, "tables"):
+            parts = (*(copy.tensor for copy in value.copies), *value.tables.values())
         found = []
         for part in parts:
             found += tensors(part)

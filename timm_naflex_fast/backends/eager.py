@@ -5,166 +5,190 @@ tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the 
 gradient of the tokens passes through untouched, and is read once for the tables.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..batch import grids
-from ..batch.checks import InvalidCoordinateError
-from ..batch.grids import GridGroup, ResamplePlan
-from ..batch.layout import OnInvalid, Sizes, TokenLayout
-from ..batch.tokens import AddedInPlace, Tokens, assemble
+from ..batch.layout import Coordinates, Sizes
+from ..batch.plan import Plan
+from ..batch.tokens import AddedInPlace, Tokens, assemble, take_by_product
 from ..resampling import dense, kept, sparse
-from ..resampling.dense import GroupEmbeddings
-from ..resampling.matrices import ResizeSpec
-from ..strategies.base import Strategy, Tables
+from ..resampling.dense import Embeddings
+from ..resampling.spec import ResizeSpec, Size
+from ..strategies import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 
-NEEDS_HOST = "here grids are read on the host, which no CUDA graph can record; it can record matmul by coordinates"
+NEEDS_HOST = (
+    "here grids are read on the host, which no CUDA graph can record; in a graph by coordinates "
+    "nothing is read"
+)
 
 
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
-    """The table ([1,] H0, W0, C) resampled to ``sizes``, packed or padded; see
-    ``dispatch.resample``."""
-    refuse_in_cuda_graph(table.device, NEEDS_HOST)
-    plan = sizes.plan(table, spec)._replace(dtype=torch.promote_types(table.dtype, torch.float32))
-    out = torch.zeros(
-        sum(map(sum, plan.counts)), table.shape[-1], dtype=table.dtype, device=table.device
-    )
+    """The table ([1,] H0, W0, C) resampled to ``sizes``; see ``dispatch.resample``."""
+    plan = sizes.plan(table, spec)
+    plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
+    tokens = sum(in_grid + after for in_grid, after in plan.counts)
+    channels = table.shape[-1]
+    out = torch.zeros(tokens, channels, dtype=table.dtype, device=table.device)
     add_plan(out, (table,), plan, strategy)
-    return (
-        out if sizes.length is None else out.view(len(sizes.values), sizes.length, table.shape[-1])
-    )
+    if sizes.length is None:
+        return out
+    return out.view(len(sizes.values), sizes.length, channels)
 
 
-def add_batch(
-    x: Tensor,
-    tables: Tables,
-    layout: TokenLayout,
-    spec: ResizeSpec,
-    strategy: Strategy,
-    on_invalid: OnInvalid = None,
-) -> None:
-    """Add the tables, resampled to each sample's grid, into ``x`` (B, N, C) in place; see
-    ``dispatch.add``."""
-    try:
-        square = strategy.resizes_square
-        plan = (
-            grids.plan_batch(x, layout, spec, square)
-            if isinstance(layout, Tensor)
-            else layout.plan(x, spec)
-        )
-    except InvalidCoordinateError:
-        if on_invalid is None:
-            raise
-        return on_invalid()
-    add_plan(x, tables, plan, strategy)
-
-
-def add_plan(x: Tensor, tables: Tables, plan: ResamplePlan, strategy: Strategy) -> None:
-    """Add the tables, resampled to each group's grid, into ``x``, a batch (B, N, C) or packed (T,
-    C).
+def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
+    """Add the tables, resampled to each group's grid, into ``x`` (B, N, C) or packed (T, C).
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
     if not plan.groups or not x.shape[-1]:
         return
-    if watched := kept.watched():
-        # ``allow_mutation_on_saved_tensors`` copies x at the first in-place operator on it. It
-        # looks x up as it was saved, so this has to come before ``mark_dirty``; our writes below go
-        # to views, which it does not see.
-        with torch.no_grad():
-            x[:1, :1].add_(-0.0)
-    inputs: Tables = ()
-    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
-        inputs = tables
-        kept.invalidate(*tables)
-    if torch.is_grad_enabled() and (inputs or x.requires_grad):
-        ndim = 3 if len(tables) == 1 else 2
-        backward = partial(_gradients, [table.shape[-ndim:] for table in inputs], plan)
-        AddedInPlace.apply(x, backward, *inputs)  # before we write: autograd may forbid it
-    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+    with_grad = torch.is_grad_enabled()
+    trains = with_grad and any(table.requires_grad for table in tables)
+    if trains:
+        kept.forget(*tables)
+    watched = kept.watched()
+    if watched:
+        _announce_write(x)
+
+    # Before we write: autograd may forbid it.
+    if with_grad and (trains or x.requires_grad):
+        inputs = tables if trains else ()
+        shapes = [_shape_of(table, tables) for table in inputs]
+        AddedInPlace.apply(x, partial(_gradients, shapes, plan), *inputs)
+
+    with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
-        uncached = inputs or watched or not tables[0].is_cpu
-        embeddings = (
-            strategy.resample(tables, plan)
-            if uncached
-            else _cached_embeddings(tables, plan, strategy)
-        )
-        if (
-            watched
-        ):  # one write to x itself: a selective checkpoint may hand back views of an earlier x
-            cast = ((group, embedding.to(x.dtype)) for group, embedding in embeddings)
+        if trains or watched or not tables[0].is_cpu:
+            embeddings = _resample(tables, plan.groups, plan, strategy)
+        else:
+            embeddings = _kept_embeddings(tables, plan, strategy)
+        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
+        if watched:
+            # One write to x itself: a selective checkpoint may hand back views of an earlier x.
+            cast = ((group, of_grid.to(x.dtype)) for group, of_grid in of_groups)
             x.add_(assemble(cast, plan.counts).view(x.shape))
             return
         tokens = Tokens(x, plan.counts)
-        for group, embedding in embeddings:
-            same = embedding.dtype is tokens.dtype
-            tokens.add(group, embedding if same else embedding.to(tokens.dtype))
+        for group, of_grid in of_groups:
+            tokens.add(group, of_grid)
 
 
 def gradient(
-    g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec
+    g: Tensor, table_shape: Sequence[int], layout: Coordinates, spec: ResizeSpec
 ) -> Tensor:
-    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C), in float32 at
-    least."""
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    plan = grids.plan_batch(g, patch_coord, spec)._replace(dtype=dtype)
-    return (
-        _gradients([table_shape], plan, g)[0]
-        if plan.groups
-        else g.new_zeros(table_shape, dtype=dtype)
-    )
+    """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C).
 
-
-def _cached_embeddings(tables: Tables, plan: ResamplePlan, strategy: Strategy) -> GroupEmbeddings:
-    """The embeddings of tables that need no gradient: those of a grid that comes again are cached,
-    if that costs less.
-
-    To compare costs two reads of each cell of a table; to sum, about eight reads of each cell of a
-    grid. A grid of a learned table's own size takes the table as it is: nothing is cached, nothing
-    compared.
+    It is in float32 at least.
     """
-    made = kept.resized_by_key(tables)
-    own_size = (
-        tables[0].shape[-3:-1] if len(tables) == 1 and not plan.spec.use_grid_sample else None
-    )
-    again, others, cells = {}, [], 0
-    for group in plan.groups:
-        key = (group.h, group.w, strategy, plan.spec, plan.token_dtype, plan.dtype)
-        if key in made and key[:2] != own_size:
-            again[key] = group
-            cells += 4 * group.h * group.w
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    plan = layout.plan(g, spec)._replace(dtype=dtype)
+    if not plan.groups:
+        return g.new_zeros(table_shape, dtype=dtype)
+    return _gradients([table_shape], plan, g)[0]
+
+
+@torch.no_grad()
+def _announce_write(x: Tensor) -> None:
+    """Let ``allow_mutation_on_saved_tensors`` copy ``x``, which it does at the first write.
+
+    It looks ``x`` up as it was saved: this has to come before autograd hears of the change.
+    """
+    x[:1, :1].add_(-0.0)
+
+
+def _shape_of(table: Tensor, tables: Tables) -> torch.Size:
+    """(H0, W0, C) of a learned table, (H0, C) or (W0, C) of a factorized one."""
+    return table.shape[-3:] if len(tables) == 1 else table.shape[-2:]
+
+
+def _resample(tables: Tables, sizes: Iterable[Size], plan: Plan, strategy: Strategy) -> Embeddings:
+    """The embeddings of these sizes, as the plan wants them."""
+    return strategy.resample(tables, sizes, plan.spec, plan.dtype, plan.token_dtype)
+
+
+def _kept_embeddings(tables: Tables, plan: Plan, strategy: Strategy) -> Embeddings:
+    """The embeddings of tables that need no gradient: those of a grid that comes again are kept.
+
+    If that costs less: to compare a table costs two reads of each of its cells; to sum, about eight
+    reads of each cell of a grid.
+    """
+    met = kept.met_keys(tables)
+    again: dict[Any, Size] = {}
+    others = []
+    for size in plan.groups:
+        key = (size, strategy, plan.spec, plan.token_dtype, plan.dtype)
+        # A table of the grid's own size is taken as it is: nothing is kept, nothing compared.
+        if key in met and not _is_table_itself(size, tables, plan.spec):
+            again[key] = size
         else:
-            others.append(group)
-            made.setdefault(key)  # seen once, at least
-    if not again or (len(tables) == 1 and tables[0].numel() > cells * tables[0].shape[-1]):
-        return strategy.resample(tables, plan)
+            others.append(size)
+            met.setdefault(key)
 
-    def build(copies: Tables, key: tuple[Any, ...]) -> Tensor:
-        h, w, *_ = key
-        ((_, embedding),) = strategy.resample(copies, plan._replace(groups=[GridGroup(h, w, [])]))
-        return embedding.to(plan.token_dtype)
-
-    repeated = zip(again.values(), kept.cached_resized(tables, list(again), build))
-    return (
-        [*repeated, *strategy.resample(tables, plan._replace(groups=others))]
-        if others
-        else repeated
-    )
+    cells_read = 8 * sum(h * w for h, w in again.values())
+    cells_compared = 2 * tables[0].shape[-3:-1].numel() if len(tables) == 1 else 0
+    if cells_compared >= cells_read:
+        return _resample(tables, plan.groups, plan, strategy)
+    found = _take_kept(tables, again, plan, strategy)
+    if not others:
+        return found
+    return chain(found, _resample(tables, others, plan, strategy))
 
 
-def _gradients(shapes: Sequence[Sequence[int]], plan: ResamplePlan, g: Tensor) -> Sequence[Tensor]:
+def _take_kept(
+    tables: Tables, again: dict[Any, Size], plan: Plan, strategy: Strategy
+) -> Iterator[tuple[Size, Tensor]]:
+    """The embeddings of the sizes that came before, by their keys."""
+
+    def resample_one(copies: Tables, key: Any) -> Tensor:
+        ((_, of_grid),) = _resample(copies, [again[key]], plan, strategy)
+        return of_grid.to(plan.token_dtype)
+
+    return zip(again.values(), kept.kept_of(tables, list(again), resample_one))
+
+
+def _is_table_itself(size: Size, tables: Tables, spec: ResizeSpec) -> bool:
+    is_learned = len(tables) == 1
+    return is_learned and spec.takes_table_itself(size, tables[0].shape[-3:-1])
+
+
+def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:
     """The gradients of tables of these shapes from that of the tokens ``g``."""
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    if not plan.counts:  # it is empty
-        return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return dense.gradients_by_autograd(g, shapes, plan)
+        return _gradients_by_autograd(shapes, plan, g)
+
+    dtype = torch.promote_types(plan.dtype, g.dtype)
     with torch.no_grad():
-        return sparse.gradients(Tokens(g.detach(), plan.counts), shapes, plan)
+        tokens = Tokens(g.detach(), plan.counts)
+
+        def gradient_of(size: Size) -> Tensor:
+            return tokens.sum(plan.groups[size], dtype)
+
+        if len(shapes) == 2:
+            return dense.factorized_gradients(plan.groups, gradient_of, shapes, plan.spec, g.device)
+        return [sparse.gradient(plan.groups, gradient_of, shapes[0], plan.spec, dtype, g.device)]
+
+
+def _gradients_by_autograd(
+    shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor
+) -> Sequence[Tensor]:
+    """The same by the definition, float64, which PyTorch can derive again."""
+    with torch.enable_grad():
+        tables = [
+            torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
+            for shape in shapes
+        ]
+        if len(tables) == 1:
+            embeddings = dense.resample(tables[0], plan.groups, plan.spec)
+        else:
+            embeddings = dense.resample_factorized(tables, plan.groups, plan.spec, torch.float64)
+        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
+        tokens = assemble(of_groups, plan.counts, take_by_product).view(g.shape)
+    return torch.autograd.grad(tokens, tables, g.double(), create_graph=torch.is_grad_enabled())

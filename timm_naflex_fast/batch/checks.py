@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..resampling.matrices import INTERPOLATIONS
+from ..resampling.spec import INTERPOLATIONS
 
 MAX_COORDINATE = 2**31 - 1  # a coordinate: the cells of a grid can still be counted in int64
 
 
 class InvalidCoordinateError(ValueError):
-    """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples the table
-    all the same."""
+    """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples anyway."""
 
 
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
@@ -38,44 +37,46 @@ def as_int(number: Any) -> int:
 def check_interpolation(mode: str) -> None:
     """Refuse every mode but these."""
     if mode not in INTERPOLATIONS:
-        raise ValueError(
-            f"mode={mode!r} is not supported; valid: {', '.join(map(repr, INTERPOLATIONS))}"
-        )
+        valid = ", ".join(map(repr, INTERPOLATIONS))
+        raise ValueError(f"mode={mode!r} is not supported; valid: {valid}")
 
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
-    """``x`` must be a floating (B, N, channels) tensor, and ``patch_coord`` (B, N, 2), if given,
-    hold real numbers."""
+    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2) numbers."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
         raise ValueError(
-            f"x must be tokens of shape (B, N, {channels}), as wide as the table; got {tuple(x.shape)}"
+            f"x must be tokens of shape (B, N, {channels}), as wide as the table; "
+            f"got {tuple(shape)}"
         )
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point; got {x.dtype}")
-    if patch_coord is None:
-        return
-    if not isinstance(patch_coord, Tensor) or patch_coord.shape != (shape[0], shape[1], 2):
-        got = (
-            tuple(patch_coord.shape)
-            if isinstance(patch_coord, Tensor)
-            else type(patch_coord).__name__
-        )
+    if patch_coord is not None:
+        _check_coordinates(patch_coord, (shape[0], shape[1], 2))
+
+
+def _check_coordinates(patch_coord: Any, shape: tuple[int, int, int]) -> None:
+    """Coordinates must be real numbers of this shape."""
+    if not isinstance(patch_coord, Tensor):
         raise ValueError(
-            f"patch_coord must hold (y, x) for each token, shape {(*x.shape[:2], 2)} for x of shape "
-            f"{tuple(x.shape)}; got {got}"
+            f"patch_coord must be a tensor of shape {shape}; got {type(patch_coord).__name__}"
+        )
+    if patch_coord.shape != shape:
+        raise ValueError(
+            f"patch_coord must hold (y, x) for each token, shape {shape} for the shape of x; "
+            f"got {tuple(patch_coord.shape)}"
         )
     if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
         raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
 def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
-    """Raise ValueError unless ``x`` (B, N, C) has one token for each cell of ``grid_size`` (h,
-    w)."""
+    """``x`` (B, N, C) must have one token for each cell of ``grid_size`` (h, w)."""
     h, w = grid_size
     if x.shape[1] != h * w:
         raise ValueError(
-            f"x must hold one token per cell of the {h} x {w} grid, {h * w}; got shape {tuple(x.shape)}"
+            f"x must hold one token per cell of the {h} x {w} grid, {h * w}; "
+            f"got shape {tuple(x.shape)}"
         )
 
 
@@ -85,20 +86,29 @@ def check_writable(x: Tensor) -> None:
     Asked before the first write: our sums write into views that autograd does not see, where
     PyTorch cannot ask.
     """
-    if not x.is_contiguous() and any(
-        stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape)
-    ):
+    if not x.is_contiguous() and _shares_elements(x):
         raise RuntimeError(
-            "x cannot be added to in place: several of its elements are one and the same memory location "
-            "(as after expand()); clone() it before"
+            "x cannot be added to in place: several of its elements are one and the same memory "
+            "location (as after expand()); clone() it before"
         )
     if x.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
-            "x cannot be added to in place: it was made in inference mode, which has ended; clone() it"
+            "x cannot be added to in place: it was made in inference mode, which has ended; "
+            "clone() it"
         )
+    if not torch.is_grad_enabled():
+        return
     base = x if x._base is None else x._base
-    if torch.is_grad_enabled() and base.requires_grad and base.is_leaf:
-        kind = "a leaf" if x._base is None else "a view of a leaf"
+    if base.requires_grad and base.is_leaf:
+        kind = "a leaf" if base is x else "a view of a leaf"
         raise RuntimeError(
             f"x cannot be added to in place: it is {kind} tensor that requires a gradient"
         )
+
+
+def _shares_elements(x: Tensor) -> bool:
+    """Whether several elements of a tensor are one place in memory."""
+    for stride, size in zip(x.stride(), x.shape):
+        if stride == 0 and size > 1:
+            return True
+    return False

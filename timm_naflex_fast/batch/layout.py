@@ -1,19 +1,89 @@
-"""Where the tokens of a batch lie, if no coordinates (B, N, 2) tell: by one grid, or by the sizes
-of the images.
+"""Where the tokens of a batch lie: by coordinates, by one grid, or by the sizes of the images.
 
-``plan`` is for who may read the grids on the host; ``coordinates`` is for graphs, which read
-nothing. (A graph takes the one grid of plain images as it is.)
+All three have ``check`` and ``plan``, for who may read the grids on the host. Coordinates and sizes
+have ``coordinates``, for graphs, which read nothing. (A graph takes the one grid of plain images as
+it is.)
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..resampling.matrices import ResizeSpec
-from . import grids
-from .grids import GridGroup, ResamplePlan
+from ..resampling.spec import ResizeSpec, Size
+from .checks import as_int, check_length, check_tokens
+from .grids import read_grids
+from .plan import Group, Plan, TokenCounts
+
+FrameSizes = list[tuple[int, int, int]]
+"""The sizes (t, h, w) of images on the host: t frames of h x w cells."""
+
+
+class Coordinates(NamedTuple):
+    """The coordinates (y, x) of all tokens, (B, N, 2), integers in any dtype."""
+
+    values: Tensor
+
+    def check(self, x: Tensor, channels: int) -> None:
+        """``x`` must be tokens (B, N, channels), with coordinates for each."""
+        check_tokens(x, channels, self.values)
+
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+        """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
+
+        Args:
+            x: (B, N, C) tokens; only the shape and the dtype are used.
+            spec: how the tables are resized. The plan's own knows the largest grid, where that
+                counts.
+            resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
+                although (h, w) is kept.
+
+        Returns:
+            One group for each distinct grid, in order of first appearance; and the counts. No group
+            when the batch holds no token. Padding tokens, those from the h*w-th on, are not looked
+            at, except where they get embeddings too.
+
+        Raises:
+            ValueError: a negative, non-finite or huge coordinate among a grid's tokens; a grid of
+                more than 64 N + 4,096 cells, or whose square has more where tokens are missing.
+                Further ones of ``read_grids``.
+        """
+        batch, length, _ = x.shape
+        if batch == 0 or length == 0:
+            return Plan({}, [(0, length)] * batch, spec, x.dtype)
+
+        found = read_grids(self.values, spec.use_grid_sample)
+        cells: Sequence[Tensor] = ()
+        if found.cell is not None:
+            all_cells = torch.from_numpy(found.cell)
+            cells = all_cells.to(self.values.device, non_blocking=True).unbind()
+
+        groups: dict[Size, Group] = {}
+        counts: TokenCounts = []
+        for sample, size in enumerate(zip(found.heights, found.widths)):
+            _check_cell_count(sample, size, length, resizes_square and spec.ar_preserving)
+            group = groups.get(size)
+            if group is None:
+                group = Group(*size, embeds_padding=spec.use_grid_sample)
+                groups[size] = group
+            group.samples.append(sample)
+            tokens = min(length, group.h * group.w)
+            if found.reordered[sample]:
+                if spec.use_grid_sample:  # padding gets the cell that it names
+                    tokens = length
+                group.cell_index[sample] = cells[sample][:tokens]
+            counts.append((tokens, length - tokens))
+
+        if spec.reference == "affine_grid":
+            longest = spec.resized_size(max(found.heights), max(found.widths))
+            spec = replace(spec, batch_max=longest)
+        return Plan(groups, counts, spec, x.dtype)
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """The coordinates themselves."""
+        return self.values
 
 
 class OneGrid(NamedTuple):
@@ -22,11 +92,18 @@ class OneGrid(NamedTuple):
     h: int
     w: int
 
-    def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
-        """One group. ``x`` (B, h*w, C) has one token for each cell, see ``check_length``."""
-        batch, length = x.shape[:2]
-        group = GridGroup(int(self.h), int(self.w), list(range(batch)))
-        return ResamplePlan([group], [(length, 0)] * batch, spec, x.dtype)
+    def check(self, x: Tensor, channels: int) -> None:
+        """``x`` must be tokens (B, h*w, channels)."""
+        check_tokens(x, channels)
+        check_length(x, self)
+
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+        """One group. ``x`` (B, h*w, C) has one token for each cell."""
+        batch, length, _ = x.shape
+        h = int(self.h)
+        w = int(self.w)
+        groups = {(h, w): Group(h, w, list(range(batch)))}
+        return Plan(groups, [(length, 0)] * batch, spec, x.dtype)
 
 
 class Sizes(NamedTuple):
@@ -43,68 +120,173 @@ class Sizes(NamedTuple):
     length: int | None = None
     embeds_padding: bool = False
 
-    def plan(self, x: Tensor, spec: ResizeSpec) -> ResamplePlan:
-        """Errors: see ``sizes_on_host`` and ``group_sizes``. ``x``: tokens (B, N, C), or a table of
-        their dtype."""
-        listed = grids.sizes_on_host(
-            self.values, self.columns, batch=None if 3 in self.columns else len(x)
-        )
-        return ResamplePlan(*self.group(listed), spec, x.dtype)
+    def check(self, x: Tensor, channels: int) -> None:
+        """``x`` must be tokens (B, N, channels)."""
+        check_tokens(x, channels)
 
-    def group(self, listed: grids.FrameSizes) -> tuple[list[grids.GridGroup], grids.TokenCounts]:
-        """The groups of these sizes, which are on the host."""
-        return grids.group_sizes(
-            listed, merge=self.merge, length=self.length, embeds_padding=self.embeds_padding
-        )
+    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
+        """The groups of equal grids. ``x``: tokens (B, N, C), or a table of their dtype.
+
+        Every frame counts as a sample; an image's padding comes after its last frame.
+
+        Raises:
+            ValueError: those of ``sizes_on_host``; ``merge`` does not divide a size; ``length`` is
+                less than the tokens of an image.
+        """
+        sizes = sizes_on_host(self.values, self.columns)
+        if 3 not in self.columns:
+            check_count(len(sizes), len(x))
+        self.check_fit(sizes)
+
+        groups: dict[Size, Group] = {}
+        counts: TokenCounts = []
+        for t, h, w in sizes:
+            group = groups.get((h, w))
+            if group is None:
+                order = _block_order(h, w, self.merge) if self.merge > 1 else None
+                group = Group(h, w, [], order, embeds_padding=self.embeds_padding)
+                groups[h, w] = group
+            group.samples.extend(range(len(counts), len(counts) + t))
+            padding = 0 if self.length is None else self.length - t * h * w
+            counts += [(h * w, 0)] * (t - 1)
+            counts.append((h * w, padding))
+        return Plan(groups, counts, spec, x.dtype)
+
+    def check_fit(self, sizes: FrameSizes) -> None:
+        """``merge`` must divide every height and width, and ``length`` hold every image."""
+        for number, (t, h, w) in enumerate(sizes):
+            if h % self.merge or w % self.merge:
+                raise ValueError(
+                    f"merge must divide every height and width; {self.merge} does not divide "
+                    f"{h} x {w}"
+                )
+            if self.length is not None and t * h * w > self.length:
+                raise ValueError(
+                    f"length must hold every image; image {number} has {t * h * w} tokens, length "
+                    f"is {self.length}"
+                )
 
     def on_device(self, like: Tensor, length: int) -> Tensor:
-        """Sizes (B, 2) or (B, 3), int64, beside ``like``. Their shape is checked now; the values
-        when the graph runs.
+        """Sizes (B, 2) or (B, 3), int64, beside ``like``, for a graph.
 
-        Those that are on the host are checked now.
+        Their shape is checked now; the values when the graph runs. Those that are on the host are
+        checked now.
         """
         sizes = self.values
         if not isinstance(sizes, Tensor):
-            listed = grids.sizes_on_host(sizes, self.columns)
-            self.group(listed)
+            listed = sizes_on_host(sizes, self.columns)
+            self.check_fit(listed)
             return torch.tensor(listed, device=like.device).view(-1, 3)
-        whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
-        if not whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
-            raise grids.bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
+        is_whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
+        if not is_whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
+            raise _bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
         sizes = sizes.to(like.device, torch.int64)
-        fits = (
-            (sizes > 0).all()
-            & (sizes[:, -2:] % self.merge == 0).all()
-            & (sizes.prod(1) <= length).all()
-        )
+        is_positive = (sizes > 0).all()
+        is_merged = (sizes[:, -2:] % self.merge == 0).all()
+        is_short = (sizes.prod(1) <= length).all()
         # No number in the message: to write ``length`` into it would fix it, one graph for each
         # length.
         torch._assert_async(
-            fits,
+            is_positive & is_merged & is_short,
             "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens",
         )
         return sizes
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """Coordinates (B, N, 2) of the first frames for tokens ``x`` (B, N, C); those after them
-        carry (0, 0)."""
+        """Coordinates (B, N, 2) for tokens ``x`` (B, N, C); those after an image carry (0, 0)."""
         sizes = self.on_device(x, x.shape[1])
-        grids.check_count(len(sizes), len(x))
+        check_count(len(sizes), len(x))
         return row_major(sizes, x.shape[1])
 
 
-TokenLayout = Tensor | OneGrid | Sizes
-"""A tensor holds coordinates (B, N, 2)."""
-OnInvalid = Callable[[], None] | None
-"""What is called in place of an ``InvalidCoordinateError``, if not None."""
+TokenLayout = Coordinates | OneGrid | Sizes
 
 
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
-    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3); tokens after the first frame carry
-    (0, 0)."""
-    h, w = sizes[:, -2:, None].unbind(1)
-    cell = torch.arange(length, device=sizes.device)[None]
+    """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3), in merge x merge blocks.
+
+    Tokens after the first frame carry (0, 0).
+    """
+    h, w = sizes[:, -2:, None].unbind(1)  # (B, 1)
+    cell = torch.arange(length, device=sizes.device)[None]  # (1, length)
+    block = cell // (merge * merge)
+    inner = cell % (merge * merge)
     blocks = w // merge
-    block, inner = cell // (merge * merge), cell % (merge * merge)
-    y, x = block // blocks * merge + inner // merge, block % blocks * merge + inner % merge
+    y = block // blocks * merge + inner // merge  # (B, length)
+    x = block % blocks * merge + inner % merge
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
+
+
+def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3)) -> FrameSizes:
+    """Sizes (B, 2) as (h, w) or (B, 3) as (t, h, w), as (t, h, w).
+
+    They are read from a device only if they are there.
+
+    Args:
+        grid_sizes: a tensor, an array or a sequence, of integers.
+        columns: 2 where only (h, w) is valid.
+
+    Raises:
+        ValueError: another shape or dtype, or a size below 1.
+    """
+    listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
+    sizes: FrameSizes = []
+    try:
+        for size in listed:
+            whole = [as_int(n) for n in size]
+            if len(whole) not in columns or min(whole) < 1:
+                raise TypeError
+            t = 1 if len(whole) == 2 else whole[0]
+            sizes.append((t, whole[-2], whole[-1]))
+    except TypeError:
+        is_long = isinstance(listed, Sequence) and len(listed) > 4
+        raise _bad_sizes(f"{listed[:4]} and more" if is_long else listed, columns) from None
+    return sizes
+
+
+def check_count(sizes: int, batch: int) -> None:
+    """There must be one size for each sample of a batch."""
+    if sizes != batch:
+        raise ValueError(
+            f"grid_sizes must hold one size for each of the {batch} samples; got {sizes}"
+        )
+
+
+def _bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
+    """The error for sizes of another shape or dtype, or below 1."""
+    if 3 in columns:
+        valid = "(h, w) or (t, h, w) for each image, integers of at least 1, shape (B, 2) or (B, 3)"
+    else:
+        valid = "(h, w) for each image, integers of at least 1, shape (B, 2)"
+    return ValueError(f"grid_sizes must hold {valid}; got {got}")
+
+
+def _block_order(h: int, w: int, merge: int) -> Tensor:
+    """The cells of a grid in the order of its merge x merge blocks, (h*w,).
+
+    >>> _block_order(2, 4, merge=2)
+    tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    """
+    blocks = torch.arange(h * w, device="cpu").view(h // merge, merge, w // merge, merge)
+    return blocks.transpose(1, 2).flatten()
+
+
+def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:
+    """One token with a huge coordinate must not take memory out of proportion.
+
+    ``is_square``: the square around the grid is resized. Not that of an image that has all its
+    tokens, which may be as long as it is: timm computes its square too.
+    """
+    h, w = grid
+    most = 64 * length + 4096
+    cells = h * w
+    resized = ""
+    if is_square and cells > length:
+        side = max(h, w)
+        cells = side * side
+        resized = f", resized as {side} x {side} (ar_preserving)"
+    if cells > most:
+        raise ValueError(
+            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells{resized}, too many "
+            f"for {length} tokens; valid are at most 64 x {length} + 4096 = {most} cells"
+        )

@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..batch.checks import check_interpolation, check_size
-from ..resampling.kept import cached, cached_resized, pinned, without_autograd
-from ..resampling.matrices import ResizeSpec, Size, axis_matrix
+from ..resampling.kept import kept_by_arguments, kept_of, pinned, without_autograd
+from ..resampling.matrices import axis_matrix
+from ..resampling.spec import ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
 FIRST_CALL = (
@@ -96,7 +97,7 @@ def make_factors(
     return rows.to(device, dtype).contiguous(), columns.to(device, dtype).contiguous()
 
 
-@cached("kernel factors")
+@kept_by_arguments("kernel factors")
 def cached_factors(
     resize: KernelResize, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -183,5 +184,5 @@ def resample_linear_kernel(
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:
         return _resample(weight, resize).reshape(shape)
-    (kernel,) = cached_resized((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
+    (kernel,) = kept_of((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
     return kernel.view(shape)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..backends import dispatch
 from ..batch.checks import InvalidCoordinateError, check_tokens
-from ..batch.layout import OneGrid
+from ..batch.layout import Coordinates, OneGrid
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
-from ..resampling.matrices import INTERPOLATIONS, ResizeSpec
+from ..resampling.spec import INTERPOLATIONS, ResizeSpec
 from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
@@ -118,7 +118,7 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
         embeds.pos_embed_ar_preserving,
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
-    where = layout if isinstance(layout, Tensor) else OneGrid(*layout)
+    where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
     if decision.context is not None:
         dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
         return True

@@ -1,2 +1,1 @@
-"""The maths of resampling. Of this package it imports ``tracing`` alone: no strategy, no backend,
-no library."""
+"""The maths of resampling: of one table, for grids of given sizes; no batch, no library."""

@@ -1,25 +1,24 @@
-"""``embedding(h, w) = A_h . P . A_w^T`` and its transpose, as sums of few rows: what the strategy
-"matmul" runs.
+"""``embedding(h, w) = A_h . P . A_w^T`` and its transpose, as sums of few rows.
 
-A resize matrix is a narrow band: a cell of the grid reads at most 2 (bilinear) or 4 (bicubic) cells
-of the table on each axis, more where antialiasing shrinks the table, and the rest of the matrix is
-zero. So no product of matrices runs here. Each product is a *sparse sum*: every row of the result
-adds up the few source rows that it reads, each times its weight. ``torch.embedding_bag`` does that
-in float32 at least; neither autocast nor TF32 can round it.
+This is what the strategy "matmul" runs. A resize matrix is a narrow band: a cell of the grid reads
+at most 2 (bilinear) or 4 (bicubic) cells of the table on each axis, more where antialiasing shrinks
+the table, and the rest of the matrix is zero. So no product of matrices runs here. Each product is
+a *sparse sum*: every row of the result adds up the few source rows that it reads, each times its
+weight. ``torch.embedding_bag`` does that in float32 at least; neither autocast nor TF32 can round
+it.
 
 Forward, for each distinct height h and each grid (h, w) of that height::
 
     after_y    = A_h . P             (h, W0, C)      once for each height
-    embeddings = after_y . A_w^T     (h, w, C)       once for each grid, and added to the tokens of its samples
+    embeddings = after_y . A_w^T     (h, w, C)       once for each grid
 
 Where it costs less, as for most bilinear tables, one sparse sum takes both axes
 (``both_axes_together``). Bilinear tables without antialiasing (and not ``ar_preserving``) go to
 ``F.interpolate``, which reads only what it needs.
 
-Backward, in the reverse order. The gradient of the tokens passes through untouched, and ``g`` is
-read once::
+Backward, in the reverse order::
 
-    embeddings' = sum of g over the samples of a grid
+    embeddings' = sum of the tokens' gradients over the samples of a grid
     after_y'    = sum of (embeddings' . A_w) over the grids of a height
     P'          = sum of (A_h^T . after_y') over the heights
 
@@ -27,26 +26,26 @@ Each of these three sums is taken in pairs, of 16 tensors at most: thousands of 
 added one after the other would be wrong by 1e-5.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch.grids import GridGroup, ResamplePlan
-from ..batch.tokens import PairwiseSum, Tokens
-from . import dense
-from .kept import cached
-from .matrices import ResizeSpec, Size, Taps, axis_taps, interpolate
+from .dense import Embeddings
+from .kept import kept_by_arguments
+from .matrices import Taps, axis_taps, interpolate
+from .pairwise_sum import PairwiseSum
+from .spec import ResizeSpec, Size
 
 
 class SparseSum(NamedTuple):
-    """Row k of the result is the sum of ``source[indices[i]] * weights[i]``, i from ``offsets[k]``
-    to the next offset.
+    """Sums of few rows of a source, each row times its weight.
 
-    ``rows``: where few rows of the result are not zero, only these are computed, and this names
-    them.
+    Row k of the result is the sum of ``source[indices[i]] * weights[i]``, i from ``offsets[k]`` to
+    the next offset. ``rows``: where few rows of the result are not zero, only these are computed,
+    and this names them.
     """
 
     indices: Tensor
@@ -60,14 +59,24 @@ class SparseSum(NamedTuple):
             source, self.indices, self.offsets, per_sample_weights=self.weights
         )[0]
 
+    def to(self, device: torch.device) -> "SparseSum":
+        """The same sums of a source on ``device``."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return SparseSum(
+            self.indices.to(device), self.offsets.to(device), self.weights.to(device), rows
+        )
+
 
 ResizeSteps = tuple[SparseSum, ...]
-"""The sparse sums from table to grid (or back), one after the other: two, or one for both axes, or
-none: a copy."""
-cached_taps = cached("axis taps")(axis_taps)
+"""The sparse sums from table to grid (or back), one after the other.
+
+They are two, or one for both axes, or none: a copy.
+"""
+
+kept_taps = kept_by_arguments("axis taps")(axis_taps)
 
 
-@cached("resize steps")
+@kept_by_arguments("resize steps")
 def resize_steps(
     h: int,
     w: int,
@@ -77,155 +86,211 @@ def resize_steps(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ResizeSteps:
-    """The steps from a table to a grid (h, w); with ``transpose`` those of the transposed map,
-    back."""
-    h0, w0 = table_size
-    if not spec.use_grid_sample and (h, w) == (h0, w0):
+    """The steps from a table to a grid (h, w); with ``transpose`` those of the transposed map."""
+    if spec.takes_table_itself((h, w), table_size):
         return ()
-    y, x = (
-        cached_taps(keep, n, n0, spec, batch_max, dtype, transpose)
-        for keep, n, n0, batch_max in zip(
-            (h, w), spec.resized_size(h, w), table_size, spec.batch_max
-        )
-    )
-    if both_axes_together(y.reads, x.reads, (h, w), w0):
-        both = _kron(y, x, w if transpose else w0, transpose)
-        steps: ResizeSteps = (_drop_empty_rows(both) if transpose else both,)
-    else:  # A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell
-        along_y = _kron(y, _identity(1, y), 1, transpose)
-        along_x = _kron(_identity(h, x), x, w if transpose else w0, transpose)
-        steps = (along_x, along_y) if transpose else (along_y, along_x)
-    on_device = (
-        SparseSum._make(part if part is None else part.to(device) for part in step)
-        for step in steps
-    )
-    return steps if device.type == "cpu" else tuple(on_device)
+    h0, w0 = table_size
+    height, width = spec.resized_size(h, w)
+    longest_h, longest_w = spec.batch_max
+    y = kept_taps(h, height, h0, spec, longest_h, dtype, transpose)
+    x = kept_taps(w, width, w0, spec, longest_w, dtype, transpose)
+    steps = _backward_steps(y, x, (h, w), w0) if transpose else _forward_steps(y, x, (h, w), w0)
+    if device.type == "cpu":
+        return steps
+    return tuple(step.to(device) for step in steps)
 
 
-def both_axes_together(reads_y: int, reads_x: int, grid: tuple[int, int], w0: int) -> bool:
+# A_h (x) A_w = (I (x) A_w) (A_h (x) I), and A_h (x) I takes whole rows of the table as one cell.
+
+
+def _forward_steps(y: Taps, x: Taps, grid: Size, w0: int) -> ResizeSteps:
+    """Along y and then along x, from a table that is ``w0`` wide to a grid."""
+    if both_axes_together(y.reads, x.reads, grid, w0):
+        return (_kron_of_one_length(y, x, source_width=w0),)
+    along_y = _kron_of_one_length(y, _identity(1, y), source_width=1)
+    along_x = _kron_of_one_length(_identity(grid[0], x), x, source_width=w0)
+    return along_y, along_x
+
+
+def _backward_steps(y: Taps, x: Taps, grid: Size, w0: int) -> ResizeSteps:
+    """Along x and then along y, from a grid to a table that is ``w0`` wide."""
+    h, w = grid
+    if both_axes_together(y.reads, x.reads, grid, w0):
+        return (_without_empty_rows(_kron_of_own_taps(y, x, source_width=w)),)
+    along_x = _kron_of_own_taps(_identity(h, x), x, source_width=w)
+    along_y = _kron_of_own_taps(y, _identity(1, y), source_width=1)
+    return along_x, along_y
+
+
+def both_axes_together(reads_y: int, reads_x: int, grid: Size, w0: int) -> bool:
     """Whether to sum over both axes in one step instead of one axis after the other.
 
     ``reads_y`` and ``reads_x`` count the cells that A_h and A_w read. Together, each cell reads the
     product of its taps. One after the other, the h*W0 cells between them are written and read.
     Writing a cell costs as much as reading four, and one more call as much as reading 400 (measured
-    on 2 CPU cores, C=768). So bilinear tables are summed together and bicubic ones mostly are not.
-    Never together with more than 16 taps: one long float32 sum rounds more than timm's two short
-    ones.
+    on 2 CPU cores, C=768). So bilinear tables are summed together and bicubic ones mostly are not,
+    which takes 0.73 to 0.87 of the time. Never together with more than 16 taps: one long float32
+    sum rounds more than timm's two short ones.
     """
     h, w = grid
-    if reads_y * reads_x > 16 * h * w:
+    together = reads_y * reads_x
+    if together > 16 * h * w:
         return False
-    return reads_y * reads_x <= reads_y * w0 + h * reads_x + 4 * h * w0 + 400
+    one_by_one = reads_y * w0 + h * reads_x
+    return together <= one_by_one + 4 * h * w0 + 400
 
 
-def resample(tables: tuple[Tensor, ...], plan: ResamplePlan) -> Iterator[tuple[GridGroup, Tensor]]:
-    """Each group with its embeddings (h*w, C): of one table in ``plan.dtype``, of two in the
-    tokens' dtype.
+def resample(
+    table: Tensor, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
+) -> Embeddings:
+    """The embeddings of each size from a table ([1,] H0, W0, C), in ``dtype``.
 
-    If the sizes match, the embeddings are the table itself, not converted.
+    Those of the table's own size are the table itself, not converted.
     """
-    if len(tables) == 2:
-        yield from dense.resample(tables, plan)
-        return
-    (table,), spec, dtype = tables, plan.spec, plan.dtype
-    table_size, channels, device = (table.shape[-3], table.shape[-2]), table.shape[-1], table.device
+    h0, w0, channels = table.shape[-3:]
     flat = table.reshape(-1, channels).contiguous()  # (H0*W0, C)
-    # Here ``F.interpolate`` itself reads only the cells that it needs, all channels of a cell at
-    # once.
-    by_pytorch = spec.interpolation == "bilinear" and not (spec.antialias or spec.ar_preserving)
-    to_resize = []
-    for group in plan.groups:
-        if not spec.use_grid_sample and (group.h, group.w) == table_size:
-            yield group, flat
-        elif by_pytorch and not spec.use_grid_sample:
-            yield group, interpolate(table, (group.h, group.w), spec, dtype).flatten(0, 2)
+    to_sum = []
+    for size in sizes:
+        if spec.takes_table_itself(size, (h0, w0)):
+            yield size, flat
+        elif _is_quick_by_pytorch(spec):
+            yield size, interpolate(table, size, spec, dtype).flatten(0, 2)
         else:
-            to_resize.append(group)
-    flat = flat.to(dtype) if to_resize else flat
-    for same_height in _group_by_height(to_resize, spec):
-        after_y = None
-        for group in same_height:
-            steps = resize_steps(group.h, group.w, table_size, spec, False, dtype, device)
+            to_sum.append(size)
+    if not to_sum:
+        return
+
+    source = flat.to(dtype)
+    table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
+    for same_height in _by_height(to_sum, spec):
+        after_y = None  # (h*W0, C), shared by all grids of this height
+        for h, w in same_height:
+            steps = resize_steps(h, w, (h0, w0), spec, False, dtype, table.device)
             if len(steps) == 1:
-                yield group, steps[0](flat)
-            else:  # a row of the table is one long row (W0*C) for the sum along y
-                after_y = (
-                    steps[0](flat.view(table_size[0], -1)).view(-1, channels)
-                    if after_y is None
-                    else after_y
-                )
-                yield group, steps[1](after_y)
+                yield (h, w), steps[0](source)
+                continue
+            along_y, along_x = steps
+            if after_y is None:
+                after_y = along_y(table_rows).view(-1, channels)
+            yield (h, w), along_x(after_y)
 
 
-def gradients(tokens: Tokens, shapes: Sequence[Sequence[int]], plan: ResamplePlan) -> list[Tensor]:
-    """The transpose of :func:`resample` and the add: the tables' gradients, of these ``shapes``,
-    from the tokens'."""
-    if len(shapes) == 2:
-        return dense.factorized_gradients(tokens, shapes, plan)
-    h0, w0, channels = shapes[0]
-    spec, dtype, device = plan.spec, torch.promote_types(plan.dtype, tokens.dtype), tokens.device
-    total = PairwiseSum()
-    for same_height in _group_by_height(plan.groups, spec):
-        after_y, along_y = PairwiseSum(), None
-        for group in same_height:
-            summed = tokens.sum(group, dtype)  # (h*w, C)
-            steps = resize_steps(group.h, group.w, (h0, w0), spec, True, dtype, device)
+def gradient(
+    sizes: Iterable[Size],
+    gradient_of: Callable[[Size], Tensor],
+    table_shape: Sequence[int],
+    spec: ResizeSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """The transpose of :func:`resample`: the gradient of a table, of shape (H0, W0, C).
+
+    ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size in ``dtype``,
+    which is not written to.
+    """
+    h0, w0, channels = table_shape
+    total = PairwiseSum(h0 * w0, dtype)
+    for same_height in _by_height(sizes, spec):
+        h = same_height[0][0]
+        after_y = PairwiseSum(h * w0, dtype)
+        along_y = None
+        for size in same_height:
+            steps = resize_steps(*size, (h0, w0), spec, True, dtype, device)
+            summed = gradient_of(size)
             if len(steps) == 2:
-                after_y.add(steps[0](summed))
-                along_y = steps[1]
-            else:  # ``summed`` may be a view of the tokens
-                part, rows = (steps[0](summed), steps[0].rows) if steps else (summed.clone(), None)
-                total.accumulate(part, rows, h0 * w0)
+                along_x, along_y = steps
+                after_y.add(along_x(summed))
+            elif len(steps) == 1 and steps[0].rows is None:
+                total.add(steps[0](summed))
+            elif len(steps) == 1:
+                total.accumulate(steps[0](summed), steps[0].rows)
+            else:  # a grid of the table's own size
+                total.accumulate(summed)
         if along_y is not None:
-            total.add(along_y(after_y.total().view(-1, w0 * channels)).view(-1, channels))
-    return [total.total().view(h0, w0, channels)]
+            long_rows = after_y.total().view(-1, w0 * channels)  # (h, W0*C)
+            total.add(along_y(long_rows).view(-1, channels))
+    return total.total().view(h0, w0, channels)
 
 
-def _group_by_height(groups: list[GridGroup], spec: ResizeSpec) -> Iterable[list[GridGroup]]:
-    """The groups whose grids have the same A_h: the same height, resized to the same length."""
-    heights: dict[tuple[int, int], list[GridGroup]] = {}
-    for group in groups:
-        heights.setdefault((spec.resized_size(group.h, group.w)[0], group.h), []).append(group)
-    return heights.values()
+def _is_quick_by_pytorch(spec: ResizeSpec) -> bool:
+    """Whether ``F.interpolate`` reads only the cells that it needs, all channels of one at once.
+
+    It takes 0.81 to 0.9 of the time that the sums take.
+    """
+    is_plain = not (spec.antialias or spec.ar_preserving)
+    return spec.interpolation == "bilinear" and is_plain and not spec.use_grid_sample
+
+
+def _by_height(sizes: Iterable[Size], spec: ResizeSpec) -> list[list[Size]]:
+    """The sizes with the same A_h: of the same height, resized to the same length.
+
+    They share the sum along y, which takes 0.6 of the time where grids are diverse.
+
+    >>> _by_height([(3, 4), (5, 5), (3, 7)], ResizeSpec())
+    [[(3, 4), (3, 7)], [(5, 5)]]
+    """
+    heights: dict[Size, list[Size]] = {}
+    for h, w in sizes:
+        length, _ = spec.resized_size(h, w)
+        heights.setdefault((length, h), []).append((h, w))
+    return list(heights.values())
 
 
 def _identity(n: int, like: Taps) -> Taps:
     """The taps of an identity matrix."""
+    columns = np.arange(n, dtype=np.int32)[:, None]
     ones = np.ones((n, 1), like.weights.dtype)
-    return Taps(np.arange(n, dtype=np.int32)[:, None], ones, ones, n)
+    return Taps(columns, ones, ones.astype(bool), n)
 
 
-def _kron(y: Taps, x: Taps, source_width: int, drop: bool) -> SparseSum:
-    """``Y (x) X``, by the taps of both, on the cells of a row-major source: one sum for each pair
-    of rows.
+# ``Y (x) X`` by the taps of both, on the cells of a row-major source that is ``source_width`` wide:
+# one sum for each pair of rows. Its taps, (h, w, Ky*Kx), are all pairs of the taps of these rows.
 
-    With ``drop`` only a row's own taps stay. Without, all sums are of one length, quicker to make
-    for a new grid.
+
+def _kron_of_one_length(y: Taps, x: Taps, source_width: int) -> SparseSum:
+    """``Y (x) X`` as sums of one length, quick to make for a new grid: some add a weight of 0."""
+    columns, weights = _kron_taps(y, x, source_width)
+    offsets = np.arange(0, columns.size, columns.shape[2], dtype=np.int32)
+    return _sparse_sum(columns.ravel(), offsets, weights.ravel())
+
+
+def _kron_of_own_taps(y: Taps, x: Taps, source_width: int) -> SparseSum:
+    """``Y (x) X`` as sums of the rows' own taps alone."""
+    columns, weights = _kron_taps(y, x, source_width)
+    is_own = _pairs_of_y(y.is_own, x) & _pairs_of_x(x.is_own, y)  # (h, w, Ky*Kx)
+    counts = is_own.sum(2).ravel()
+    offsets = (counts.cumsum() - counts).astype(np.int32)
+    return _sparse_sum(columns[is_own], offsets, weights[is_own])
+
+
+def _kron_taps(y: Taps, x: Taps, source_width: int) -> tuple[Any, Any]:
+    """The columns and the weights of ``Y (x) X``, both (h, w, Ky*Kx)."""
+    row_starts = y.columns * np.int32(source_width)
+    columns = _pairs_of_y(row_starts, x) + _pairs_of_x(x.columns, y)
+    weights = _pairs_of_y(y.weights, x) * _pairs_of_x(x.weights, y)
+    return columns, weights
+
+
+def _pairs_of_y(of_y: Any, x: Taps) -> Any:
+    """What belongs to the taps of y, (h, Ky), for all pairs of taps: (h, 1, Ky*Kx)."""
+    return of_y.repeat(x.columns.shape[1], 1)[:, None]
+
+
+def _pairs_of_x(of_x: Any, y: Taps) -> Any:
+    """What belongs to the taps of x, (w, Kx), for all pairs of taps: (w, Ky*Kx)."""
+    return np.concatenate([of_x] * y.columns.shape[1], 1)
+
+
+def _sparse_sum(indices: Any, offsets: Any, weights: Any) -> SparseSum:
+    """A sum from NumPy's arrays."""
+    return SparseSum(*map(torch.from_numpy, (indices, offsets, weights)))
+
+
+def _without_empty_rows(sums: SparseSum) -> SparseSum:
+    """The sums that are not empty, if these are at most half: then training takes 0.45 of the time.
+
+    A small grid reads few cells of a large table: 10 x 10 at most 400 of RADIO's 16,384.
     """
-    columns = np.add(*_pairs(y.columns * np.int32(source_width), x.columns))  # (h, w, Ky*Kx)
-    weights = np.multiply(*_pairs(y.weights, x.weights))
-    if drop:
-        is_own = np.logical_and(*_pairs(y.is_own, x.is_own))
-        counts = is_own.sum(2).ravel()
-        columns, weights, offsets = (
-            columns[is_own],
-            weights[is_own],
-            (counts.cumsum() - counts).astype(np.int32),
-        )
-    else:
-        offsets = np.arange(0, columns.size, columns.shape[2], dtype=np.int32)
-    return SparseSum(*(torch.from_numpy(part.ravel()) for part in (columns, offsets, weights)))
-
-
-def _pairs(of_y: Any, of_x: Any) -> tuple[Any, Any]:
-    """What belongs to the taps of each axis, (h, Ky) and (w, Kx), for all pairs: (h, 1, Ky*Kx) and
-    (w, Ky*Kx)."""
-    return of_y.repeat(of_x.shape[1], 1)[:, None], np.concatenate([of_x] * of_y.shape[1], 1)
-
-
-def _drop_empty_rows(sums: SparseSum) -> SparseSum:
-    """Without the empty sums, if they are more than half: a small grid reads few cells of a large
-    table."""
     ends = torch.cat((sums.offsets[1:], sums.offsets.new_tensor([len(sums.indices)])))
     rows = (ends > sums.offsets).nonzero()[:, 0]
     if 2 * len(rows) > len(sums.offsets):

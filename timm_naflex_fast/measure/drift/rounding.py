@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...resampling.matrices import ResizeSpec, axis_matrix
+from ...resampling.matrices import axis_matrix
+from ...resampling.spec import ResizeSpec
 
 FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""

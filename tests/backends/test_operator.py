@@ -1,0 +1,120 @@
+"""Every strategy in one compiled graph; see contract/ for the operator's own result."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tests.support.oracles import (
+    BATCH,
+    NEW_TIMM,
+    OLD_TORCH,
+    Case,
+    relative,
+    small_vit,
+    stock,
+    trained,
+    vit_batch,
+    worst,
+)
+from tests.support.running import running
+from timm_naflex_fast import status
+from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+
+INTERPOLATE = "interpolate_cached"
+SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (20, 1)]  # one grid twice, one of the table's size
+pytestmark = pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
+
+
+@pytest.fixture
+def counter():
+    """A compiler's backend that counts its graphs."""
+    return CompileCounterWithBackend("aot_eager")
+
+
+def is_one_graph(counter):
+    return counter.frame_count == 1
+
+
+@pytest.mark.parametrize("table_size", [(6, 5), (16, 16)], ids=str)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("ar_preserving", [False, True])
+def test_interpolate_cached_is_one_graph_and_bit_for_bit_timm(
+    counter, table_size, mode, ar_preserving
+):
+    case = Case(sizes=SIZES, table_size=table_size, mode=mode, ar_preserving=ar_preserving)
+    embeds = case.embeds()
+    want = case.x()
+    stock(case, embeds, want, case.coord())
+
+    def add(x, table, coord):
+        how = dict(strategy=INTERPOLATE, **case.options)
+        return add_pos_embed_(x * 1, table, coord, **how)
+
+    graph = torch.compile(add, backend=counter, fullgraph=True)
+    got = graph(case.x(), embeds.pos_embed, case.coord())
+
+    assert is_one_graph(counter)
+    assert torch.equal(got, want)
+    weight = torch.randn_like(want)
+    (grad,) = torch.autograd.grad((got * weight).sum(), embeds.pos_embed)
+    (want_grad,) = torch.autograd.grad((want * weight).sum(), embeds.pos_embed)
+    assert relative(grad, want_grad) <= 1e-5
+
+
+@pytest.mark.parametrize("length", [None, 20])
+def test_embeddings_from_sizes_are_those_of_eager_code(counter, length):
+    table = torch.randn(6, 5, 4)
+    sizes = [(3, 4), (9, 2)]
+
+    def embed(table):
+        how = dict(mode="bicubic", strategy=INTERPOLATE, length=length)
+        return resample_pos_embeds(table, sizes, **how)
+
+    graph = torch.compile(embed, backend=counter, fullgraph=True)
+    assert torch.equal(graph(table), embed(table))
+    assert is_one_graph(counter)
+
+
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_a_whole_model_is_one_graph(counter, kind):
+    model = small_vit(pos_embed=kind, depth=1)
+    with running("stock"):
+        want, want_grads = trained(model, BATCH)
+
+    with running(INTERPOLATE):
+        graph = torch.compile(model, backend=counter, fullgraph=True)
+        got, grads = trained(model, BATCH, graph)
+        assert status().calls == {("pos_embed", INTERPOLATE): 1}
+        assert status().fallbacks == {}
+
+    assert is_one_graph(counter)
+    assert relative(got, want) <= 1e-5
+    assert worst(grads, want_grads) <= 1e-5
+
+
+def test_its_embeddings_are_bit_for_bit_timms(counter):
+    model = small_vit(depth=0).embeds.requires_grad_(False)
+    with running("stock"):
+        want = model(BATCH["patches"], patch_coord=BATCH["patch_coord"])
+    with running(INTERPOLATE):
+        graph = torch.compile(model, backend=counter, fullgraph=True)
+        got = graph(BATCH["patches"], patch_coord=BATCH["patch_coord"])
+    assert is_one_graph(counter)
+    for ours, timms in zip(got, want, strict=True):
+        assert ours is timms is None or torch.equal(ours, timms)
+
+
+@pytest.mark.parametrize("mode", [INTERPOLATE, "grid_sample"])
+def test_other_sizes_need_one_more_graph_at_most(counter, mode):
+    if mode == "grid_sample" and not NEW_TIMM:
+        pytest.skip("reads the largest grid")
+    model = small_vit(depth=0)
+    graph = torch.compile(model, backend=counter, fullgraph=True)
+    for sizes in ([(3, 4)] * 2, [(8, 8), (2, 30), (11, 3)], [(9, 1), (1, 1)] * 2, [(5, 7)] * 5):
+        batch = vit_batch(sizes)
+        with running(mode, model=model):
+            want, want_grads = trained(model, batch)
+            got, grads = trained(model, batch, graph)
+        assert relative(got, want) <= 1e-6
+        assert worst(grads, want_grads) <= 1e-5
+    assert counter.frame_count <= 2

@@ -1,0 +1,50 @@
+"""The sizes of images, as other libraries give them."""
+
+import numpy as np
+import pytest
+import torch
+
+from timm_naflex_fast.batch.layout import sizes_on_host
+
+VALID = {
+    "array": np.array([(3, 4), (4, 5)]),
+    "NumPy's numbers": [(np.int64(3), np.int32(4)), (4, 5)],
+    "frames": np.array([(1, 3, 4), (1, 4, 5)]),
+    "tensor": torch.tensor([(3, 4), (4, 5)]),
+}
+INVALID = {
+    "a number": 34,
+    "a tensor of one number": torch.tensor(4),
+    "an array of one number": np.array(4),
+    "a line": [3, 4],
+    "a tensor of one line": torch.tensor([4, 4]),
+    "one column": [(4,)],
+    "four columns": [(1, 2, 3, 4)],
+    "zero": [(0, 3)],
+    "a float": [(2.0, 3)],
+    "an array of floats": np.array([(3.0, 4.0)]),
+    "booleans": np.array([(True, True)]),
+    "text": "34",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_sizes_of_other_libraries_become_pythons_integers(name):
+    found = sizes_on_host(VALID[name])
+    assert found == [(1, 3, 4), (1, 4, 5)]
+    for size in found:
+        assert {type(n) for n in size} == {int}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_what_are_no_sizes(name):
+    message = r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
+    with pytest.raises(ValueError, match=message):
+        sizes_on_host(INVALID[name])
+
+
+@pytest.mark.parametrize("few, end", [(4, r"\]$"), (5, r"\] and more$")])
+def test_a_long_list_is_cut_in_the_message(few, end):
+    with pytest.raises(ValueError, match=end):
+        sizes_on_host([(0, 3)] * few)

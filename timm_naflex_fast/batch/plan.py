@@ -1,0 +1,42 @@
+"""The plan of a batch: which samples share a grid, and how tables are resampled to the grids."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..resampling.spec import ResizeSpec, Size
+
+TokenCounts = list[tuple[int, int]]
+"""For each sample, how many of its tokens get an embedding, and how many come after them."""
+
+
+@dataclass
+class Group:
+    """The samples of one batch that share a grid of ``h`` x ``w`` cells.
+
+    Token n of a sample takes cell n of the grid, in row-major order. With ``order`` (h*w,) it takes
+    cell ``order[n]``; in a sample with a ``cell_index`` (tokens,) of its own the cell named there.
+    With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0).
+    """
+
+    h: int
+    w: int
+    samples: list[int] = field(default_factory=list)
+    order: Tensor | None = None
+    cell_index: dict[int, Tensor] = field(default_factory=dict)
+    embeds_padding: bool = False
+
+
+class Plan(NamedTuple):
+    """The grids of a batch, and how position tables are resampled to them.
+
+    They are resampled in ``dtype``, and cast to ``token_dtype``.
+    """
+
+    groups: dict[Size, Group]
+    counts: TokenCounts
+    spec: ResizeSpec
+    token_dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
