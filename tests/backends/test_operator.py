@@ -22,6 +22,7 @@ from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 
 INTERPOLATE = "interpolate_cached"
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (20, 1)]  # one grid twice, one of the table's size
+VARIOUS = [[(3, 4)] * 2, [(8, 8), (2, 30), (11, 3)], [(9, 1), (1, 1)] * 2, [(5, 7)] * 5]
 pytestmark = pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 
 
@@ -110,11 +111,11 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode):
         pytest.skip("reads the largest grid")
     model = small_vit(depth=0)
     graph = torch.compile(model, backend=counter, fullgraph=True)
-    for sizes in ([(3, 4)] * 2, [(8, 8), (2, 30), (11, 3)], [(9, 1), (1, 1)] * 2, [(5, 7)] * 5):
-        batch = vit_batch(sizes)
-        with running(mode, model=model):
+    with running(mode):
+        for sizes in VARIOUS:
+            batch = vit_batch(sizes)
             want, want_grads = trained(model, batch)
             got, grads = trained(model, batch, graph)
-        assert relative(got, want) <= 1e-6
-        assert worst(grads, want_grads) <= 1e-5
+            assert relative(got, want) <= 1e-6
+            assert worst(grads, want_grads) <= 1e-5
     assert counter.frame_count <= 2

@@ -225,7 +225,7 @@ def trained(model, batch, run=None):
     The output's own gradient is random, but fixed. That of its square would do no better than
     rounding: a normalised output has a constant square.
     """
-    run = run or model
+    run = model if run is None else run  # a compiled model has no truth value
     model.zero_grad()
     out = run(batch)
     weight = torch.randn(out.shape, generator=seeded(0))
