@@ -3,8 +3,8 @@
 In batches, and exactly as one by one.
 
 uv run examples/siglip2_embed.py DIR --out embeddings.safetensors
-uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --checkpoint model.safetensors    # offline
-uv run examples/siglip2_embed.py DIR --out embeddings.safetensors --library transformers              # its model
+... --checkpoint model.safetensors    # offline
+... --library transformers            # its model
 
 The file holds ``embeddings`` (N, D), pooled and not normalised, and in its metadata, as JSON,
 ``paths`` (N, relative to DIR, sorted), ``settings`` and ``skipped`` (what could not be read, and

@@ -280,8 +280,9 @@ def test_no_code_in_a_file_runs_whatever_timm_does(beside_weights, tmp_path, mon
     # The older form where the pickle is the whole file.
     torch.save(record, "evil.pth", _use_new_zipfile_serialization=beside_weights)
     says = r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"
-    with pytest.raises(RuntimeError, match=says):
+    with pytest.raises(RuntimeError, match=says) as error:
         load_model(NAME, "evil.pth", **SMALL)
+    assert "weights_only" not in str(error.value)  # torch's advice is to let it run
     assert not (tmp_path / "PWNED").exists()
 
 

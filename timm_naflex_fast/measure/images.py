@@ -109,7 +109,7 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
     Raises:
         ValueError: infinity or NaN among its numbers.
     """
-    image.load()  # first: Pillow turns a TIFF itself while it decodes
+    image.load()  # first: while it decodes a TIFF, Pillow turns it itself
     orientation = _orientation(image)
     done = []
     if image.mode == "F" or image.mode.startswith("I"):
@@ -127,17 +127,16 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
 def size(image: Any) -> tuple[int, int]:
     """Height and width of a PIL image as it is shown, from its header: no pixel is decoded.
 
-    A TIFF that lies on its side is decoded: which size its header gives depends on the release of
-    Pillow. EXIF data behind the pixels of a PNG are not seen.
+    A TIFF that lies on its side is decoded: whether Pillow turns it then, and which size it gives
+    before, depends on the release. EXIF data behind the pixels of a PNG are not seen.
     """
     if image.format == "PNG" and "exif" not in image.info:
         return image.height, image.width  # to look for EXIF data, Pillow would decode it
-    if _orientation(image) not in SIDEWAYS:
-        return image.height, image.width
-    if image.format == "TIFF":
-        image.load()
-        return image.height, image.width
-    return image.width, image.height
+    if image.format == "TIFF" and _orientation(image) in SIDEWAYS:
+        image.load()  # which may turn it
+    if _orientation(image) in SIDEWAYS:
+        return image.width, image.height
+    return image.height, image.width
 
 
 def _orientation(image: Any) -> int:

@@ -285,5 +285,8 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
         yield
     # No network, a cut-off file, a pickle of something else, tensors of another model.
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        text = " ".join(str(error).split())
+        if text.startswith("Weights only load failed"):  # torch goes on with unsafe advice
+            text = "Weights only load failed"
+        reason = f"{type(error).__name__}: {text}"[:300]
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error

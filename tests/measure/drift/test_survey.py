@@ -23,6 +23,12 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason():
         assert "factorized" in reason
 
 
+@ran("matmul")
+def test_what_is_named_twice_is_measured_once():
+    once = survey(small_vit(), batches(), ["matmul"])
+    assert survey(small_vit(), batches(), ["matmul", "stock", "matmul"]) == once
+
+
 @pytest.fixture(scope="module")
 def measured():
     """A survey of eight images in four grids, with a table of 12 x 8 cells."""

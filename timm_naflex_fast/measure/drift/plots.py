@@ -21,14 +21,14 @@ SIDE = 2.9  # inches along the longer side of an image
 
 # The look of each contender, the same in every picture. Outlines, the later ones smaller: where
 # marks lie on each other, each is seen.
-MARKERS = "os^Dv*XP"
+MARKERS = "os^DvhXP"
 TONES = ("#e5534b", "#2da44e", "#c9880a", "#2f81f7", "#d4679c", "#a371f7", "#b0704f", "#1b9aaa")
 LOOKS: dict[str, dict[str, Any]] = {}
 for number, name in enumerate(CONTENDERS):
     LOOKS[name] = {
         "color": TONES[number],
         "marker": MARKERS[number],
-        "markersize": 12 - 1.6 * number,
+        "markersize": 13 - 1.5 * number,
         "markeredgewidth": 1.5,
         "markerfacecolor": "none",
         "linestyle": "none",

@@ -45,11 +45,6 @@ class Drift:
     agreement: float | None
     accuracy: float | None
 
-    @property
-    def exact(self) -> bool:
-        """Whether this is timm's own result but for rounding."""
-        return self.embed_roundings <= 1
-
 
 @dataclass(frozen=True)
 class Survey:
@@ -71,7 +66,7 @@ class Survey:
 
     def exact(self, name: str) -> bool:
         """Whether a contender is timm's own result but for rounding."""
-        return self.drift[name].exact
+        return self.drift[name].embed_roundings <= 1
 
 
 @dataclass(frozen=True)
@@ -129,13 +124,9 @@ def survey(
         raise ValueError(
             "the model has no position table, learned or factorized: nothing is resampled"
         )
-    contenders = list(contenders)
-    left_out = _left_out(model.embeds, contenders)
-    names = [BASELINE]
-    for name in contenders:
-        if name not in left_out and name != BASELINE:
-            names.append(name)
-
+    asked = dict.fromkeys([BASELINE, *contenders])  # each once
+    left_out = _left_out(model.embeds, asked)
+    names = [name for name in asked if name not in left_out]
     compared = _run_all(model, batches, names, advance)
     shrinks = _shrinks(model.embeds, compared.grids)
     drift = {name: _drift(compared, name) for name in names}
@@ -311,7 +302,7 @@ def _choose_pictures(
     shrinks: Sequence[float],
 ) -> list[Picture]:
     """The images to show; none where nothing but rounding differs."""
-    moving = [name for name, one in drift.items() if not one.exact]
+    moving = [name for name, one in drift.items() if one.embed_roundings > 1]
     if not moving:
         return []
     # The maps are of this package's strategies; of another contender where none of them moves.
