@@ -40,7 +40,10 @@ NOT_SAMPLED = ("cli", "measure")  # rooms, unless --only names them
 
 # Run for every file, after the tests of its own room.
 FOR_ALL = ("contract", "test_functional.py", "behaviour/test_models.py", "behaviour/test_modes.py")
-SLOW_TESTS = "compile or one_module or graph or export or capture or imports_no or hub or thread or removable"
+# By words in their names. They compile, or start Python.
+SLOW_TESTS = (
+    "compile or graph or export or capture or thread or removable or imports_no or one_module"
+)
 PYTEST = ("-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
 # Imported once, before the processes fork. The package is not: each process reads its own.
 IMPORTED_BEFORE = ("hypothesis", "timm", "torch", "transformers")
