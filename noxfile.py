@@ -1,14 +1,17 @@
 """The tests on every supported release, and the tests of timm under each mode: uv run nox -l.
 
-uv run nox -s pairing                                    # all pairings, into results/versions/matrix.json
-uv run nox -s "pairing(timm-1.0.16)" "pairing(timm-1.0.22)"
-uv run nox -s timm_tests -- stock matmul                 # the installed release's own tests, under these modes (all)
-uv run nox -s forced_stock                               # our own tests, where ours never runs: they must notice
+    uv run nox -s pairing                     # all pairings, into results/versions/matrix.json
+    uv run nox -s "pairing(timm-1.0.16)"      # one of them
+    uv run nox -s timm_tests                  # the installed release's own tests, under each mode
+    uv run nox -s timm_tests -- stock matmul  # under these
+    uv run nox -s forced_stock                # our own tests, where ours never runs
 
 Every session runs pytest by `uv run`, which adds the releases to this project's own environment. A
-session's row in the result file is replaced, the other rows stay. ``pairing`` fails if any test
-fails, ``timm_tests`` if one fails that passes under stock, or if ours never ran, ``forced_stock``
-if one passes that asks for ours. With RESULTS=FOLDER the files go there.
+session's row in the result file is replaced, the other rows stay. With RESULTS=FOLDER the files go
+there.
+
+``pairing`` fails if any test fails. ``timm_tests`` fails if a test fails that passes under stock,
+or if ours never ran. ``forced_stock`` fails if a test passes that asks for ours.
 """
 
 from __future__ import annotations
@@ -203,7 +206,7 @@ def forced_stock(session: nox.Session, slow: bool) -> None:
     options = ("--tb=no", "-p", "tests.support.forced_stock", "-m", chosen)
     report = run_pytest(session, "", *options, *session.posargs)
 
-    # tests/support/running.py marks the tests that ask for ours.
+    # tests/support/forced_stock.py marks the tests that ask for ours.
     asking = set()
     green = set()
     for case in report.iter("testcase"):

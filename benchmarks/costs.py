@@ -36,8 +36,9 @@ LISTS = {torch.tensor, torch.as_tensor}
 
 @contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Yields the costs of what runs inside: the way of a GPU, and from this package's caches as if
-    nobody watched.
+    """Yields the costs of what runs inside, the way that it runs on a GPU.
+
+    This package's caches serve as if nobody watched.
 
     - read, written: bytes.
     - operators: that read or write.

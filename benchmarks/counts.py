@@ -170,8 +170,10 @@ def export(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
 
 
 def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
-    """The graphs, breaks and recompiled graphs of one way; nothing of an export, which works or
-    raises."""
+    """The graphs, breaks and recompiled graphs of one way.
+
+    Of an export nothing: it works or raises.
+    """
     options, lengths = WAYS[way]
     sampled = contender == "timm's grid_sample"
     model = make(library, sampled)

@@ -11,8 +11,8 @@ call left out. The tests about its file run in a process of its own until one fa
 test notices are printed, and the exit status is 1. No file is written.
 
 What no test can notice stands in ``tests/equivalent_mutants.toml`` and is left alone. For each file
-it says ``"code" = "why"``, where the code is a statement, the head of a compound one (``if a:``),
-or ``def name`` for a whole function. It has to be in the file exactly once.
+it says ``"code" = "why"``, where the code is an expression, a statement, the head of a compound one
+(``if a:``), or ``def name`` for a whole function. It has to be in the file exactly once.
 """
 
 import argparse
@@ -40,7 +40,10 @@ NOT_SAMPLED = ("cli", "measure")  # rooms, unless --only names them
 
 # Run for every file, after the tests of its own room.
 FOR_ALL = ("contract", "test_functional.py", "behaviour/test_models.py", "behaviour/test_modes.py")
-SLOW_TESTS = "compile or one_module or graph or export or capture or imports_no or hub or thread or removable"
+# By words in their names. They compile, or start Python.
+SLOW_TESTS = (
+    "compile or graph or export or capture or thread or removable or imports_no or one_module"
+)
 PYTEST = ("-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
 # Imported once, before the processes fork. The package is not: each process reads its own.
 IMPORTED_BEFORE = ("hypothesis", "timm", "torch", "transformers")
@@ -143,8 +146,15 @@ def head(statement: ast.stmt) -> str:
     return ast.unparse(statement).splitlines()[0]
 
 
-def head_of_code(code: str) -> str:
-    """An entry of the list in the same form."""
+def text_of(node: ast.AST) -> str | None:
+    """A statement or an expression in that form; None for other nodes."""
+    if isinstance(node, ast.stmt):
+        return head(node)
+    return ast.unparse(node) if isinstance(node, ast.expr) else None
+
+
+def text_of_entry(code: str) -> str:
+    """An entry of the list in that form."""
     if code.startswith("def "):
         return code
     if code.endswith(":"):
@@ -156,7 +166,7 @@ def head_of_code(code: str) -> str:
 def equivalents() -> dict[str, list[str]]:
     """What to leave alone in each file of the package."""
     listed = tomllib.loads(EQUIVALENT.read_text())
-    return {file: [head_of_code(code) for code in entries] for file, entries in listed.items()}
+    return {file: [text_of_entry(code) for code in entries] for file, entries in listed.items()}
 
 
 def old_entries() -> Iterator[str]:
@@ -166,11 +176,12 @@ def old_entries() -> Iterator[str]:
         if not file.exists():
             yield f"{name} is not there"
             continue
-        nodes = ast.walk(ast.parse(file.read_text()))
-        heads = [head(node) for node in nodes if isinstance(node, ast.stmt)]
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        # An expression that is a statement counts once.
+        texts = [text_of(node) for node in nodes if not isinstance(node, ast.Expr)]
         for entry in entries:
-            if heads.count(entry) != 1:
-                yield f"{name} has {heads.count(entry)} times: {entry}"
+            if texts.count(entry) != 1:
+                yield f"{name} has {texts.count(entry)} times: {entry}"
 
 
 def is_skipped(node: ast.AST) -> bool:
@@ -199,14 +210,19 @@ def mutants_below(
     node: ast.AST, statement: ast.stmt, left_alone: list[str]
 ) -> Iterator[tuple[ast.stmt, Part, str]]:
     """The mutants of a node and of all below it: the statement, the part to replace, its code."""
+    if is_skipped(node):
+        return
+    if text_of(node) in left_alone:
+        # Of a compound statement only the head is: what is in its body follows.
+        if isinstance(node, ast.stmt) and not isinstance(node, DEFINITIONS):
+            for child in children(node):
+                if isinstance(child, ast.stmt):
+                    yield from mutants_below(child, child, left_alone)
+        return
     if isinstance(node, ast.stmt):
         statement = node
-    is_listed = head(statement) in left_alone
-    if is_skipped(node) or (is_listed and isinstance(node, DEFINITIONS)):
-        return
-    if not is_listed:
-        for part, code in changes(node):
-            yield statement, part, code
+    for part, code in changes(node):
+        yield statement, part, code
     for child in children(node):
         yield from mutants_below(child, statement, left_alone)
 
