@@ -152,7 +152,9 @@ def test_a_folder_of_one_readable_picture_is_enough(without_torch, folder):
 
 
 @pytest.mark.parametrize("command", MODEL_COMMANDS)
-@pytest.mark.parametrize("name", ["resnet18", "naflexvit_nope", "nope.webli"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "naflexvit_nope", "nope.webli", "vit_small_r26_s32_224"]
+)
 def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(
     command, name, folder, monkeypatch, capsys
 ):
@@ -162,7 +164,7 @@ def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(
     assert main([*MODEL_COMMANDS[command], "--model", name, *given]) == 2
     loading, line = capsys.readouterr().err.splitlines()
     assert loading == f"loading {name} ..."
-    assert f"timm has no NaFlexVit '{name}'; valid: naflexvit" in line
+    assert f"timm has no NaFlexVit '{name}'; " in line and "; valid: naflexvit" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
