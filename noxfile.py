@@ -92,19 +92,6 @@ ABOUT = (
     "names = {d.name for d in m.distributions()} & {'timm', 'torch', 'transformers'}; "
     "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
 )
-# A plugin of pytest: each of its processes writes into the file "calls" beside it, how often each
-# strategy ran.
-WITNESS = """
-from pathlib import Path
-
-from timm_naflex_fast import status
-
-
-def pytest_sessionfinish():
-    with Path(__file__).with_name("calls").open("a") as file:
-        for (_, strategy), count in status().calls.items():
-            print(strategy, count, file=file)
-"""
 
 
 def typed(session: nox.Session) -> str:
@@ -241,7 +228,7 @@ def fetch_timm_tests(session: nox.Session, folder: Path) -> None:
 
 
 def calls_of(mode: str) -> int:
-    """How often a mode's code ran, as the witness wrote it."""
+    """How often a mode's code ran, as tests/support/timm_suite.py wrote it."""
     total = 0
     for line in Path("calls").read_text().splitlines():
         strategy, count = line.split()
@@ -255,12 +242,12 @@ def timm_tests(session: nox.Session) -> None:
     """timm's own tests about NaFlex under each mode; ``stock`` tells what fails anyway."""
     folder = Path(session.create_tmp()).resolve()
     fetch_timm_tests(session, folder)
-    (folder / "witness.py").write_text(WITNESS)
+    # It is copied because ``tests.support`` would be looked for in timm's folder of tests.
+    shutil.copy(ROOT / "tests" / "support" / "timm_suite.py", folder)
     session.env.update({"UV_PROJECT": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     session.chdir(folder)
 
-    plugins = ("-p", "witness", "-p", "timm_naflex_fast.pytest_plugin")
-    options = ("-q", "-n", "auto", *plugins, "-k", ABOUT_NAFLEX)
+    options = ("-q", "-n", "auto", "-p", "timm_suite", "-k", ABOUT_NAFLEX)
     fail_anyway: list[str] = []
     for mode in session.posargs or MODES:
         Path("calls").write_text("")

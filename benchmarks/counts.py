@@ -12,13 +12,12 @@ from typing import Any
 import timm
 import torch
 from costs import counting
+from pos_embed import PLAIN_ADD, WORKLOADS, race
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timm_naflex_fast import enable
 from timm_naflex_fast.measure.bench import model as whole
-from timm_naflex_fast.measure.bench.pos_embed import race
-from timm_naflex_fast.measure.bench.race import PLAIN_ADD
-from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates, siglip_grids
+from timm_naflex_fast.measure.bench.workloads import coordinates, siglip_grids
 
 Rows = list[dict[str, Any]]
 TRACEABLE = "matmul, traceable"

@@ -16,73 +16,96 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import counts
+import pos_embed
 import races
 from tabulate import tabulate
 
 from timm_naflex_fast.measure.output import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-FEW = "--contenders stock timm-flag-bilinear interpolate_cached grid_sample matmul plain-add"
 SMALL = "--model vit_small_patch16_224 --workload siglip"
 FOUR_BLOCKS = (
     "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
 )
-SEEN = "single imagenet siglip diverse extreme radio"
-FACTS = ("commit", "machine", "torch", "timm")
+FACTS = ("code_last_changed_in", "machine", "torch", "timm")
 BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 
 # Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the
 # same thing.
 BENCH = {
-    "speed/siglip": "--workload siglip",
-    "speed/diverse": "--workload diverse --budget 1",
-    "speed/others": f"--workload single imagenet extreme {FEW} --budget 1",
-    "speed/radio": f"--workload radio {FEW} --budget 1",
-    "speed/small": f"--workload {SEEN} --batch-size 1 16 --phase infer train {FEW} --rounds 200 --budget 0.3",
-    "speed/bfloat16": f"--workload siglip diverse --dtype bfloat16 --phase infer train {FEW} --budget 1",
     "model/small": f"{SMALL} diverse --batch-size 8 --rounds 10 --budget 60",
     "model/small_64": f"{SMALL} --batch-size 64 --rounds 10 --budget 600",  # a training step holds about 8 GB
-    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --batch-size 8 --rounds 8 --budget 100",
-    "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --batch-size 8 --rounds 6",
+    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --rounds 8 --budget 100",
+    "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --rounds 6",
 }
-# Functions that yield the rows of race after race; given True, tiny ones.
-TIMED = (races.rope, races.patch_kernels, races.other_libraries, races.exported)
+# Options of ``pos_embed.races``.
+POS_EMBED: dict[str, dict[str, Any]] = {
+    "speed/siglip": dict(names=["siglip"], budget=2.0),
+    "speed/diverse": dict(names=["diverse"]),
+    "speed/others": dict(names=["single", "imagenet", "extreme"], contenders=pos_embed.FEW),
+    "speed/radio": dict(names=["radio"], contenders=pos_embed.FEW),
+    "speed/small": dict(
+        names=[*pos_embed.WORKLOADS],
+        contenders=pos_embed.FEW,
+        batches=[1, 16],
+        phases=["infer", "train"],
+        rounds=200,
+        budget=0.3,
+    ),
+    "speed/bfloat16": dict(
+        names=["siglip", "diverse"],
+        contenders=pos_embed.FEW,
+        dtypes=["bfloat16"],
+        phases=["infer", "train"],
+    ),
+}
 COUNTED = {"counts": counts.steps, "graphs": counts.graphs}
-MADE_HERE = {"speed/unseen": races.unseen} | {race.__name__: race for race in TIMED} | COUNTED
+# Functions that yield the rows of race after race; given True, tiny ones.
+MADE_HERE: dict[str, Any] = {
+    name: partial(pos_embed.races, **options) for name, options in POS_EMBED.items()
+}
+MADE_HERE["speed/unseen"] = pos_embed.unseen
+for race in (races.rope, races.patch_kernels, races.other_libraries, races.exported):
+    MADE_HERE[race.__name__] = race
+MADE_HERE |= COUNTED
 NAMES = (*BENCH, *MADE_HERE)
 
 
 def measure(name: str, tiny: bool) -> dict[str, Any]:
     """What a result file holds."""
-    start, rows = time.monotonic(), []
-    if name in BENCH:
-        options = BENCH[name] + " --rounds 1 --budget 0.01 --batch-size 1 --channels 4" * tiny
-        with tempfile.NamedTemporaryFile() as out:
-            command = [
-                sys.executable,
-                "-m",
-                "timm_naflex_fast",
-                "bench",
-                *options.split(),
-                "--json",
-                out.name,
-            ]
-            subprocess.run(command, check=True, cwd=ROOT)
-            rows = json.load(out)["rows"]
-    else:
-        for race in MADE_HERE[name](tiny):
-            shown = (
-                {key: value for key, value in row.items() if not isinstance(value, dict)}
-                for row in race
-            )
-            print(tabulate(shown, "keys", intfmt=","), flush=True)
-            rows += race
+    start = time.monotonic()
+    rows = _by_command(BENCH[name], tiny) if name in BENCH else _made_here(name, tiny)
     about = provenance(f"uv run benchmarks/measure.py {name}")
     return {**about, "seconds": round(time.monotonic() - start), "rows": rows}
+
+
+def _by_command(options: str, tiny: bool) -> list[Any]:
+    """The rows that `naflex-fast bench` writes."""
+    if tiny:
+        options += " --rounds 1 --budget 0.01 --batch-size 1"
+    with tempfile.NamedTemporaryFile() as out:
+        start = [sys.executable, "-m", "timm_naflex_fast", "bench"]
+        command = [*start, *options.split(), "--json", out.name]
+        subprocess.run(command, check=True, cwd=ROOT)
+        rows: list[Any] = json.load(out)["rows"]
+    return rows
+
+
+def _made_here(name: str, tiny: bool) -> list[Any]:
+    """The rows of race after race, each printed when it has ended."""
+    rows = []
+    for race in MADE_HERE[name](tiny):
+        shown = []
+        for row in race:
+            shown.append({key: value for key, value in row.items() if not isinstance(value, dict)})
+        print(tabulate(shown, "keys", intfmt=","), flush=True)
+        rows += race
+    return rows
 
 
 def main() -> None:
@@ -95,23 +118,34 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    files = {name: ROOT / "results" / f"{name}.json" for name in options.names or NAMES}
-    before = {
-        name: json.loads(file.read_text()) if file.exists() else {} for name, file in files.items()
-    }
-    here = provenance(
-        ""
-    )  # a file is old if it was made on another machine, with other code or other releases
-    old = [name for name in files if any(before[name].get(fact) != here[fact] for fact in FACTS)]
-    todo = [*files] if options.names or options.tiny else old
-    if not options.tiny and {*todo} - {*COUNTED} and (load := os.getloadavg()[0]) > BUSY:
+    todo = options.names
+    if not todo:
+        here = provenance("")
+        todo = [name for name in NAMES if options.tiny or _is_old(name, here)]
+    load = os.getloadavg()[0]
+    if not options.tiny and not COUNTED.keys() >= {*todo} and load > BUSY:
         parser.error(f"something else is running (load {load:.1f}): wait until it has ended")
     for name in todo:
         print(f"== {name}", flush=True)
         record = measure(name, options.tiny)
         if not options.tiny:
-            files[name].parent.mkdir(parents=True, exist_ok=True)
-            write_json(files[name], record)
+            file = _result_file(name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, record)
+
+
+def _result_file(name: str) -> Path:
+    return ROOT / "results" / f"{name}.json"
+
+
+def _is_old(name: str, here: dict[str, Any]) -> bool:
+    """Whether a result was made on another machine, with other code, with other releases, or not
+    yet."""
+    file = _result_file(name)
+    if not file.exists():
+        return True
+    before = json.loads(file.read_text())
+    return any(before.get(fact) != here[fact] for fact in FACTS)
 
 
 if __name__ == "__main__":

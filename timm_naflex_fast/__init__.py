@@ -21,4 +21,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    """The public names, and no helper of this file."""
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]

@@ -1,15 +1,12 @@
 """Which convention did a port (a model written anew for another library) follow when it resampled a
 position table?
 
-All of them are tried, the best comes first.
-
-Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers
-them all. This file writes the formula out and does not read it off ``F.interpolate``, which has no
-other cubic coefficient and no other positions. Nor does ``closed_form`` have them, whose positions
-are rounded as PyTorch rounds them.
+All of them are tried, the best comes first. Every convention is separable, ``A_h . P . A_w^T``, so
+one formula for the 1-D matrix ``A_n`` covers them all. This file writes the formula out and does
+not read it off ``F.interpolate``, which has no other cubic coefficient and no other positions. Nor
+does ``closed_form`` have them, whose positions are rounded as PyTorch rounds them.
 """
 
-import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +21,9 @@ from .resampling.closed_form import cubic_kernel
 
 Grids = Sequence[tuple[int, int, int]]  # (t, h, w): t frames
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
+OUTSIDE = 2  # cells beyond a border that a tap without antialiasing can reach
+SOME_CHANNELS = 32  # all follow the same convention, so that some of them find the best ones
+BEST = 10
 
 
 @dataclass(frozen=True)
@@ -66,73 +66,72 @@ class Convention:
     zeros_outside: bool = False
     edges: bool = False
 
-    def matrix(self, n: int, n0: int, keep: int) -> Tensor:
-        """The first ``keep`` rows of ``A_n`` (n, n0), float64, sparse: its memory follows n + n0,
-        not n * n0."""
-        # Positions are (to + offset) * cells / gaps - shift, on an axis whose cell i lies at i.
-        both = self.align_corners and self.half_pixel
-        cells = n0 - 1 if self.align_corners else n0
-        gaps = n - 1 if self.edges or (self.align_corners and not both) else n
-        # PyTorch's centres with antialiasing are those of half pixels, whatever align_corners says.
-        offset = 0.5 if self.half_pixel or (self.antialias and self.align_corners) else 0.0
-        shift = 0.5 if self.edges or (offset and not both) else 0.0
-        scale = cells / gaps if gaps else 0.0
-        centre = (
-            scale * (torch.arange(keep, dtype=torch.float64)[:, None] + offset) - shift
-        )  # (keep, 1)
-        stretch = max(scale, 1.0) if self.antialias else 1.0
-        taps = centre.floor() + torch.arange(
-            -math.ceil(2 * stretch), math.ceil(2 * stretch) + 2
-        )  # (keep, taps)
-        distance = (taps - centre).abs() / stretch
-        cubic = self.cubic_coefficient
-        weights = (1 - distance).clamp(min=0) if cubic is None else cubic_kernel(distance, cubic)
-        if (
-            self.antialias or self.drops_outside or self.zeros_outside
-        ):  # else a tap outside takes the border's value
-            weights = weights * ((taps >= 0) & (taps < n0))
-        if (
-            self.antialias or self.drops_outside
-        ):  # the weights that are left are scaled to a sum of 1
-            weights = weights / weights.sum(1, keepdim=True)
-        index = torch.stack(
-            (torch.arange(keep)[:, None].expand_as(taps), taps.long().clamp(0, n0 - 1))
-        ).flatten(1)
-        matrix = torch.sparse_coo_tensor(
-            index, weights.flatten(), (keep, n0), check_invariants=False
-        ).coalesce()
+    @property
+    def moves_cells(self) -> bool:
+        """Whether a grid of the table's own size differs from the table."""
+        return self.edges or (self.align_corners and self.half_pixel)
+
+    def positions(self, n: int, n0: int) -> tuple[Tensor, float]:
+        """Where the n cells of an axis lie among the n0 of the table, and the step between them.
+
+        Cell i of the table lies at i.
+        """
+        i = torch.arange(n, dtype=torch.float64)
+        if self.edges:
+            step = n0 / max(n - 1, 1)
+            return step * i - 0.5, step
+        if self.align_corners and self.half_pixel:
+            step = (n0 - 1) / n
+            return step * (i + 0.5), step
+        if not self.align_corners:
+            step = n0 / n
+            return (step * (i + 0.5) - 0.5 if self.half_pixel else step * i), step
+        step = (n0 - 1) / (n - 1) if n > 1 else 0.0
+        # With antialiasing PyTorch changes the step here and not the centres.
+        return (step * (i + 0.5) - 0.5 if self.antialias else step * i), step
+
+    def matrix(self, n: int, n0: int) -> Tensor:
+        """``A_n`` (n, n0), float64."""
+        centres, step = self.positions(n, n0)
+        stretch = max(step, 1.0) if self.antialias else 1.0
+        cells = torch.arange(-OUTSIDE, n0 + OUTSIDE)
+        distance = (cells - centres[:, None]).abs() / stretch  # (n, cells)
+        if self.cubic_coefficient is None:
+            weights = (1 - distance).clamp(min=0)
+        else:
+            weights = cubic_kernel(distance, self.cubic_coefficient)
+        before, matrix, after = weights.split([OUTSIDE, n0, OUTSIDE], 1)
+        if self.antialias or self.drops_outside:
+            matrix = matrix / matrix.sum(1, keepdim=True)
+        elif not self.zeros_outside:  # taps outside take the border's value
+            matrix[:, 0] += before.sum(1)
+            matrix[:, -1] += after.sum(1)
         if self.bfloat16 == "weights":
-            matrix.values().copy_(matrix.values().bfloat16())
+            matrix = matrix.bfloat16().double()
         return matrix
 
     def grid(self, table: Tensor, h: int, w: int) -> Tensor:
-        """The table (H0, W0, C), float64, resampled to (h, w, C); a table of that size is not
-        changed."""
-        rows, cols = table.shape[:2]
-        table = table.bfloat16().double() if self.bfloat16 == "table" else table
-        if (h, w) == (rows, cols) and not (self.edges or (self.align_corners and self.half_pixel)):
+        """The table (H0, W0, C), float64, resampled to (h, w, C)."""
+        if self.bfloat16 == "table":
+            table = table.bfloat16().double()
+        h0, w0 = table.shape[:2]
+        if (h, w) == (h0, w0) and not self.moves_cells:
             return table
-        height, width = (max(h, w),) * 2 if self.ar_preserving else (h, w)
-        if h * cols > rows * w:  # first the axis after which less is left
-            table = self._resize(table.transpose(0, 1), width, w).transpose(0, 1)
-            return self._resize(table, height, h)
-        table = self._resize(table, height, h)
-        return self._resize(table.transpose(0, 1), width, w).transpose(0, 1)
-
-    def _resize(self, table: Tensor, n: int, keep: int) -> Tensor:
-        """The first axis of (n0, m, C), resized to n, of which the first ``keep`` remain."""
-        return (self.matrix(n, len(table), keep) @ table.flatten(1)).unflatten(1, table.shape[1:])
+        height, width = (max(h, w), max(h, w)) if self.ar_preserving else (h, w)
+        rows = self.matrix(height, h0)[:h]
+        columns = self.matrix(width, w0)[:w]
+        if h * w0 > h0 * w:  # first the axis after which less is left
+            return torch.einsum("yh,hxc->yxc", rows, torch.einsum("xw,hwc->hxc", columns, table))
+        return torch.einsum("xw,ywc->yxc", columns, torch.einsum("yh,hwc->ywc", rows, table))
 
     def tokens(self, table: Tensor, sizes: Grids) -> Tensor:
-        """The tokens of all grids, packed (sum of t*h*w, C), float64, of a table (H0, W0, C) in
-        float64."""
+        """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
         packed = []
         for frames, h, w in sizes:
-            grid = (
-                self.grid(table, w, h)
-                if self.transposed in ("size", "table")
-                else self.grid(table, h, w)
-            )
+            if self.transposed in ("size", "table"):
+                grid = self.grid(table, w, h)
+            else:
+                grid = self.grid(table, h, w)
             if self.transposed in ("order", "table"):
                 grid = grid.transpose(0, 1)
             blocks = grid.unflatten(1, (-1, self.merge)).unflatten(0, (-1, self.merge))
@@ -140,40 +139,52 @@ class Convention:
         return torch.cat(packed)
 
 
+POSITIONS: list[dict[str, Any]] = [
+    dict(half_pixel=True),
+    dict(half_pixel=False, align_corners=True),
+    dict(half_pixel=False),
+    dict(half_pixel=True, align_corners=True),
+    dict(half_pixel=False, edges=True),
+]
+BORDERS: list[dict[str, Any]] = [
+    dict(antialias=True),
+    dict(antialias=False),
+    dict(antialias=False, drops_outside=True),
+    dict(antialias=False, zeros_outside=True),
+]
+KERNELS: list[dict[str, Any]] = [
+    dict(mode="bilinear", cubic_coefficient=None),
+    dict(mode="bicubic", cubic_coefficient=-0.5),
+    dict(mode="bicubic", cubic_coefficient=-0.75),
+]
+
+
 def conventions(sizes: Grids) -> Iterator[Convention]:
     """Every convention that these sizes allow, the plainest ones first."""
+    resizes = [
+        Convention(**position, **border, **kernel)
+        for position, border, kernel in product(POSITIONS, BORDERS, KERNELS)
+    ]
+    resizes = [convention for convention in resizes if _is_distinct(convention)]
     merges = [m for m in (1, 2, 3, 4) if all(h % m == 0 and w % m == 0 for _, h, w in sizes)]
     choices = product(
-        (None, "table", "weights"),
-        merges,
-        (None, "order", "size", "table"),
-        (False, True),
-        [(False, True), (True, False), (False, False), (True, True), (False, None)],
-        [(True, None), (False, None), (False, "drops"), (False, "zeros")],
-        [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75)],
+        (None, "table", "weights"), merges, (None, "order", "size", "table"), (False, True), resizes
     )
-    for rounded, merge, transposed, ar, (corners, half), (antialias, outside), (
-        mode,
-        coefficient,
-    ) in choices:
-        of_grid_sample = (
-            half is None or (corners and half) or outside == "zeros"
-        )  # it has one cubic coefficient
-        if of_grid_sample and (antialias or outside == "drops" or coefficient == -0.5):
-            continue
-        # Bilinear taps lie outside where all weight is on the border's cell, or where the position
-        # itself does.
-        if mode == "bilinear" and outside and (outside == "drops" or corners):
-            continue
-        plain = Convention(
-            mode, antialias, corners, bool(half), ar, coefficient, transposed, merge, rounded
-        )
+    for rounded, merge, transposed, ar, resize in choices:
         yield replace(
-            plain,
-            drops_outside=outside == "drops",
-            zeros_outside=outside == "zeros",
-            edges=half is None,
+            resize, bfloat16=rounded, merge=merge, transposed=transposed, ar_preserving=ar
         )
+
+
+def _is_distinct(c: Convention) -> bool:
+    """Whether some library can resize so, and no plainer convention does the same."""
+    of_grid_sample = c.moves_cells or c.zeros_outside
+    if of_grid_sample and (c.antialias or c.drops_outside or c.cubic_coefficient == -0.5):
+        return False
+    if c.mode == "bilinear":
+        # Its taps lie outside where all weight is on the border's cell, or the position itself is.
+        return not (c.drops_outside or (c.zeros_outside and c.align_corners))
+    return True
 
 
 class Family(NamedTuple):
@@ -201,13 +212,9 @@ def example_inputs(family: str) -> dict[str, Tensor]:
     """The table (H0, W0, 8) float32 and the sizes (B, 2) that a port of this family is to resample.
 
     The same numbers everywhere: Python's generator, unlike PyTorch's, promises that.
-
-    Raises:
-        ValueError: an unknown family; names those that there are.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"family={family!r} is not known; valid: {', '.join(FAMILIES)}")
-    side, draw = FAMILIES[family].side, random.Random(0).random
+    side = FAMILIES[family].side
+    draw = random.Random(0).random
     table = torch.tensor([2 * draw() - 1 for _ in range(side * side * 8)]).view(side, side, 8)
     return {"table": table, "sizes": torch.tensor([(12, 20), (30, 8), (4, 18)])}
 
@@ -237,44 +244,57 @@ def identify_resampling(
 
     >>> from timm_naflex_fast.functional import resample_pos_embed
     >>> table = torch.randn(16, 16, 8)
-    >>> error, convention = identify_resampling(table, (9, 28), resample_pos_embed(table, (9, 28), mode="bilinear"))[0]
+    >>> result = resample_pos_embed(table, (9, 28), mode="bilinear")
+    >>> error, convention = identify_resampling(table, (9, 28), result)[0]
     >>> convention["mode"], convention["antialias"], error < 1e-5
     ('bilinear', True, True)
     """
-    table = table[0] if table.ndim == 4 and len(table) == 1 else table
-    if table.ndim != 3 or not table.is_floating_point() or not table.numel():
-        raise ValueError(
-            f"table must be ([1,] H0, W0, C), floating point; got {tuple(table.shape)} {table.dtype}"
-        )
-    table = table.detach().cpu().double()
+    table = _read_table(table)
     wanted = torch.as_tensor(size)
     sizes = sizes_on_host(wanted[None] if wanted.ndim == 1 else wanted)
-    tokens, channels = sum(t * h * w for t, h, w in sizes), table.shape[-1]
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        raise ValueError(
-            f"result must be floating point; got {getattr(result, 'dtype', type(result).__name__)}"
-        )
-    if result.ndim == 3 and len(result) == len(sizes) and result.shape[1] * len(sizes) > tokens:
-        result = torch.cat([image[: t * h * w] for image, (t, h, w) in zip(result, sizes)])
-    if result.numel() != tokens * channels:
-        raise ValueError(
-            f"result must have {tokens} tokens of {channels} channels; got shape {tuple(result.shape)}"
-        )
-    if not (torch.isfinite(table).all() and torch.isfinite(result).all()):
-        raise ValueError("table and result must be finite; they hold NaN or infinity")
-    if not result.any():
-        raise ValueError("result must hold embeddings; it is zero everywhere")
+    result = _read_result(result, sizes, table.shape[-1])
+    some = slice(None, None, -(-table.shape[-1] // SOME_CHANNELS))
+    ranked = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
+    best = _ranked([convention for _, convention in ranked[:BEST]], table, sizes, result)
+    return [(error, asdict(convention)) for error, convention in best + ranked[BEST:]]
+
+
+def _read_table(table: Tensor) -> Tensor:
+    """The table (H0, W0, C), float64."""
+    if table.ndim == 4 and len(table) == 1:
+        table = table[0]
+    if table.ndim != 3 or not table.is_floating_point() or not table.numel():
+        found = f"{tuple(table.shape)} {table.dtype}"
+        raise ValueError(f"table must be ([1,] H0, W0, C), floating point; got {found}")
+    if not torch.isfinite(table).all():
+        raise ValueError("table must be finite; it holds NaN or infinity")
     if (table == table[:1, :1]).all():
         raise ValueError(
             "cannot tell: the table must differ from cell to cell; it is the same everywhere"
         )
-    result = result.detach().cpu().double().reshape(tokens, channels)
-    some = slice(
-        None, None, -(-channels // 32)
-    )  # every channel follows the same convention: 32 find the best ten
-    ranked = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
-    best = _ranked((convention for _, convention in ranked[:10]), table, sizes, result)
-    return [(error, asdict(convention)) for error, convention in best + ranked[10:]]
+    return table.detach().cpu().double()
+
+
+def _read_result(result: Tensor, sizes: Grids, channels: int) -> Tensor:
+    """The tokens of all images without padding, (sum of t*h*w, C), float64."""
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        found = getattr(result, "dtype", type(result).__name__)
+        raise ValueError(f"result must be floating point; got {found}")
+    counts = [t * h * w for t, h, w in sizes]
+    tokens = sum(counts)
+    padded = result.ndim == 3 and len(result) == len(sizes)
+    if padded and result.shape[0] * result.shape[1] > tokens:
+        result = torch.cat([image[:count] for image, count in zip(result, counts)])
+    if result.numel() != tokens * channels:
+        found = tuple(result.shape)
+        raise ValueError(
+            f"result must have {tokens} tokens of {channels} channels; got shape {found}"
+        )
+    if not torch.isfinite(result).all():
+        raise ValueError("result must be finite; it holds NaN or infinity")
+    if not result.any():
+        raise ValueError("result must hold embeddings; it is zero everywhere")
+    return result.detach().cpu().double().reshape(tokens, channels)
 
 
 def _ranked(
@@ -282,34 +302,33 @@ def _ranked(
 ) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
     largest = result.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    ranked = [(((result - c.tokens(table, sizes)).abs().max() / largest).item(), c) for c in tried]
+    ranked = []
+    for convention in tried:
+        difference = (result - convention.tokens(table, sizes)).abs().max()
+        ranked.append(((difference / largest).item(), convention))
     return sorted(ranked, key=lambda pair: round(pair[0], DECIMALS))
 
 
 def tolerance(result: Tensor) -> float:
-    """The largest error that rounding explains: of positions in float32, or of the result to a half
-    dtype."""
+    """The largest error that rounding explains: of float32 positions, or of a half dtype."""
     return max(2e-4, 2 * torch.finfo(result.dtype).eps)
 
 
-def describe(convention: Convention) -> str:
+def describe(c: Convention) -> str:
     """A convention in words, what is usual left out."""
-    c = convention
-    exchanged = {
-        "order": "tokens column by column",
-        "size": "height and width exchanged",
-        "table": "table transposed",
-    }
+    usual = (None, -0.5 if c.antialias else -0.75)
     parts = {
-        "with antialiasing" if c.antialias else "without antialiasing": True,
-        f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient
-        not in (None, -0.5 if c.antialias else -0.75),
+        "with antialiasing": c.antialias,
+        "without antialiasing": not c.antialias,
+        f"cubic coefficient {c.cubic_coefficient}": c.cubic_coefficient not in usual,
         "aligned corners": c.align_corners,
         "positions of half pixels": c.align_corners and c.half_pixel,
         "positions from edge to edge": c.edges,
         "positions without half pixels": not (c.align_corners or c.half_pixel or c.edges),
         "aspect-preserving (resized to a square, then cut)": c.ar_preserving,
-        exchanged.get(c.transposed or "", ""): c.transposed,
+        "tokens column by column": c.transposed == "order",
+        "height and width exchanged": c.transposed == "size",
+        "table transposed": c.transposed == "table",
         f"tokens in {c.merge} x {c.merge} blocks": c.merge > 1,
         f"{c.bfloat16} rounded to bfloat16": c.bfloat16,
         "taps outside the table dropped": c.drops_outside,

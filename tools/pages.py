@@ -25,7 +25,7 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
-from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS, PLAIN_ADD
+from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS
 from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.report import HEADINGS, row_text
 from timm_naflex_fast.measure.drift.survey import Drift
@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 LEAST = 0.9  # of the library's own speed: what is slower stops a release
 OURS = "matmul"
+PLAIN_ADD = "plain-add"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 
 # What figures depend on: where this code changes, they are old.

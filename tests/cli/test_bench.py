@@ -1,72 +1,102 @@
-"""``naflex-fast bench`` from end to end."""
+"""``naflex-fast bench`` from end to end, on a small model."""
 
 import json
+from functools import partial
 from unittest.mock import Mock
+
+import pytest
+import timm
 
 from tests.support.measured import row
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.bench import race
+from timm_naflex_fast.measure.bench import model as of_model
+
+NAME = "naflexvit_base_patch16_gap"
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """timm's models, but small: one block of 32 channels."""
+    small = partial(timm.create_model, embed_dim=32, depth=1, num_heads=2)
+    monkeypatch.setattr(timm, "create_model", small)
 
 
 def bench(words, *more):
-    return cli.main(["bench", "--channels", "4", "--rounds", "1", *words.split(), *map(str, more)])
+    return cli.main(["bench", "--model", NAME, *words.split(), *map(str, more)])
 
 
 @ran("matmul")
-def test_command_line_end_to_end(tmp_path, capsys):
-    out = tmp_path / "figures.json"
-    command = "--workload siglip --batch-size 2 1 --contenders stock matmul plain-add --phase infer train --json"
-    assert bench(command, out) == 0
-    text = capsys.readouterr().out
-    assert "bench --model NAME times a whole one" in text
-    assert (
-        text.index("siglip infer, B=1")
-        < text.index("siglip infer, B=2")
-        < text.index("siglip train, B=1")
-    )
-    record = json.loads(out.read_text())
-    assert record["command"].endswith(f"--json {out}") and set(record["rows"][0]) == set(row())
-    assert [one["contender"] for one in record["rows"]] == ["stock", "matmul", "plain-add"] * 4
+def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    assert bench("--batch-size 2 1 2 --max-seq-len 16 --rounds 3 --json", file) == 0
+
+    out, err = capsys.readouterr()
+    assert err.startswith(f"loading {NAME} ...\n")
+    titles = [line.split(", float32")[0] for line in out.splitlines() if line.startswith("model ")]
+    assert titles == [
+        "model siglip-16 train, B=1",
+        "model siglip-16 train, B=2",
+        "model siglip-16 infer, B=1",
+        "model siglip-16 infer, B=2",
+    ]
+    assert f"float32, {NAME}, " in out and "share of embeddings" in out
+    assert "times faster than stock" in out and f"written: {file}" in out
+    record = json.loads(file.read_text())
+    assert record["command"].endswith(f"--json {file}")
+    assert [one["contender"] for one in record["rows"]] == ["stock", "matmul"] * 4
+    for one in record["rows"]:
+        assert set(one) == set(row())
+        assert 0 < one["about"]["embeds_share"][one["contender"]] < 1
+        assert one["about"]["tokens"] <= 16 * one["batch"]
 
 
-@ran("matmul")
-def test_command_line_on_a_folder(photos, capsys):
+@ran("grid_sample")
+def test_the_grids_are_those_of_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
-    assert (
-        bench(
-            "--batch-size 2 --max-seq-len 16 --phase train --contenders matmul --sizes-from", photos
-        )
-        == 0
-    )
+    options = "--batch-size 2 --max-seq-len 16 --phase infer --contenders grid_sample --rounds 1"
+    assert bench(f"{options} --sizes-from", photos) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("not read: bad.png: ") and lines[1].startswith("4 images, ")
-    assert lines[3].startswith("pos_embed photos train, B=2, float32, 16x16 bilinear, ")
+    assert lines[0].startswith("not read: bad.png: ")
+    assert lines[1].startswith("4 images, ") and lines[1].endswith(" of at most 16 tokens")
+    assert lines[3].startswith("model photos infer, B=2, float32, ")
+
+
+@ran("matmul")
+def test_stock_breaks_and_matmul_is_one_graph_on_the_users_grids(
+    photos, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(of_model, "BACKEND", "eager")  # TorchInductor would take a minute
+    file = tmp_path / "compiled.json"
+    options = "--compile --max-seq-len 16 25 --batch-size 2 --rounds 3 --phase train --sizes-from"
+    assert bench(options, photos, "--json", file) == 0
+
+    out = capsys.readouterr().out
+    assert "compiled photos train, B=2" in out and "graphs after the first batch" in out
+    rows = json.loads(file.read_text())["rows"]
+    assert [one["contender"] for one in rows] == ["stock", "matmul"]
+    assert {one["suite"] for one in rows} == {"compiled"} and rows[1]["rounds"] == 3
+    stock, ours = (rows[0]["about"]["counted"][name] for name in ("stock", "matmul"))
+    assert ours["breaks"] == 0 and ours["graphs"] <= 2 < stock["breaks"]
+    assert ours["first steps"] == 6  # two lengths, three rounds
 
 
 def test_ctrl_c_is_one_line_and_keeps_the_races_that_ended(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "figures.json"
-    monkeypatch.setattr(race, "run", Mock(side_effect=[[row(batch=1)], KeyboardInterrupt]))
-    assert (
-        bench("--workload siglip --batch-size 1 2 --contenders matmul --phase infer --json", out)
-        == 130
-    )
-    assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
+    file = tmp_path / "figures.json"
+    ended = Mock(title="the first"), [row(batch=1)]
+    monkeypatch.setattr(of_model, "race_eager", Mock(side_effect=[ended, KeyboardInterrupt]))
+    assert bench("--batch-size 1 2 --phase infer --json", file) == 130
+    assert [one["batch"] for one in json.loads(file.read_text())["rows"]] == [1]
     assert capsys.readouterr().err.splitlines()[-1] == "naflex-fast bench: interrupted"
 
 
 @ran("matmul")
 def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "timm_naflex_fast.cli.bench.write_json", Mock(side_effect=OSError("the disk is full"))
-    )
-    out = tmp_path / "figures.json"
-    assert (
-        bench("--workload siglip --batch-size 1 --contenders matmul --phase infer --json", out) == 2
-    )
-    found = capsys.readouterr()
-    assert (
-        "siglip infer, B=1" in found.out
-        and "median ms" in found.out
-        and "the disk is full" in found.err
-    )
+    full = Mock(side_effect=OSError("the disk is full"))
+    monkeypatch.setattr("timm_naflex_fast.cli.bench.write_json", full)
+    options = "--batch-size 1 --contenders matmul --phase infer --rounds 1 --max-seq-len 16 --json"
+    assert bench(options, tmp_path / "figures.json") == 2
+    out, err = capsys.readouterr()
+    assert "siglip-16 infer, B=1" in out and "median ms" in out
+    assert "the disk is full" in err

@@ -43,7 +43,8 @@ with running("loop", model=model):
     assert far(trained(model, BATCH), want) <= 1e-5
 
 file = sys.argv[1]
-bench = "bench --workload siglip --batch-size 1 --phase infer --contenders loop --rounds 1 --channels 4 --json"
+bench = "bench --model naflexvit_base_patch16_gap --model-kwargs depth=1 embed_dim=32 num_heads=2 --phase infer"
+bench += " --max-seq-len 16 --batch-size 1 --contenders loop --rounds 1 --json"
 assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 

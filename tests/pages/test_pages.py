@@ -4,8 +4,8 @@ import json
 
 import measure
 import pages
+import pos_embed
 import pytest
-import races
 import torch
 
 from tests.support.measured import row
@@ -21,7 +21,12 @@ def results(tmp_path, monkeypatch):
         path = tmp_path / "results" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = dict(
-            machine="2 CPU cores", torch="2.15", timm="1.0.31", date="2026-11-22", commit="abc"
+            machine="2 CPU cores",
+            torch="2.15",
+            timm="1.0.31",
+            date="2026-11-22",
+            commit="abc",
+            code_last_changed_in="abc",
         )
         path.write_text(json.dumps({**facts, **about, "rows": rows}))
 
@@ -133,7 +138,7 @@ def test_a_figure_grows_old_by_code_not_by_comments(before, has_changed, monkeyp
 @pytest.fixture
 def measured(results, tmp_path, monkeypatch):
     """Runs benchmarks/measure.py; the names of what it measured."""
-    facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", commit="abc")
+    facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", code_last_changed_in="abc")
     done = []
     monkeypatch.setattr(measure, "provenance", lambda command: facts)
     monkeypatch.setattr(measure, "ROOT", tmp_path)
@@ -152,7 +157,7 @@ def measured(results, tmp_path, monkeypatch):
 
 def test_what_this_code_has_measured_here_is_not_measured_again(results, measured):
     results("rope")
-    results("counts", commit="old")
+    results("counts", code_last_changed_in="old")
     assert measured() == ["counts", "graphs"]
     assert measured("rope") == ["rope"]  # it is named
 
@@ -178,7 +183,7 @@ def test_each_result_file_has_a_command():
 
 
 def test_unseen_batches_have_other_grids_every_time():
-    work = races.Unseen("unseen", (16, 16), "bilinear", None, length=1024)
+    work = pos_embed.Unseen("unseen", None, 1024)
     batches = work.coordinates(50)
     grids = []
     for _ in range(20):
@@ -189,7 +194,7 @@ def test_unseen_batches_have_other_grids_every_time():
 
 
 def test_a_quarter_of_the_dropped_tokens_is_left():
-    work = races.Dropped("dropped", (16, 16), "bilinear", siglip_grids(256))
+    work = pos_embed.Dropped("dropped", siglip_grids(256))
     batches = work.coordinates(9)
     coord = next(batches)
     assert next(batches) is coord

@@ -22,7 +22,6 @@ def row(contender="matmul", **changes):
         low_ms=10.0,
         high_ms=10.0,
         times_faster=None,
-        times_plain_add=None,
         spread=None,
     )
     return {"contender": contender, **values, **changes}

@@ -1,19 +1,34 @@
-"""The command ``naflex-fast export``: options, and the way from them to a verified file."""
+"""``naflex-fast export``: its options, and the way from them to a verified file."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..measure.models import add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress
 from ..text_table import table
+from .checks import announce, check_model_options
+
+# The runtimes that run a file with this suffix, and the module of each.
+RUNTIMES = {
+    ".pt2": {"torch.export": "torch"},
+    ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
+}
+WRITERS = {".pt2": (), ".onnx": ("onnx", "onnxscript")}  # packages that write such a file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
-    size = "export for plain images of this size, in pixels; default: for NaFlex batches of any grids and lengths"
-    parser.add_argument("--size", nargs=2, type=positive, metavar=("H", "W"), help=size)
+    parser.add_argument(
+        "--size",
+        nargs=2,
+        type=positive,
+        metavar=("H", "W"),
+        help="export for plain images of this size, in pixels; default: for NaFlex batches of any "
+        "grids and lengths",
+    )
 
 
 def export(options: argparse.Namespace) -> int:
@@ -27,38 +42,55 @@ def export(options: argparse.Namespace) -> int:
         OSError: ``--out`` cannot be written; before the work.
     """
     out = Path(options.out)
+    check_model_options(options)
+    runtimes = runtimes_for(out)
     check_writable(out)
+    announce(f"loading {options.model} ...")
     from ..measure import export as work
 
-    runtimes = work.runtimes_for(out)
-    settings = dict(options.model_kwargs) | dict(random_weights=options.random_weights)
-    model, weights = load_model(options.model, options.checkpoint, **settings)
-    patch = tuple(model.embeds.patch_size)
-    if options.size and (options.size[0] % patch[0] or options.size[1] % patch[1]):
-        raise ValueError(
-            f"--size must be a multiple of the model's patches, {patch[0]} x {patch[1]}"
-        )
+    model, weights = load_model(
+        options.model,
+        options.checkpoint,
+        **dict(options.model_kwargs),
+        random_weights=options.random_weights,
+    )
+    high, wide = model.embeds.patch_size
+    if options.size and (options.size[0] % high or options.size[1] % wide):
+        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
     with progress("exporting", 2 + len(runtimes)) as bar:
-        differences, inputs, right = work.export(model, out, options.size, bar.update)
+        found = work.export(model, out, runtimes, options.size, bar.update)
     print(f"{options.model}; weights: {weights}")
     print(
-        f"Compared with timm's own code on batches not seen at export; right: at most {work.TOLERANCE:g} of the largest"
+        "Compared with timm's own code on batches not seen at export; right: at most "
+        f"{work.TOLERANCE:g} of the largest"
     )
-    words = {True: "right", False: "wrong"}
-    rows = differences.items()
-    print(
-        table(
-            [
-                {"runtime": n, "largest difference": f"{d:.1e}", "": words[d <= work.TOLERANCE]}
-                for n, d in rows
-            ]
-        )
-    )
-    if not right:
+    lines = []
+    for runtime, difference in found.differences.items():
+        right = "right" if difference <= work.TOLERANCE else "wrong"
+        lines.append({"runtime": runtime, "largest difference": f"{difference:.1e}", "": right})
+    print(table(lines))
+    if not found.right:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    for name, shape in inputs.items():
+    for name, shape in found.inputs.items():
         print(f"  {name}: {shape}")
-    print(work.how_to_run(out, list(inputs)))
+    print(work.how_to_run(out, list(found.inputs)))
     return 0
+
+
+def runtimes_for(out: Path) -> list[str]:
+    """The runtimes here that can run such a file.
+
+    Raises:
+        ValueError: a suffix that is not known.
+        RuntimeError: what writes such files is not installed.
+    """
+    if out.suffix not in RUNTIMES:
+        raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
+    missing = [name for name in WRITERS[out.suffix] if find_spec(name) is None]
+    if missing:
+        raise RuntimeError(
+            f"{out.suffix} files need {' and '.join(missing)}: pip install {' '.join(missing)}"
+        )
+    return [runtime for runtime, module in RUNTIMES[out.suffix].items() if find_spec(module)]

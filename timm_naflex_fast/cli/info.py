@@ -4,6 +4,8 @@ import argparse
 import platform
 from importlib.metadata import distributions
 
+from .checks import announce
+
 PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
 
 
@@ -12,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions, CUDA, what is patched in this process (it cannot look into another), and the
-    caches.
+    """Print versions, CUDA, the caches, and what is patched in this process, not in another.
 
     The versions come from the packages' metadata; timm is not imported for them.
     """
+    announce("looking at this installation ...")
     import torch
 
     from ..patching.install import status
@@ -24,20 +26,19 @@ def info(options: argparse.Namespace) -> int:
 
     installed = {found.metadata["Name"]: found.version for found in distributions()}
     rows = {name: installed.get(name, "not installed") for name in PACKAGES}
-    rows |= {
-        "python": f"{platform.python_version()}, {platform.platform()}",
-        "caches": kept.report(),
-    }
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    rows["python"] = f"{platform.python_version()}, {platform.platform()}"
+    rows["caches"] = kept.report()
+    cuda = "no GPU"
+    if torch.cuda.is_available():
+        cuda = torch.cuda.get_device_name()
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; it sees {cuda}"
-    print(
-        status(),
-        "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n",
-        sep="\n",
-    )
     for name, value in rows.items():
         print(f"{name:<17} {value}")
+    patched = str(status()).splitlines()[1:]  # the versions stand above
+    print("\n".join(patched))
+    print("This is about this process. In another one, print(timm_naflex_fast.status()) there.")
     print(
-        "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run SCRIPT patches a script."
+        "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run "
+        "SCRIPT patches a script."
     )
     return 0

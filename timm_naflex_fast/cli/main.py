@@ -1,14 +1,16 @@
-"""The command ``naflex-fast``. It imports a command's module, and with it torch, only when that
-command is named."""
+"""The command ``naflex-fast``.
+
+It imports a command's module only when that command is named, and that one torch only when its
+options are right: so help and errors come at once.
+"""
 
 import argparse
+import difflib
 import io
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
-from typing import Any
 
 from .. import __version__
 from ..measure.output import printable
@@ -16,7 +18,7 @@ from ..measure.output import printable
 COMMANDS = {  # each is a function of the module of its name
     "info": "versions, what is patched, accelerators, caches",
     "drift": "how far each strategy moves a model from timm's own result",
-    "bench": "time the strategies against timm, its alternatives and a plain add",
+    "bench": "how much faster a step of a model becomes, eager or compiled",
     "run": "run a script, unchanged, with timm patched",
     "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
     "identify": "tell how a port resampled its position embeddings",
@@ -26,48 +28,57 @@ COMMANDS = {  # each is a function of the module of its name
 def call(
     command: str, action: Callable[[argparse.Namespace], int], options: argparse.Namespace
 ) -> int:
-    """Call ``action(options)``; an error that names what is valid becomes one line and exit status
-    2, Ctrl-C 130."""
+    """Call ``action(options)``, whose errors name what is valid, and return the exit status.
+
+    An error becomes one line on stderr and status 2, Ctrl-C 130.
+    """
     try:
         return action(options)
     except KeyboardInterrupt:
-        status, message = 130, "interrupted"
+        status = 130
+        message = "interrupted"
     except (ImportError, ValueError, RuntimeError, OSError) as error:
-        status, message = 2, str(error)
+        status = 2
+        message = str(error)
     if sys.stderr is not None:  # ``print`` would take None for stdout
         print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse ``argv`` (default: the command line) and run the command that it names; return the exit
-    status."""
+    """Run the command that ``argv`` (default: the command line) names; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         "naflex-fast", description="Fast and exact resampling.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    add = partial(
-        parser.add_subparsers(metavar="COMMAND", required=True).add_parser, allow_abbrev=False
-    )
-    parsers = {
-        name: add(name, help=what, description=f"{what}.".capitalize())
-        for name, what in COMMANDS.items()
-    }
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parsers = {}
+    for name, what in COMMANDS.items():
+        about = f"{what}.".capitalize()
+        parsers[name] = commands.add_parser(name, help=what, description=about, allow_abbrev=False)
     if not arguments or arguments[0] not in COMMANDS:
-        parser.parse_args(arguments)  # ends here with the help, the version, or an error
-        parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
+        _end_without_command(parser, arguments)
     name, *rest = arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal that cannot show a letter shows its number
+            # A terminal that cannot show a letter shows its number.
+            stream.reconfigure(errors="backslashreplace")
 
-    def start(options: argparse.Namespace) -> Any:
+    def start(options: argparse.Namespace) -> int:
         module = import_module(f".{name}", __package__)
         module.add_arguments(parsers[name])
-        return getattr(module, name)(parsers[name].parse_args(rest, options))
+        status: int = getattr(module, name)(parsers[name].parse_args(rest, options))
+        return status
 
     started = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
     return call(f"naflex-fast {name}", start, started)
+
+
+def _end_without_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """End the process with the help, the version, or an error that names what is valid."""
+    near = difflib.get_close_matches(arguments[0], COMMANDS, n=1) if arguments else []
+    if near:
+        parser.error(f"no command {arguments[0]!r}; did you mean {near[0]}?")
+    parser.parse_args(arguments)
+    parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")

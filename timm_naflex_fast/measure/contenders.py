@@ -14,10 +14,6 @@ from ..names import STRATEGY_NAMES
 
 LEARNED, SAMPLED = "_apply_learned_naflex_pos_embed", "_apply_learned_naflex_pos_embed_grid_sample"
 BASELINE = "stock"
-PLAIN_ADD = "plain-add"
-"""A contender of ``bench`` alone: it adds ready numbers to the tokens, so it shows what touching
-the memory costs."""
-
 CONTENDERS = {
     BASELINE: "timm's own loop",
     **dict.fromkeys(STRATEGY_NAMES, "this package"),

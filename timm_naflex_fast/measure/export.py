@@ -1,14 +1,13 @@
-"""Export a NaFlexVit to one file, and compare what each runtime computes from the file with timm's
-own eager code."""
+"""Export a NaFlexVit to one file, and compare each runtime's result with timm's own eager code."""
 
 import logging
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
 """The grids of the batch that is exported, and its length; the files are compared on ``UNSEEN``
 alone."""
 UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(6, 10), (20, 3)], 60), ([(13, 14)], 182)
-TOLERANCE = 1e-4  # of the largest output: runtimes add up in another order; what is wrong is off by 1e-2 and more
+# Of the largest output: runtimes add up in another order; what is wrong is off by 1e-2 and more.
+TOLERANCE = 1e-4
 RUN_ONNX = """import onnxruntime
 session = onnxruntime.InferenceSession({file!r})
 inputs = dict({inputs})  # NumPy arrays
@@ -30,21 +30,6 @@ RUN_PT2 = """import torch
 program = torch.export.load({file!r}).module()
 inputs = dict({inputs})  # tensors
 output = program(**inputs)"""
-
-
-def runtimes_for(out: Path) -> list[str]:
-    """The runtimes that can run such a file here. Raises ValueError for another suffix,
-    RuntimeError for what lacks."""
-    if out.suffix == ".pt2":
-        return ["torch.export"]
-    if out.suffix != ".onnx":
-        raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
-    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        raise RuntimeError(
-            f".onnx files need {' and '.join(missing)}: pip install {' '.join(missing)}"
-        )
-    modules = {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
-    return [name for name, module in modules.items() if find_spec(module)]
 
 
 class Naflex(torch.nn.Module):
@@ -67,78 +52,93 @@ class Plain(Naflex):
         return self.model(image)
 
 
-def batches(
-    model: Any, size: tuple[int, int] | None
-) -> tuple[torch.nn.Module, Inputs, list[Inputs], Any]:
-    """The module to export, the inputs it is exported with, those it is compared on, and the free
-    dimensions."""
+class Task(NamedTuple):
+    """What is exported, and with what it is compared.
+
+    Attributes:
+        module: computes what is exported.
+        example: the inputs with which it is exported.
+        unseen: the inputs on which it is compared.
+        free: the dimensions of each input that may have other sizes: {name: {dimension: Dim}}.
+    """
+
+    module: torch.nn.Module
+    example: Inputs
+    unseen: list[Inputs]
+    free: dict[str, dict[int, Any]]
+
+
+class Found(NamedTuple):
+    """What the comparison found.
+
+    Attributes:
+        differences: of each runtime, relative to the largest output.
+        inputs: of the file, with their shapes and dtypes in words.
+        right: whether every runtime is right, and so the file was written.
+    """
+
+    differences: dict[str, float]
+    inputs: dict[str, str]
+    right: bool
+
+
+def make_task(model: Any, size: tuple[int, int] | None) -> Task:
+    """The export of a model for NaFlex batches, or for plain images of ``size`` pixels."""
     torch.manual_seed(0)
-    free = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=65536)
+    images = torch.export.Dim("batch", min=1, max=4096)
+    tokens = torch.export.Dim("length", min=2, max=65536)
     if size is None:
-        example, *unseen = (random_batch(model, *batch) for batch in (EXAMPLE, *UNSEEN))
-        return (
-            Naflex(model).eval(),
-            example,
-            unseen,
-            {name: dict(enumerate(free)) for name in example},
-        )
-    example, *unseen = (
-        dict(image=torch.randn(number, model.embeds.in_chans, *size)) for number in (2, 3, 1)
-    )
-    return Plain(model).eval(), example, unseen, {"image": {0: free[0]}}
+        example = random_batch(model, *EXAMPLE)
+        unseen = [random_batch(model, *batch) for batch in UNSEEN]
+        free: dict[str, dict[int, Any]] = {name: {0: images, 1: tokens} for name in example}
+        return Task(Naflex(model).eval(), example, unseen, free)
+    batches = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
+    return Task(Plain(model).eval(), batches[0], batches[1:], {"image": {0: images}})
 
 
 def export(
     model: Any,
     out: Path,
+    runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
     advance: Callable[[], Any] = lambda: None,
-) -> tuple[dict[str, float], dict[str, str], bool]:
+) -> Found:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
-    Returns:
-        The largest difference in each runtime, relative to the largest output; the inputs with
-        their shapes and dtypes; and whether every runtime is right.
+    Args:
+        model: a NaFlexVit in eval mode.
+        out: where the file goes, ``.onnx`` or ``.pt2``.
+        runtimes: those that run it, names of ``LOADERS``.
+        size: of plain images, in pixels; None: for NaFlex batches.
+        advance: called when a part is done: two, and one for each runtime.
     """
-    module, example, unseen, free = batches(model, size)
+    task = make_task(model, size)
     with torch.no_grad(), enable("stock", model=model):
-        wanted = [module(**inputs) for inputs in unseen]
+        wanted = [task.module(**inputs) for inputs in task.unseen]
     advance()
+    # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as part:
         file = Path(part, out.name)
         with enable("matmul", model=model, strict=True):
-            program = write(module, example, free, file)
+            program = write(task.module, task.example, task.free, file)
         advance()
         differences = {}
-        for runtime in runtimes_for(out):
+        for runtime in runtimes:
             run = LOADERS[runtime](file, program)
-            parts = [_difference(run(inputs), want) for inputs, want in zip(unseen, wanted)]
-            differences[runtime] = max(
-                parts, key=lambda part: (part != part, part)
-            )  # NaN is the largest
+            differences[runtime] = _largest_difference(run, task.unseen, wanted)
             advance()
         right = all(difference <= TOLERANCE for difference in differences.values())
-        for made in (
-            sorted(Path(part).iterdir(), reverse=True) if right else ()
-        ):  # weights above 1.5 GB are beside it
-            os.replace(made, out.resolve().with_name(made.name))
-    shapes = {}
-    for name, tensor in example.items():
-        sizes = [
-            free[name][dim].__name__ if dim in free[name] else str(n)
-            for dim, n in enumerate(tensor.shape)
-        ]
-        shapes[name] = f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
-    return differences, shapes, right
+        if right:
+            _replace(Path(part), out.resolve())
+    inputs = {name: _shape(tensor, task.free[name]) for name, tensor in task.example.items()}
+    return Found(differences, inputs, right)
 
 
 def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:
-    """Export the module as it is patched now, write the file, return the program of
-    ``torch.export``."""
-    logging.getLogger("onnxscript").setLevel(
-        logging.ERROR
-    )  # a line for each operator that it does not fold
+    """Export the module as it is patched now, write the file, return torch.export's program."""
+    # A line for each operator that it does not fold.
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
@@ -158,8 +158,34 @@ def how_to_run(out: Path, names: list[str]) -> str:
     return text.format(file=str(out), inputs=", ".join(f"{name}={name}" for name in names))
 
 
-def _difference(got: Any, want: Tensor) -> float:
-    return ((torch.as_tensor(got) - want).abs().max() / want.abs().max().clamp(min=1e-12)).item()
+def _replace(folder: Path, out: Path) -> None:
+    """Move the file and its weights, which ONNX keeps beside it above 1.5 GB, to where ``out`` is."""
+    weights_first = sorted(folder.iterdir(), reverse=True)
+    for made in weights_first:
+        os.replace(made, out.with_name(made.name))
+
+
+def _shape(tensor: Tensor, free: dict[int, Any]) -> str:
+    """An input's shape and dtype, e.g. "(batch, length, 2) int64"."""
+    sizes = [str(size) for size in tensor.shape]
+    for dimension, name in free.items():
+        sizes[dimension] = name.__name__
+    return f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _largest_difference(
+    run: Callable[[Inputs], Any], batches: Sequence[Inputs], wanted: Sequence[Tensor]
+) -> float:
+    """Of all batches, relative to the largest output of each; NaN if one has NaN."""
+    largest = 0.0
+    for inputs, want in zip(batches, wanted):
+        got = torch.as_tensor(run(inputs))
+        scale = want.abs().max().clamp(min=1e-12)
+        difference = ((got - want).abs().max() / scale).item()
+        if math.isnan(difference):
+            return difference
+        largest = max(largest, difference)
+    return largest
 
 
 def _torch(file: Path, program: Any) -> Callable[[Inputs], Any]:
@@ -171,16 +197,18 @@ def _onnxruntime(file: Path, program: Any) -> Callable[[Inputs], Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(
-        None, {name: tensor.numpy() for name, tensor in inputs.items()}
-    )[0]
+    return lambda inputs: session.run(None, _numpy(inputs))[0]
 
 
 def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
     import openvino
 
     compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda inputs: compiled({name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    return lambda inputs: compiled(_numpy(inputs))[0]
+
+
+def _numpy(inputs: Inputs) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
 
 
 LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}

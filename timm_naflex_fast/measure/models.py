@@ -90,7 +90,9 @@ def _valid_names(wrong: str) -> str:
 
     own = timm.list_models("naflexvit*")
     valid = f"; valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
-    close = get_close_matches(wrong, own + timm.list_models("vit_*"), n=1)
+    close = get_close_matches(
+        wrong, own + timm.list_models("vit_*", module="vision_transformer"), n=1
+    )
     if not close:
         return valid
     return f"; did you mean {close[0]}?{valid}"

@@ -1,5 +1,4 @@
-"""The bench's material: workloads against their description, folders of images, and what a timed
-step does."""
+"""The bench's material: workloads against their description, and folders of images."""
 
 import numpy as np
 import pytest
@@ -8,11 +7,10 @@ from PIL import Image
 from timm.data import create_transform
 from torch.nn.utils.rnn import pad_sequence
 
-from tests.support.oracles import NEW_TIMM
-from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.bench.workloads import (
     WORKLOADS,
     coordinates,
+    fit,
     folder_workload,
     read_sizes,
 )
@@ -20,6 +18,7 @@ from timm_naflex_fast.measure.bench.workloads import (
 
 @pytest.mark.parametrize(("name", "workload"), WORKLOADS.items())
 def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name, workload):
+    assert workload.name == name
     assert workload.grids(40) == workload.grids(40) == workload.grids(60)[:40]
     assert workload.grids(1) == workload.grids(2)[:1] and len(workload.grids(60)) == 60
     assert (len({*workload.grids(40)}) > 1) == (name != "single")
@@ -27,23 +26,14 @@ def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name, workload):
 
 def test_siglip_grids_are_as_large_as_fits():
     grids = np.array(WORKLOADS["siglip"].grids(1000))
-    # One more row and column never fits, and aspects fill [1/3, 3] evenly in the logarithm.
+    # One more row and column never fits.
     assert (grids.prod(1) <= 256).all() and ((grids + 1).prod(1) > 256).all()
+    # Aspects fill [1/3, 3] evenly in the logarithm, and none lies outside.
     logs = np.log(grids[:, 1] / grids[:, 0]) / np.log(3)
-    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(
-        logs
-    )  # the sum of all is 1 if none lies outside
-    assert (
-        abs(logs.mean()) < 0.1
-        and np.abs(shares - 1 / 3).max() < 0.08
-        and shares.sum() == pytest.approx(1)
-    )
-
-
-@pytest.mark.skipif(NEW_TIMM, reason="this timm has the options")
-def test_old_timm_cannot_have_a_radio_table(capsys):
-    assert cli.main(["bench", "--workload", "radio"]) == 2
-    assert "not run: workload radio, whose table this timm cannot have" in capsys.readouterr().out
+    shares = np.histogram(logs, [-1.15, -1 / 3, 1 / 3, 1.15])[0] / len(logs)
+    assert abs(logs.mean()) < 0.1
+    assert np.abs(shares - 1 / 3).max() < 0.08
+    assert shares.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
@@ -55,21 +45,26 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(
     files = sorted(path for path in photos.rglob("*") if path.is_file())
     coords = [transform(Image.open(path).convert("RGB"))["patch_coord"] for path in files]
     want = [tuple((coord.amax(0) + 1).tolist()) for coord in coords]
-    assert torch.equal(
-        coordinates(want), pad_sequence(coords, batch_first=True)
-    )  # as the collator pads
+    assert len(set(want)) == 4
+
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    assert read_sizes(photos, length, patch) == (want, []) and len(set(want)) == 4
+    sizes, unreadable = read_sizes(photos)
+    grids = [fit(height, width, length, patch) for height, width in sizes]
+    assert (grids, unreadable) == (want, [])
+    assert torch.equal(coordinates(grids), pad_sequence(coords, batch_first=True))  # as collated
 
 
-def test_batches_of_a_folder_are_drawn_evenly_from_all_and_take_each_image_before_any_again():
+def test_a_folders_batches_take_each_image_before_any_again():
     images = [(1, n) for n in range(1, 11)]
-    workload = folder_workload("somewhere/photos", images, WORKLOADS["diverse"])
-    assert (workload.name, workload.table, workload.mode) == ("photos", (32, 32), "bicubic")
+    workload = folder_workload("somewhere/photos", images, 12)
+    assert (workload.name, workload.length) == ("photos", 12)
     grids = workload.grids(25)
     assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
     assert workload.grids(25) == grids and len(set(grids[20:])) == 5
-    files = [(16, 16)] * 90 + [(n, 20) for n in range(1, 16)]  # the first ones are alike
-    assert len(set(folder_workload("x", files[90:], WORKLOADS["siglip"]).grids(8))) == 8
-    some = folder_workload("x", files, WORKLOADS["siglip"]).grids(16)
-    assert 12 <= some.count((16, 16)) <= 15
+
+
+def test_a_folders_batches_are_drawn_evenly_from_all_shapes():
+    others = [(n, 20) for n in range(1, 16)]
+    files = [(16, 16)] * 90 + others  # the first ones are alike
+    assert len(set(folder_workload("x", others).grids(8))) == 8
+    assert 12 <= folder_workload("x", files).grids(16).count((16, 16)) <= 15

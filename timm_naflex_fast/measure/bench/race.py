@@ -1,7 +1,6 @@
-"""Contenders that do the same work, timed in turns: each round runs each of them once, so that
-noise falls on all.
+"""Contenders that do the same work, timed in turns, and the table of what came out.
 
-And the table of what came out.
+Each round runs each contender once, so that noise falls on all of them.
 """
 
 import math
@@ -15,16 +14,22 @@ from typing import Any
 import torch
 
 from ...text_table import table
-from ..contenders import BASELINE, PLAIN_ADD
+from ..contenders import BASELINE
 from ..output import number
+
+Row = dict[str, Any]  # a contender in a race, as result files hold it: see ``Race.rows``
+Advance = Callable[
+    [float], Any
+]  # called with the share of a race that was done since its last call
 
 WARMUPS = {"cpu": 1, "cuda": 3}
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
 PRECISE = 0.02  # a whole model's step changes so little that medians have to be known so well
+NEAREST_32_MIB = 31 * 2**20
 HOW_TO_READ = (
-    "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range holds 1, or a whole "
-    f"model's\nmedian is not known within {100 * PRECISE:.0f} %, these rounds cannot tell which is faster: run more of "
-    "them, on a quieter machine."
+    "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range "
+    f"holds 1, or a whole model's\nmedian is not known within {100 * PRECISE:.0f} %, these rounds "
+    "cannot tell which is faster: run more of them, on a quieter machine."
 )
 
 
@@ -39,10 +44,10 @@ class Timed:
 
 @dataclass(frozen=True)
 class Race:
-    """Contenders that do the same work. Ratios refer to those named ``BASELINE`` and ``PLAIN_ADD``.
+    """Contenders that do the same work; ratios refer to the one that is named ``BASELINE``.
 
     Attributes:
-        suite: "pos_embed", "model", "compiled", "exported", "patch_embed" or "rope".
+        suite: "model", "compiled", "pos_embed", "exported", "patch_embed" or "rope".
         workload: its name in the tables.
         phase: what is timed, e.g. "infer", "train", "frozen".
         batch: samples, or 0 where the work has none.
@@ -62,51 +67,57 @@ class Race:
 
     @property
     def title(self) -> str:
-        """The race in words, e.g. "pos_embed siglip train, B=64, float32, 16x16 bilinear, 51 grids,
-        15,000 tokens"."""
-        words = [
-            f"{self.suite} {self.workload} {self.phase}",
-            f"B={self.batch}" if self.batch else "",
-            self.dtype,
-        ]
-        words += [self.about.get("model", ""), self.about.get("table", "")]
-        words += [f"{self.about[key]:,} {key}" for key in ("grids", "tokens") if key in self.about]
-        return ", ".join(filter(None, [*words, self.about.get("device")]))
+        """The race in words, e.g. "model siglip train, B=8, float32, vit_small_patch16_224, cpu"."""
+        words = [f"{self.suite} {self.workload} {self.phase}"]
+        if self.batch:
+            words.append(f"B={self.batch}")
+        words.append(self.dtype)
+        for fact in ("model", "table"):
+            words.append(self.about.get(fact, ""))
+        for fact in ("grids", "tokens"):
+            if fact in self.about:
+                words.append(f"{self.about[fact]:,} {fact}")
+        words.append(self.about.get("device", ""))
+        return ", ".join(filter(None, words))
 
-    def rows(self, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    def rows(self, times: dict[str, list[float]]) -> list[Row]:
         """A row for each contender's seconds, as result files hold it: the fields of the race, and
 
-        - rounds, median_ms; low_ms, high_ms: the range in which the median of many more rounds
-          would lie (95 %; with fewer than eight, all the rounds).
+        - contender: its name.
+        - rounds, median_ms.
+        - low_ms, high_ms: the range in which the median of many more rounds would lie (95 %; with
+          fewer than eight, all the rounds).
         - spread: half of that range, as a share of the median; None for fewer than three rounds.
         - times_faster: the baseline's median over this one's, in the same run; None without a
           baseline.
-        - times_plain_add: this median over that of one plain add; None where that did not run.
         """
-        work = {key: value for key, value in vars(self).items() if key != "contenders"}
-        medians = {name: statistics.median(found) for name, found in times.items()}
-        baseline, plain = medians.get(BASELINE), medians.get(PLAIN_ADD)
+        facts = dict(vars(self))
+        del facts["contenders"]
+        baseline = None
+        if BASELINE in times:
+            baseline = statistics.median(times[BASELINE])
         rows = []
-        for name, median in medians.items():
-            ordered, rounds = sorted(times[name]), len(times[name])
-            left_out = max(
-                0, int(rounds / 2 - 0.98 * math.sqrt(rounds))
-            )  # at each end, by the normal approximation
-            low, high = ordered[left_out], ordered[-1 - left_out]
-            figures = dict(
-                contender=name,
-                rounds=rounds,
-                median_ms=1e3 * median,
-                low_ms=1e3 * low,
-                high_ms=1e3 * high,
-            )
-            figures["spread"] = (high - low) / 2 / median if rounds >= LEAST_ROUNDS else None
-            figures |= dict(
-                times_faster=baseline and baseline / median,
-                times_plain_add=plain and median / plain,
-            )
-            rows.append(work | figures)
+        for name, seconds in times.items():
+            median = statistics.median(seconds)
+            low, high = median_range(seconds)
+            figures: Row = dict(contender=name, rounds=len(seconds), median_ms=1e3 * median)
+            figures |= dict(low_ms=1e3 * low, high_ms=1e3 * high, spread=None, times_faster=None)
+            if len(seconds) >= LEAST_ROUNDS:
+                figures["spread"] = (high - low) / 2 / median
+            if baseline is not None:
+                figures["times_faster"] = baseline / median
+            rows.append(facts | figures)
         return rows
+
+
+def median_range(seconds: Sequence[float]) -> tuple[float, float]:
+    """The range of the median of many more rounds (95 %), by the normal approximation."""
+    ordered = sorted(seconds)
+    rounds = len(ordered)
+    outside = max(
+        0, int(rounds / 2 - 0.98 * math.sqrt(rounds))
+    )  # rounds that it leaves at each end
+    return ordered[outside], ordered[-1 - outside]
 
 
 def run(
@@ -114,10 +125,9 @@ def run(
     rounds: int,
     *,
     budget: float = math.inf,
-    advance: Callable[[float], Any] = lambda share: None,
-) -> list[dict[str, Any]]:
-    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count; see
-    :meth:`Race.rows`.
+    advance: Advance = lambda share: None,
+) -> list[Row]:
+    """Time each contender ``rounds`` times, in turns, after warm-up rounds that do not count.
 
     Args:
         race: the contenders and what they do.
@@ -126,33 +136,49 @@ def run(
             fewer rounds, at least ``LEAST_ROUNDS``, spread evenly, so that a slow spell of the
             machine falls on all alike.
         advance: called with the share of the race that was done since its last call, 1 in all.
+
+    Returns:
+        A row for each contender: see :meth:`Race.rows`.
     """
-    device = race.about.get("device", "cpu")
-    # Free a block of almost 32 MiB, as any process has done in which a model has run. From then on
-    # glibc keeps blocks of up to that size when they are freed, for every contender; before, it
-    # hands those above 128 KiB back to Linux, which clears each new one page by page.
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-    times = {contender.name: list[float]() for contender in race.contenders}
+    # glibc keeps freed blocks for the next caller only up to the size of the largest block that was
+    # freed so far, 32 MiB at most; larger ones go back to Linux, which clears each new one page by
+    # page. A process in which a model has run has freed such a block, so free one here too: all
+    # contenders find the same allocator.
+    torch.empty(NEAREST_32_MIB, dtype=torch.uint8)
+    warmups = WARMUPS[race.about.get("device", "cpu")]
+    times: dict[str, list[float]] = {contender.name: [] for contender in race.contenders}
     fastest = dict.fromkeys(times, math.inf)
-    order, shuffle, warmups = list(race.contenders), random.Random(0).shuffle, WARMUPS[device]
+    order = list(race.contenders)
+    shuffle = random.Random(0).shuffle
     for turn in range(-warmups, rounds):
-        shuffle(
-            order
-        )  # otherwise each would always find the caches as the same predecessor left them
+        # In a fixed order each would find the caches as the same predecessor left them.
+        shuffle(order)
         for contender in order:
             name = contender.name
-            share = int(min(rounds, max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))))
-            if (
-                turn < 0 or (turn + 1) * share // rounds > turn * share // rounds
-            ):  # spread evenly over the rounds
-                argument, start = contender.prepare(), now()
-                contender.run(argument)
-                taken = now() - start
+            affordable = max(LEAST_ROUNDS, budget / max(fastest[name], 1e-9))
+            if turn < 0 or _takes_part(turn, int(min(rounds, affordable)), rounds):
+                taken = _time(contender)
                 fastest[name] = min(fastest[name], taken)
                 if turn >= 0:
                     times[name].append(taken)
             advance(1 / len(order) / (rounds + warmups))
     return race.rows(times)
+
+
+def _takes_part(turn: int, some: int, rounds: int) -> bool:
+    """Whether this turn is one of ``some``, spread evenly over all ``rounds``.
+
+    >>> [turn for turn in range(10) if _takes_part(turn, 3, 10)]
+    [3, 6, 9]
+    """
+    return (turn + 1) * some // rounds > turn * some // rounds
+
+
+def _time(contender: Timed) -> float:
+    argument = contender.prepare()
+    start = now()
+    contender.run(argument)
+    return now() - start
 
 
 def now() -> float:
@@ -162,42 +188,43 @@ def now() -> float:
     return time.perf_counter()
 
 
-def times_faster(stock: dict[str, Any], figures: dict[str, Any]) -> str:
-    """How many times faster than timm a contender is, and between which limits; or that it cannot
-    be told."""
+def times_faster(stock: Row, figures: Row) -> str:
+    """How many times faster than timm, between which limits; or that it cannot be told."""
     if stock["spread"] is None or figures["spread"] is None:
         return "cannot be told (too few rounds)"
-    low, high = stock["low_ms"] / figures["high_ms"], stock["high_ms"] / figures["low_ms"]
-    rough = figures["suite"] == "model" and max(stock["spread"], figures["spread"]) > PRECISE
-    told = (
-        number(stock["median_ms"] / figures["median_ms"])
-        if not (low <= 1 <= high or rough)
-        else "cannot be told"
-    )
+    low = stock["low_ms"] / figures["high_ms"]
+    high = stock["high_ms"] / figures["low_ms"]
+    told = number(stock["median_ms"] / figures["median_ms"])
+    if low <= 1 <= high:
+        told = "cannot be told"
+    if figures["suite"] == "model" and max(stock["spread"], figures["spread"]) > PRECISE:
+        told = "cannot be told"
     return f"{told} ({number(low)} to {number(high)})"
 
 
-def print_race(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows of one race, without columns that have no figure."""
+def print_race(title: str, rows: Sequence[Row]) -> None:
+    """Print the rows of one race under their headings."""
     stock = next((row for row in rows if row["contender"] == BASELINE), None)
-    lines = []
-    for row in rows:
-        name, about = row["contender"], row["about"]
-        share = about.get("embeds_share", {}).get(name)
-        line = {
-            "contender": name,
-            "median ms": number(row["median_ms"]),
-            "rounds": str(row["rounds"]),
-            "spread": row["spread"] is not None and f"{100 * row['spread']:.1f} %",
-            f"times faster than {BASELINE}": stock
-            and name != BASELINE
-            and times_faster(stock, row),
-            "times one plain add": row["times_plain_add"] and number(row["times_plain_add"]),
-            "share of embeddings": share and f"{100 * share:.1f} %",
-        }
-        for heading, n in about.get("counted", {}).get(name, {}).items():
-            line[heading] = number(n) if isinstance(n, float) else f"{n:,}"
-        lines.append({heading: text for heading, text in line.items() if text})
     print(title)
-    print(table(lines))
+    print(table([_cells(row, stock) for row in rows]))
     print(flush=True)
+
+
+def _cells(row: Row, stock: Row | None) -> dict[str, str]:
+    """The text of each figure that a row has, under its heading."""
+    name = row["contender"]
+    about = row["about"]
+    cells = {
+        "contender": name,
+        "median ms": number(row["median_ms"]),
+        "rounds": str(row["rounds"]),
+    }
+    if row["spread"] is not None:
+        cells["spread"] = f"{100 * row['spread']:.1f} %"
+    if stock is not None and row is not stock:
+        cells[f"times faster than {BASELINE}"] = times_faster(stock, row)
+    if name in about.get("embeds_share", {}):
+        cells["share of embeddings"] = f"{100 * about['embeds_share'][name]:.1f} %"
+    for heading, count in about.get("counted", {}).get(name, {}).items():
+        cells[heading] = number(count) if isinstance(count, float) else f"{count:,}"
+    return cells

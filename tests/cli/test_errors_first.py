@@ -1,0 +1,174 @@
+"""What is wrong with a command's options is told before torch is imported, or before weights are
+looked for."""
+
+import json
+import re
+import subprocess
+import sys
+from unittest.mock import Mock
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from timm_naflex_fast.cli.main import main
+
+NAFLEX = "naflexvit_base_patch16_gap"
+MODEL = ["--model", NAFLEX]
+# In a process where torch and timm cannot be imported: for each call its exit status and stderr.
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+from timm_naflex_fast.cli.main import main
+
+sys.modules["torch"] = sys.modules["timm"] = None
+found = []
+for words in json.load(sys.stdin):
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+    found.append((status, err.getvalue()))
+print(json.dumps(found))
+"""
+MODEL_COMMANDS = {
+    "drift": ["drift"],
+    "bench": ["bench"],
+    "export": ["export", "--out", "m.pt2"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with what the calls name."""
+    folder = tmp_path_factory.mktemp("calls")
+    for name in ("empty", "unreadable", "good"):
+        (folder / name).mkdir()
+    (folder / "unreadable" / "text.png").write_text("no image")
+    (folder / "unreadable" / "more.jpg").write_text("")
+    Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
+    (folder / "file.txt").write_text("text")
+    save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
+    save_file({"result": torch.ones(2, 2)}, folder / "result.safetensors")
+    (folder / "broken.safetensors").write_text("no tensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def without_torch(folder):
+    """Runs the calls in one process, in which importing torch raises."""
+
+    def run(calls):
+        command = [sys.executable, "-c", WITHOUT_TORCH]
+        given = json.dumps(calls)
+        ended = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+def wrong_calls():
+    """Calls with one mistake each, and the words that name it."""
+    calls = []
+    for words in MODEL_COMMANDS.values():
+        calls += [
+            (words, "a model is needed: --model NAME"),
+            ([*words, *MODEL, "--checkpoint", "no.pth"], "no checkpoint at no.pth"),
+            ([*words, *MODEL, "--checkpoint", "empty"], "empty is a folder; give the file"),
+            ([*words, *MODEL, "--checkpoint", "m.pth", "--random-weights"], "not allowed with"),
+            ([*words, *MODEL, "--model-kwargs", "depth"], "'depth' is not KEY=VALUE"),
+        ]
+    for command, option in (("drift", "--images"), ("bench", "--sizes-from")):
+        words = [command, *MODEL, option]
+        calls += [
+            ([*words, "nowhere"], "nowhere is not a folder of images"),
+            ([*words, "empty"], "empty holds no image"),
+            ([*words, "unreadable"], "none of the images can be read: .*more.jpg.*text.png"),
+        ]
+    for command in ("drift", "bench"):
+        calls += [
+            ([command, *MODEL, "--json", "no/m.json"], "No such file or directory: 'no/m.json'"),
+            ([command, *MODEL, "--contenders", "nope"], "invalid choice: 'nope' .*stock.*matmul"),
+            ([command, *MODEL, "--batch-size", "0"], "--batch-size: invalid positive value: '0'"),
+        ]
+    export = ["export", *MODEL, "--out"]
+    identify = ["identify"]
+    return [
+        *calls,
+        (["drift", *MODEL, "--out", "file.txt"], "file.txt"),
+        (["drift", *MODEL, "--out", "file.txt/folder"], "file.txt/folder"),
+        (["bench", *MODEL, "--max-seq-len", "4", "--workload", "siglip"], "leave out --workload"),
+        (["bench", *MODEL, "--sizes-from", "good", "--workload", "siglip"], "not allowed with"),
+        (["bench", *MODEL, "--contenders", "plain-add"], "invalid choice: 'plain-add'"),
+        (["bench", *MODEL, "--phase", "frozen"], "invalid choice: 'frozen' .*train.*infer"),
+        ([*export, "m.bin"], "--out must end with .onnx or .pt2; got m.bin"),
+        ([*export, "no/m.pt2"], "No such file or directory: 'no/m.pt2'"),
+        ([*identify, "no.safetensors"], "no.safetensors"),
+        ([*identify, "broken.safetensors"], "broken.safetensors is not a safetensors file"),
+        ([*identify, "table.safetensors"], "lacks sizes, result"),
+        ([*identify, "result.safetensors", "--family", "clip"], "invalid choice: 'clip' .*siglip2"),
+        ([*identify, "table.safetensors", "--write"], "File exists"),
+        ([*identify, "no/m.safetensors", "--write"], "No such file or directory"),
+        (["bnech"], "no command 'bnech'; did you mean bench?"),
+    ]
+
+
+def test_a_mistake_is_told_without_torch(without_torch):
+    calls = wrong_calls()
+    for (words, message), (status, err) in zip(calls, without_torch([call for call, _ in calls])):
+        last = err.splitlines()[-1]
+        assert status == 2 and re.search(message, last), (words, err)
+        assert "loading" not in err, (words, err)
+
+
+def test_a_right_call_says_what_it_does_before_it_imports_torch(without_torch):
+    images = ["--images", "good"]
+    calls = {
+        f"loading {NAFLEX} ...": [
+            ["drift", *MODEL, *images],
+            ["bench", *MODEL],
+            ["export", *MODEL, "--out", "m.pt2"],
+        ],
+        "comparing result.safetensors ": [["identify", "result.safetensors"]],
+        "writing new.safetensors ": [["identify", "new.safetensors", "--write"]],
+        "looking at this installation ": [["info"]],
+    }
+    for says, words in calls.items():
+        for _, err in without_torch(words):
+            first, last = err.splitlines()
+            assert first.startswith(says)
+            assert "import of torch halted" in last or "import of timm halted" in last
+
+
+def test_a_folder_of_one_readable_picture_is_enough(without_torch, folder):
+    Image.new("RGB", (40, 30)).save(folder / "unreadable" / "z.png")
+    ((_, err),) = without_torch([["drift", *MODEL, "--images", "unreadable"]])
+    (folder / "unreadable" / "z.png").unlink()
+    assert err.startswith("loading ")
+
+
+@pytest.mark.parametrize("command", MODEL_COMMANDS)
+@pytest.mark.parametrize(
+    "name", ["resnet18", "naflexvit_nope", "nope.webli", "vit_small_r26_s32_224"]
+)
+def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(
+    command, name, folder, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
+    given = ["--images", "good"] if command == "drift" else []
+    assert main([*MODEL_COMMANDS[command], "--model", name, *given]) == 2
+    loading, line = capsys.readouterr().err.splitlines()
+    assert loading == f"loading {name} ..."
+    assert f"timm has no NaFlexVit '{name}'; " in line and "; valid: naflexvit" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told_before_the_model_is_made(monkeypatch, capsys):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
+    assert main(["bench", *MODEL, "--device", "cuda"]) == 2
+    assert "PyTorch sees no GPU here; valid: --device cpu" in capsys.readouterr().err

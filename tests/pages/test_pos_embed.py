@@ -1,0 +1,111 @@
+"""Races of the position embedding alone: a timed step is what it says, with timm's result."""
+
+from contextlib import ExitStack
+from itertools import cycle, repeat
+
+import pos_embed
+import pytest
+import torch
+from pos_embed import PLAIN_ADD, WORKLOADS
+
+from tests.support.oracles import NEW_TIMM, STOCK
+from tests.support.running import ran
+from timm_naflex_fast import status
+from timm_naflex_fast.measure.bench.workloads import coordinates
+from timm_naflex_fast.measure.contenders import LEARNED, SAMPLED, use
+from timm_naflex_fast.names import STRATEGY_NAMES
+
+
+@pytest.fixture
+def small():
+    """Makes races on a small batch; what they switched on stays on until the test ends."""
+    with ExitStack() as stack:
+        yield lambda phase, dtype, *names: pos_embed.race(
+            WORKLOADS["diverse"], 3, dtype, phase, names, stack, channels=4
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "timms", "ours"),
+    [
+        ("stock", LEARNED, []),
+        ("timm-flag-bilinear", SAMPLED, []),
+        ("interpolate_cached", LEARNED, ["interpolate_cached"]),
+        ("grid_sample", SAMPLED, ["grid_sample"]),
+        ("matmul", LEARNED, ["matmul"]),
+    ],
+)
+def test_a_training_steps_result_and_gradient_are_timms(name, timms, ours):
+    coord = coordinates([(5, 7), (4, 4), (9, 31)])
+    embeds = WORKLOADS["diverse"].embeds(4)
+    reference = WORKLOADS["diverse"].embeds(4)
+    if name == "timm-flag-bilinear":
+        reference.pos_embed_interp_mode = "bilinear"
+    x, upstream = torch.randn(2, *coord.shape[:2], 4)
+    want = x.clone()
+    values = torch.randn(2, 1, 32, 32, 4)
+    with ran(*ours), use(name, embeds):
+        contender = pos_embed.timed(name, embeds, repeat(coord), x, upstream, cycle(values))
+        for value in values:
+            given = contender.prepare()
+            assert given[0].data_ptr() == x.data_ptr()
+            assert embeds.pos_embed.grad is None
+            contender.run(given)
+            assert torch.equal(embeds.pos_embed.detach(), value)
+
+            reference.pos_embed.data.copy_(value)
+            reference.pos_embed.grad = None
+            want = want.detach().requires_grad_().clone()
+            STOCK[timms](reference, want, coord)
+            want.backward(upstream)
+    torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5
+    )
+
+
+@ran("matmul")
+@pytest.mark.parametrize("phase", ["infer", "frozen", "train"])
+def test_the_table_changes_but_for_frozen_and_only_train_goes_backward(phase, small):
+    (contender,) = small(phase, "float32", "matmul").contenders
+    added = []
+    gradients = []
+    for _ in range(2):
+        x, coord = contender.prepare()
+        assert x.requires_grad == (phase == "train")
+        if phase == "train":
+            x.register_hook(gradients.append)
+        before = x.detach().clone()
+        contender.run((x, coord))
+        added.append(x.detach() - before)
+    assert torch.allclose(*added, atol=1e-5) == (phase == "frozen")
+    assert len(gradients) == (2 if phase == "train" else 0)
+    assert all(gradient.any() for gradient in gradients)
+
+
+def test_every_contender_has_the_same_x_and_its_own_choice(small):
+    found = small("infer", "bfloat16", *pos_embed.ALL)
+    *others, plain = found.contenders
+    assert tuple(one.name for one in found.contenders) == pos_embed.ALL and plain.name == PLAIN_ADD
+    assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGY_NAMES}
+    assert found.about["tokens"] == sum(h * w for h, w in WORKLOADS["diverse"].grids(3))
+
+    x, *xs = [contender.prepare()[0] for contender in others]
+    assert x.dtype == torch.bfloat16 and all(other is x for other in xs)
+
+    before = x.clone()
+    plain.run(plain.prepare())
+    assert (x != before).float().mean() > 0.99  # but for what bfloat16 rounds away
+
+
+@ran("matmul")
+def test_a_race_of_each_combination_whose_table_this_timm_can_have():
+    options = dict(batches=[2], dtypes=["float32", "bfloat16"], phases=["infer"])
+    names = ["radio", "siglip"]
+    rows = [*pos_embed.races(True, names=names, contenders=["matmul", PLAIN_ADD], **options)]
+    found = [(race[0]["workload"], race[0]["dtype"]) for race in rows]
+    want = [("siglip", "float32"), ("siglip", "bfloat16")]
+    if NEW_TIMM:
+        want = [("radio", "float32"), ("radio", "bfloat16"), *want]
+    assert found == want
+    assert [row["contender"] for row in rows[0]] == ["matmul", PLAIN_ADD]

@@ -1,0 +1,44 @@
+"""What a command finds out before it imports torch, so that a mistake is told at once."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..measure.images import Source, read
+from ..measure.models import HOW_TO_GIVE
+
+
+def check_model_options(options: argparse.Namespace) -> None:
+    """Refuse options that name no model, or weights that are not there.
+
+    Raises:
+        ValueError: no model, or a folder in place of a file.
+        FileNotFoundError: no such checkpoint.
+    """
+    if not options.model:
+        example = "naflexvit_base_patch16_siglip.v2_webli"
+        raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
+    if options.checkpoint is None:
+        return
+    checkpoint = Path(options.checkpoint)
+    if checkpoint.is_dir():
+        raise ValueError(f"{checkpoint} is a folder; give the file of weights in it")
+    if not checkpoint.exists():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
+
+
+def check_readable(sources: Sequence[Source]) -> None:
+    """Look for an image whose header can be read, from the first one on.
+
+    Raises:
+        ValueError: none of them can be read.
+    """
+    readable = read(sources, lambda image: image.size, [])
+    next(readable)
+
+
+def announce(text: str) -> None:
+    """Print a line to stderr at once, before something that takes seconds."""
+    if sys.stderr is not None:  # ``print`` would take None for stdout
+        print(text, file=sys.stderr, flush=True)
