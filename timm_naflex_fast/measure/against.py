@@ -1,0 +1,321 @@
+"""timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from ..names import STRATEGY_NAMES
+from ..patching.install import enable
+from .bench.workloads import coordinates
+from .checkpoints import to_transformers
+from .contenders import BASELINE, use
+from .stages import (
+    Comparison,
+    Inputs,
+    Outputs,
+    Pictures,
+    Pipeline,
+    Stage,
+    Trial,
+    compare,
+    input_trials,
+    recorded,
+    refer,
+)
+
+LIBRARY = "transformers"
+HOW_TO_INSTALL = "--against transformers needs transformers: pip install transformers"
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+@dataclass
+class Against:
+    """Where one way through timm parts from another library's pipeline."""
+
+    stages: list[Stage]
+    first: str | None  # the stage's name
+    reason: str | None  # where a change of one thing has proved it
+    mend: str | None  # the setting that makes this change
+
+
+def timm_pipeline(
+    model: Any, max_seq_len: int, interpolation: str | None = None, contender: str = BASELINE
+) -> Pipeline:
+    """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
+
+    Args:
+        model: a NaFlexVit in eval mode.
+        max_seq_len: most patches of a picture.
+        interpolation: filter of the resize, in place of the data configuration's.
+        contender: one of ``CONTENDERS``.
+    """
+    from timm.data import create_transform, resolve_data_config
+    from timm.data.naflex_dataset import NaFlexCollator
+
+    config = resolve_data_config(model=model)
+    prepare = create_transform(
+        input_size=config["input_size"],
+        interpolation=interpolation or config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
+        crop_pct=config["crop_pct"],
+        naflex=True,
+        patch_size=tuple(model.embeds.patch_size),
+        max_seq_len=max_seq_len,
+        patchify=True,
+    )
+    collate = NaFlexCollator(max_seq_len)
+    modules = {"patch_embedding": model.embeds.proj, "position_embedding": model.embeds}
+    modules |= {f"block_{number}": block for number, block in enumerate(model.blocks)}
+
+    def read(pictures: Pictures) -> Inputs:
+        batch, _ = collate([(prepare(picture), 0) for picture in pictures])
+        grid = batch["patch_coord"].amax(1) + 1
+        return Inputs(grid, batch["patches"], batch["patch_valid"])
+
+    def tower(inputs: Inputs) -> Outputs:
+        grids = [(h, w) for h, w in inputs.grid.tolist()]
+        coord = coordinates(grids, inputs.pixels.shape[1])
+        with use(contender, model), recorded(modules) as found, torch.inference_mode():
+            features = model.forward_features(inputs.pixels, coord, inputs.valid)
+            tokens = features["patches"]
+            pooled = model.forward_head(tokens, patch_valid=inputs.valid, pre_logits=True)
+        return found | {"pooled": pooled}
+
+    return Pipeline(read, tower)
+
+
+def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
+    """transformers' own image processor and Siglip2 image tower, in eval mode."""
+    core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
+    modules = {
+        "patch_embedding": core.embeddings.patch_embedding,
+        "position_embedding": core.embeddings,
+    }
+    modules |= {f"block_{number}": block for number, block in enumerate(core.encoder.layers)}
+
+    def read(pictures: Pictures) -> Inputs:
+        batch = processor(images=list(pictures), return_tensors="pt")
+        valid = batch["pixel_attention_mask"].bool()
+        return Inputs(batch["spatial_shapes"], batch["pixel_values"], valid)
+
+    def tower(inputs: Inputs) -> Outputs:
+        stock = enable("stock", library=LIBRARY)
+        with stock, recorded(modules) as found, torch.inference_mode():
+            output = model(
+                pixel_values=inputs.pixels,
+                pixel_attention_mask=inputs.valid.long(),
+                spatial_shapes=inputs.grid,
+            )
+        return found | {"pooled": output.pooler_output}
+
+    return Pipeline(read, tower)
+
+
+def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
+    """transformers' Siglip2 image tower with the weights of timm's ``model``.
+
+    Args:
+        model: a NaFlexVit of SigLIP-2's design.
+        config: transformers' settings; what they leave open follows from the model.
+
+    Raises:
+        RuntimeError: transformers is not installed, or has no Siglip2.
+        ValueError: the model is no Siglip2 tower; counts and names the tensors.
+    """
+    try:
+        from transformers import Siglip2VisionConfig, Siglip2VisionModel
+    except ImportError as error:
+        raise RuntimeError(f"{HOW_TO_INSTALL} ({error})") from error
+    weights = to_transformers(model.state_dict())
+    settings: dict[str, Any] = dict(
+        hidden_size=model.embed_dim,
+        intermediate_size=model.blocks[0].mlp.fc1.out_features,
+        num_hidden_layers=len(model.blocks),
+        num_attention_heads=model.blocks[0].attn.num_heads,
+        num_patches=len(weights["embeddings.position_embedding.weight"]),
+        patch_size=model.embeds.patch_size[0],
+    )
+    tower = Siglip2VisionModel(Siglip2VisionConfig(**{**settings, **(config or {})}))
+    getattr(tower, "vision_model", tower).load_state_dict(weights)
+    return tower.eval()
+
+
+def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = None) -> Any:
+    """transformers' image processor; with the settings of ``folder``, where it holds some."""
+    from transformers import Siglip2ImageProcessor
+
+    options = dict(patch_size=model.embeds.patch_size[0], max_num_patches=max_seq_len)
+    if folder and (Path(folder) / "preprocessor_config.json").is_file():
+        return Siglip2ImageProcessor.from_pretrained(folder, **options)
+    return Siglip2ImageProcessor(**options)
+
+
+def trials(
+    model: Any, max_seq_len: int, interpolation: str | None, contender: str, theirs: str
+) -> list[Trial]:
+    """What can be the reason for a difference between timm's pipeline and transformers'."""
+    from timm.data import resolve_data_config
+
+    ours = timm_pipeline(model, max_seq_len, interpolation, contender)
+    filter_here = interpolation or resolve_data_config(model=model)["interpolation"]
+    resized = timm_pipeline(model, max_seq_len, theirs)
+    resize = Trial(
+        "pixels",
+        f"resize filter: timm resizes pictures by {filter_here}, transformers by {theirs}",
+        f"--interpolation {theirs}",
+        Pipeline(resized.read, ours.tower),
+    )
+    embeds = model.embeds
+    if contender == BASELINE or embeds.pos_embed_interp_mode != "bilinear":
+        reason = f"timm resamples the table by {embeds.pos_embed_interp_mode}"
+        mend = "--model-kwargs pos_embed_interp_mode=bilinear"
+    else:
+        reason = f"{contender} resamples the table without antialiasing"
+        mend = "the mode matmul"
+    stock = timm_pipeline(model, max_seq_len, interpolation)
+    table = Trial(
+        "position_embedding",
+        f"table filter: {reason}, transformers by bilinear with antialiasing",
+        mend,
+        Pipeline(ours.read, _inside(stock.tower, lambda: _trained_filter(embeds))),
+    )
+    transposed = Trial(
+        "position_embedding",
+        "the table is transposed on one side",
+        "",
+        Pipeline(ours.read, _inside(ours.tower, lambda: _transposed_table(embeds))),
+    )
+    return [resize, table, transposed, *input_trials(ours)]
+
+
+def _inside(tower: Callable[[Inputs], Outputs], change: Callable[[], Any]) -> Any:
+    def changed(inputs: Inputs) -> Outputs:
+        with change():
+            return tower(inputs)
+
+    return changed
+
+
+def _trained_filter(embeds: Any) -> Any:
+    """Inside, the table is resampled as SigLIP-2 was trained."""
+    settings = dict(
+        pos_embed_interp_mode="bilinear",
+        pos_embed_antialias=True,
+        pos_embed_align_corners=False,
+        pos_embed_use_grid_sample=False,
+    )
+    return patch.dict(embeds.__dict__, settings)
+
+
+@contextmanager
+def _transposed_table(embeds: Any) -> Iterator[None]:
+    """Inside, rows of the table are its columns."""
+    kept = embeds.pos_embed.data
+    embeds.pos_embed.data = kept.transpose(1, 2).contiguous()  # (1, n, n, C)
+    try:
+        yield
+    finally:
+        embeds.pos_embed.data = kept
+
+
+def against_transformers(
+    model: Any,
+    batches: Iterable[Pictures],
+    *,
+    config: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    contenders: Sequence[str] = STRATEGY_NAMES,
+    max_seq_len: int = 256,
+    interpolation: str | None = None,
+    same_patches: bool = False,
+    advance: Callable[[float], Any] = lambda batches: None,
+) -> dict[str, Any]:
+    """Compare timm's pipeline with transformers', stage by stage, in float32 on the CPU.
+
+    Args:
+        model: a NaFlexVit of SigLIP-2's design in eval mode; transformers' tower gets its weights.
+        batches: lists of PIL images in RGB.
+        config: transformers' settings of the tower.
+        folder: where its ``preprocessor_config.json`` may lie.
+        contenders: the modes to measure beside timm's own code.
+        max_seq_len: most patches of a picture.
+        interpolation: timm's filter of the resize, in place of the data configuration's.
+        same_patches: both towers get transformers' patches.
+        advance: called with 1 after each batch.
+
+    Returns:
+        "library", "version", "stage_from", "pictures" (how many), then for timm's own code the
+        fields of :class:`Against`, and under "modes" those of each contender.
+
+    Raises:
+        RuntimeError: transformers is not installed.
+        ValueError: another design, another number type, or no pictures.
+    """
+    if next(model.parameters()).dtype != torch.float32:
+        raise ValueError("--against compares in float32; leave --dtype out")
+    tower = build_tower(model, config)
+    processor = build_processor(model, max_seq_len, folder)
+    theirs = transformers_pipeline(tower, processor)
+    names = [BASELINE, *(name for name in contenders if name != BASELINE)]
+    ours = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
+    comparisons = {name: Comparison() for name in names}
+    count = 0
+    for pictures in batches:
+        count += len(pictures)
+        reference = refer(theirs, pictures)
+        for name, pipeline in ours.items():
+            comparisons[name].add(pictures, compare(pipeline, reference, same_patches))
+        advance(1)
+    if not count:
+        raise ValueError("there is no image to measure on")
+    modes = {}
+    for name, comparison in comparisons.items():
+        theirs_filter = FILTERS.get(processor.resample, "bilinear")
+        tried = trials(model, max_seq_len, interpolation, name, theirs_filter)
+        trial = comparison.explain(theirs, tried, same_patches)
+        found = Against(comparison.stages(), comparison.first(), None, None)
+        if trial:
+            found.reason = trial.reason
+            found.mend = trial.mend or None
+        modes[name] = asdict(found)
+    import transformers
+
+    about = dict(library=LIBRARY, version=transformers.__version__, pictures=count)
+    about["stage_from"] = "patches" if same_patches else "pictures"
+    return about | modes.pop(BASELINE) | {"modes": modes}
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """The answer in sentences: where timm's own code parts from the library, then each mode."""
+    library = f"{found['library']} {found['version']}"
+    sentences = [f"timm and {library} {_parting(found, found['pictures'])}."]
+    for mode, one in found["modes"].items():
+        if one["first"] != found["first"]:
+            sentences.append(f"With {mode} they {_parting(one, found['pictures'])}.")
+    return " ".join(sentences)
+
+
+def _parting(one: Mapping[str, Any], pictures: int) -> str:
+    last = one["stages"][-1]
+    if one["first"] is None:
+        share = last["largest"] / last["scale"] if last["scale"] else 0.0
+        return (
+            f"part nowhere on {pictures} pictures: the pooled output differs by {share:.1e} of its "
+            "largest number at most"
+        )
+    place = next(stage for stage in one["stages"] if stage["stage"] == one["first"])
+    words = (
+        f"part at {one['first']}, in {place['pictures']} of {pictures} pictures (largest "
+        f"difference {place['largest']:.2g})"
+    )
+    if one["reason"]:
+        words += f"; {one['reason']}"
+    if one["mend"]:
+        words += f"; {one['mend']} mends it"
+    return words
