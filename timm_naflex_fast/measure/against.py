@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,6 @@ from .stages import (
     Outputs,
     Pictures,
     Pipeline,
-    Stage,
     Trial,
     compare,
     input_trials,
@@ -30,17 +30,6 @@ from .stages import (
 
 LIBRARY = "transformers"
 HOW_TO_INSTALL = "--against transformers needs transformers: pip install transformers"
-FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-
-
-@dataclass
-class Against:
-    """Where one way through timm parts from another library's pipeline."""
-
-    stages: list[Stage]
-    first: str | None  # the stage's name
-    reason: str | None  # where a change of one thing has proved it
-    mend: str | None  # the setting that makes this change
 
 
 def timm_pipeline(
@@ -141,7 +130,8 @@ def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
         num_patches=len(weights["embeddings.position_embedding.weight"]),
         patch_size=model.embeds.patch_size[0],
     )
-    tower = Siglip2VisionModel(Siglip2VisionConfig(**{**settings, **(config or {})}))
+    settings |= config or {}
+    tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
     getattr(tower, "vision_model", tower).load_state_dict(weights)
     return tower.eval()
 
@@ -250,13 +240,17 @@ def against_transformers(
         advance: called with 1 after each batch.
 
     Returns:
-        "library", "version", "stage_from", "pictures" (how many), then for timm's own code the
-        fields of :class:`Against`, and under "modes" those of each contender.
+        "library", "version", "stage_from", "pictures" (how many); for timm's own code "stages"
+        (fields of :class:`Stage`), "first" (the stage that parts, or None), "reason" and "mend"
+        (words where a change of one thing has proved them, or None); under "modes" the same for
+        each contender.
 
     Raises:
         RuntimeError: transformers is not installed.
         ValueError: another design, another number type, or no pictures.
     """
+    from PIL.Image import Resampling
+
     if next(model.parameters()).dtype != torch.float32:
         raise ValueError("--against compares in float32; leave --dtype out")
     tower = build_tower(model, config)
@@ -274,19 +268,19 @@ def against_transformers(
         advance(1)
     if not count:
         raise ValueError("there is no image to measure on")
+    resized_by = Resampling(processor.resample).name.lower()
     modes = {}
     for name, comparison in comparisons.items():
-        theirs_filter = FILTERS.get(processor.resample, "bilinear")
-        tried = trials(model, max_seq_len, interpolation, name, theirs_filter)
+        tried = trials(model, max_seq_len, interpolation, name, resized_by)
         trial = comparison.explain(theirs, tried, same_patches)
-        found = Against(comparison.stages(), comparison.first(), None, None)
-        if trial:
-            found.reason = trial.reason
-            found.mend = trial.mend or None
-        modes[name] = asdict(found)
-    import transformers
+        modes[name] = {
+            "stages": [asdict(stage) for stage in comparison.stages()],
+            "first": comparison.first(),
+            "reason": trial.reason if trial else None,
+            "mend": trial.mend if trial else None,
+        }
 
-    about = dict(library=LIBRARY, version=transformers.__version__, pictures=count)
+    about = dict(library=LIBRARY, version=version(LIBRARY), pictures=count)
     about["stage_from"] = "patches" if same_patches else "pictures"
     return about | modes.pop(BASELINE) | {"modes": modes}
 

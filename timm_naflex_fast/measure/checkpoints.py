@@ -8,13 +8,14 @@ pickle can run any code.
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .output import printable
 
 Tensors = dict[str, Any]
+Pair = tuple[list[str], list[str]]  # names in one library, names in the other
 
 # Where trainers keep the weights in a file, in timm's order.
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
@@ -172,7 +173,8 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     config = json.loads(file.read_text(encoding="utf-8"))
-    return config.get("vision_config", config)
+    config = config.get("vision_config", config)
+    return config if "num_attention_heads" in config else {}
 
 
 def recognise(tensors: Mapping[str, Any]) -> tuple[str, str]:
@@ -219,7 +221,7 @@ def count_blocks(tower: Mapping[str, Any], before: str) -> int:
     return max(numbers)
 
 
-def _pairs(depth: int) -> Iterator[tuple[list[str], list[str]]]:
+def _pairs(depth: int) -> Iterator[Pair]:
     """``PAIRS`` with every name written out, for a tower of ``depth`` blocks."""
     for theirs, ours in PAIRS:
         blocks = range(depth) if "#" in theirs[0] else range(1)
@@ -233,27 +235,32 @@ def _written_out(names: tuple[str, ...], block: int, kind: str) -> list[str]:
     return [name.replace("#", str(block)).replace("*", kind) for name in names]
 
 
-def _renamed(tower: Mapping[str, Any], pairs: Any) -> Tensors:
+def _renamed(tower: Mapping[str, Any], pairs: Iterable[Pair]) -> Tensors:
     """The tensors under the second names of ``pairs``; every one is used, and every name found."""
     import torch
 
-    left = dict(tower)
-    missing: list[str] = []
+    pairs = list(pairs)
+    needed: list[str] = []
+    for old, _ in pairs:
+        needed += old
+    _check_names(needed, tower)
     result: Tensors = {}
     for old, new in pairs:
-        absent = [name for name in old if name not in left]
-        missing += absent
-        parts = [left.pop(name) for name in old if name not in absent]
-        if not absent:
-            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-            result |= zip(new, _cut(whole, len(new)))
-    wrong: list[str] = []
-    for kind, names in (("tensors not in it", missing), ("tensors that are not its own", left)):
-        if names:
-            wrong.append(f"{len(names)} {kind} ({', '.join(list(names)[:3])})")
+        whole = torch.cat([tower[name] for name in old])
+        result |= zip(new, _cut(whole, len(new)))
+    return result
+
+
+def _check_names(needed: list[str], tower: Mapping[str, Any]) -> None:
+    missing = [name for name in needed if name not in tower]
+    unknown = sorted(tower.keys() - set(needed))
+    wrong = []
+    if missing:
+        wrong.append(f"{len(missing)} tensors not in it ({', '.join(missing[:3])})")
+    if unknown:
+        wrong.append(f"{len(unknown)} tensors that are not its own ({', '.join(unknown[:3])})")
     if wrong:
         raise ValueError(f"no whole Siglip2 tower: {'; '.join(wrong)}")
-    return result
 
 
 def _cut(whole: Any, count: int) -> tuple[Any, ...]:

@@ -219,7 +219,7 @@ def swap_grid(inputs: Inputs) -> Inputs:
 
 
 def channels_first(inputs: Inputs) -> Inputs:
-    """Patches of RGB pictures in the order (y, x, channel), put into (channel, y, x)."""
+    """Patches of RGB pictures from the order (y, x, channel) into (channel, y, x)."""
     pixels = inputs.pixels.unflatten(2, (-1, 3))  # (B, N, y * x, 3)
     return inputs._replace(pixels=pixels.transpose(2, 3).flatten(2))
 
@@ -268,8 +268,6 @@ def input_trials(ours: Pipeline) -> list[Trial]:
     return [
         Trial("grid", swapped, "", reads(swap_grid)),
         Trial("pixels", order, "", reads(channels_first)),
-        Trial("pixels", order, "", reads(channels_last)),
-        Trial("patch_embedding", f"{order}, in the weights", "", takes(channels_first)),
         Trial("patch_embedding", f"{order}, in the weights", "", takes(channels_last)),
         Trial("position_embedding", f"{swapped}, in the coordinates", "", takes(swap_grid)),
         Trial("block_0", mask, "", without_padding(ours), without_padding),
