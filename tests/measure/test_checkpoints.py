@@ -16,6 +16,7 @@ from timm_naflex_fast.measure.checkpoints import (
     to_timm,
     to_transformers,
 )
+from timm_naflex_fast.measure.models import load_model
 
 pytest.importorskip("transformers")
 
@@ -117,18 +118,23 @@ def test_both_directions_give_the_tensors_back(tower):
     assert all(torch.equal(back[name], tower[name]) for name in tower)
 
 
-@pytest.mark.parametrize("with_config", [True, False])
-def test_size_and_depth_follow_from_the_tensors_and_heads_from_the_settings(
-    with_config, whole, tmp_path
-):
+def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whole, tmp_path):
     whole.save_pretrained(tmp_path)
-    if not with_config:
-        (tmp_path / "config.json").unlink()
-    options = sizes(read_checkpoint(tmp_path))
-    # 64 channels are no published tower: without settings the heads stay unknown.
-    assert options.pop("num_heads", None) == (SIZES["num_attention_heads"] if with_config else None)
-    model = timm.create_model(FAMILY, num_classes=0, num_heads=4, **options)
-    model.load_state_dict(read_checkpoint(tmp_path).tensors)
+    model, words = load_model(FAMILY, tmp_path)
+    assert f"{WORDS}; left alone: 40 other tensors" in words
+    assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
+    expected = to_timm(whole.vision_model.state_dict())
+    state = model.state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_heads_that_nothing_tells_must_be_given(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(RuntimeError, match="how many heads 64 channels have: give num_heads"):
+        load_model(FAMILY, tmp_path)
+    model, _ = load_model(FAMILY, tmp_path, num_heads=2)
+    assert model.blocks[0].attn.num_heads == 2
 
 
 @pytest.mark.parametrize(("width", "inside", "heads"), [(768, 3072, 12), (1152, 4304, 16)])
@@ -136,7 +142,7 @@ def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
     with torch.device("meta"):
         name = FAMILY if width == 768 else "naflexvit_so400m_patch16_siglip"
         shapes = timm.create_model(name, num_classes=0, depth=1).state_dict()
-        options = sizes(Checkpoint(shapes, "", {}))
+        options = sizes(Checkpoint(shapes, "open_clip", "", {}))
         model = timm.create_model(FAMILY, num_classes=0, **options)
     assert model.blocks[0].mlp.fc1.out_features == inside
     assert options["num_heads"] == heads

@@ -15,6 +15,7 @@ from ..patching.install import enable
 from .bench.workloads import coordinates
 from .checkpoints import to_transformers
 from .contenders import BASELINE, use
+from .images import eval_transform
 from .stages import (
     Comparison,
     Inputs,
@@ -43,21 +44,9 @@ def timm_pipeline(
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
     """
-    from timm.data import create_transform, resolve_data_config
     from timm.data.naflex_dataset import NaFlexCollator
 
-    config = resolve_data_config(model=model)
-    prepare = create_transform(
-        input_size=config["input_size"],
-        interpolation=interpolation or config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-        crop_pct=config["crop_pct"],
-        naflex=True,
-        patch_size=tuple(model.embeds.patch_size),
-        max_seq_len=max_seq_len,
-        patchify=True,
-    )
+    prepare = eval_transform(model, max_seq_len, interpolation)
     collate = NaFlexCollator(max_seq_len)
     modules = {"patch_embedding": model.embeds.proj, "position_embedding": model.embeds}
     modules |= {f"block_{number}": block for number, block in enumerate(model.blocks)}

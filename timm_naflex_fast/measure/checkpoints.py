@@ -67,6 +67,7 @@ class Checkpoint(NamedTuple):
     """Weights under timm's names, and what is known about them."""
 
     tensors: Tensors
+    library: str  # that wrote them
     words: str  # what was recognised, in one line
     config: Mapping[str, Any]  # transformers' settings of the image tower, where it wrote them
 
@@ -93,7 +94,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         words += f" ({key})"
     library, prefix = recognise(tensors)
     if library == "timm":
-        return Checkpoint(tensors, words, {})
+        return Checkpoint(tensors, library, words, {})
     config = read_config(path.parent) if library == "transformers" else {}
     tower: Tensors = {}
     left: list[str] = []
@@ -108,7 +109,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if left:
         rooms = dict.fromkeys(name.split(".")[0] for name in left)
         words += f"; left alone: {len(left)} other tensors ({', '.join(rooms)})"
-    return Checkpoint(tower, words, config)
+    return Checkpoint(tower, library, words, config)
 
 
 def find_weights(path: str | Path) -> Path:
@@ -135,36 +136,42 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_tensors(file: str | Path) -> tuple[Tensors, str]:
-    """The state dict in one file, and the key under which its trainer kept it.
+    """The named tensors of a local file, and under which key its trainer kept them.
 
-    The key is "" where the file holds nothing else.
+    The key is "" where the file holds nothing else. Only tensors are read, whatever timm's release
+    would do: a pickle can run any code.
 
     Raises:
         ValueError: the file holds something else.
     """
-    import numpy as np
     import torch
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
-    # Beside the weights timm's train.py keeps its options, and others their figures as NumPy's
-    # numbers.
-    numbers = [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]
-    torch.serialization.add_safe_globals(
-        [argparse.Namespace, np.dtype, np.float64().__reduce__()[0], *numbers]
-    )
+    _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
-    key = ""
+    state, key = found, ""
     for name in STATES:
         if found.get(name) is not None:
-            key = name
+            state, key = found[name], name
             break
-    state = clean_state_dict(found[key] if key else found)
+    state = clean_state_dict(state)
     if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it holds no state dict")
     return state, key
+
+
+def _allow_what_trainers_keep() -> None:
+    """Let torch read, beside tensors, the options of timm's train.py and NumPy's numbers."""
+    import numpy as np
+    import torch
+
+    codes = np.typecodes["AllInteger"] + np.typecodes["Float"]
+    numbers = [type(np.dtype(code)) for code in codes]
+    make_number = np.float64().__reduce__()[0]
+    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, make_number, *numbers])
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -280,26 +287,24 @@ def describe(tower: Mapping[str, Any]) -> str:
     return words
 
 
-def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """timm's options for a tower of the size of these tensors; without heads if nothing tells them.
+def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
+    """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
-    Empty for tensors that are not those of a NaFlexVit with a learned table.
+    Raises:
+        ValueError: nothing tells how many attention heads the tower has.
     """
     tensors = checkpoint.tensors
-    needed = ("embeds.proj.weight", "blocks.0.mlp.fc1.weight", TABLE)
-    if not all(name in tensors for name in needed):
-        return {}
     width, pixels = tensors["embeds.proj.weight"].shape
     inside = tensors["blocks.0.mlp.fc1.weight"].shape[0]
-    options = dict(
-        embed_dim=width,
-        depth=count_blocks(tensors, "blocks."),
-        patch_size=round((pixels / 3) ** 0.5),
-        pos_embed_grid_size=tuple(tensors[TABLE].shape[1:3]),
+    heads = heads or checkpoint.config.get("num_attention_heads", HEADS.get(width))
+    if heads is None:
+        raise ValueError(f"no tensor tells how many heads {width} channels have: give num_heads")
+    return {
+        "embed_dim": width,
+        "depth": count_blocks(tensors, "blocks."),
+        "num_heads": heads,
+        "patch_size": round((pixels / 3) ** 0.5),
+        "pos_embed_grid_size": tuple(tensors[TABLE].shape[1:3]),
         # timm multiplies and cuts off what follows the point: half a channel more is no channel.
-        mlp_ratio=(inside + 0.5) / width,
-    )
-    heads = checkpoint.config.get("num_attention_heads", HEADS.get(width))
-    if heads is not None:
-        options["num_heads"] = heads
-    return options
+        "mlp_ratio": (inside + 0.5) / width,
+    }
