@@ -30,6 +30,11 @@ from .stages import (
 )
 
 LIBRARY = "transformers"
+LIMITS = (
+    "Beyond rounding: another grid; a pixel off by more than one grey level of 255; embeddings by "
+    "more than 2e-6 of the stage's largest number, what follows by more than 2e-5. A picture whose "
+    "pixels agree goes on with the other library's, so that no later stage counts them again."
+)
 HOW_TO_INSTALL = "--against transformers needs transformers: pip install transformers"
 
 
@@ -232,7 +237,7 @@ def against_transformers(
         "library", "version", "stage_from", "pictures" (how many); for timm's own code "stages"
         (fields of :class:`Stage`), "first" (the stage that parts, or None), "reason" and "mend"
         (words where a change of one thing has proved them, or None); under "modes" the same for
-        each contender.
+        each contender; "verdict", in sentences.
 
     Raises:
         RuntimeError: transformers is not installed.
@@ -271,7 +276,23 @@ def against_transformers(
 
     about = dict(library=LIBRARY, version=version(LIBRARY), pictures=count)
     about["stage_from"] = "patches" if same_patches else "pictures"
-    return about | modes.pop(BASELINE) | {"modes": modes}
+    found = about | modes.pop(BASELINE) | {"modes": modes}
+    return found | {"verdict": verdict(found)}
+
+
+def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table of stages of timm's own code, as text under its headings."""
+    rows = []
+    for stage in found["stages"]:
+        row = {
+            "stage": stage["stage"],
+            "largest difference": f"{stage['largest']:.2g}",
+            "RMS difference": f"{stage['rms']:.2g}",
+            "largest number": f"{stage['scale']:.3g}",
+            "pictures beyond rounding": f"{stage['pictures']} of {found['pictures']}",
+        }
+        rows.append(row)
+    return rows
 
 
 def verdict(found: Mapping[str, Any]) -> str:

@@ -250,6 +250,22 @@ class NaFlexImages:
         return {"Images changed before timm's transforms": "; ".join(counts)}
 
 
+def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]:
+    """Lists of at most ``size`` images in RGB, of those that can be read.
+
+    Raises:
+        ValueError: none can be read.
+    """
+    batch = []
+    for _, (picture, _) in read(sources, partial(convert, colours="RGB"), []):
+        batch.append(picture)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
     """timm's eval transform for the model: from a PIL image to patches.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...names import STRATEGY_NAMES
+from ..against import LIMITS, stage_rows
 from ..contenders import BASELINE, CONTENDERS
 from ..output import write_json, write_text
 from . import FILES
@@ -176,6 +177,8 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         "ties": TIES,
         "made_from": made_from(report["made"]),
         "plots": plots,
+        "stage_rows": stage_rows,
+        "limits": LIMITS,
     }
     json_file, *pages = [Path(folder) / name for name in FILES]
     write_json(json_file, report)
