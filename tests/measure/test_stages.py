@@ -293,8 +293,9 @@ def test_settings_beside_the_weights_are_followed(model, tmp_path):
     processor(resample=0).save_pretrained(tmp_path)
     assert against.build_processor(model, LENGTH, tmp_path).resample == 0
     assert against.build_processor(model, LENGTH, tmp_path).max_num_patches == LENGTH
-    tower = against.build_tower(model, {"hidden_act": "relu"})
+    tower = against.build_tower(model, {"hidden_act": "relu", "dtype": "bfloat16"})
     assert tower.config.hidden_act == "relu"
+    assert tower.dtype == torch.float32
     assert tower.config.num_attention_heads == 4
 
 

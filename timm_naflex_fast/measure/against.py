@@ -66,7 +66,7 @@ def timm_pipeline(
         coord = coordinates(grids, inputs.pixels.shape[1])
         with use(contender, model), recorded(modules) as found, torch.inference_mode():
             features = model.forward_features(inputs.pixels, coord, inputs.valid)
-            tokens = features["patches"]
+            tokens = features["patches"] if isinstance(features, dict) else features
             pooled = model.forward_head(tokens, patch_valid=inputs.valid, pre_logits=True)
         return found | {"pooled": pooled}
 
@@ -218,7 +218,7 @@ def against_transformers(
     max_seq_len: int = 256,
     interpolation: str | None = None,
     same_patches: bool = False,
-    advance: Callable[[float], Any] = lambda batches: None,
+    advance: Callable[[float], Any] = lambda share: None,
 ) -> dict[str, Any]:
     """Compare timm's pipeline with transformers', stage by stage, in float32 on the CPU.
 
@@ -231,7 +231,7 @@ def against_transformers(
         max_seq_len: most patches of a picture.
         interpolation: timm's filter of the resize, in place of the data configuration's.
         same_patches: both towers get transformers' patches.
-        advance: called with 1 after each batch.
+        advance: called after each pass over a batch, with its share of the batch's work.
 
     Returns:
         "library", "version", "stage_from", "pictures" (how many); for timm's own code "stages"
@@ -259,7 +259,7 @@ def against_transformers(
         reference = refer(theirs, pictures)
         for name, pipeline in ours.items():
             comparisons[name].add(pictures, compare(pipeline, reference, same_patches))
-        advance(1)
+            advance(1 / len(ours))
     if not count:
         raise ValueError("there is no image to measure on")
     resized_by = Resampling(processor.resample).name.lower()

@@ -181,7 +181,9 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         return {}
     config = json.loads(file.read_text(encoding="utf-8"))
     config = config.get("vision_config", config)
-    return config if "num_attention_heads" in config else {}
+    if config.get("model_type") != "siglip2_vision_model":
+        return {}
+    return config
 
 
 def recognise(tensors: Mapping[str, Any]) -> tuple[str, str]:

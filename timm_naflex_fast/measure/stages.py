@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 GREY_LEVEL = 1.01 * 2 / 255
 """Two right resizers may round a pixel to neighbouring grey levels; pixels here reach from -1 to 1."""
-EMBEDDINGS, LATER = 2e-6, 2e-5
+EMBEDDINGS = 2e-6
+LATER = 2e-5
 """What float32 may move a number by, as a share of the stage's largest: embeddings, what follows."""
+READ = ("grid", "pixels")  # the stages before the tower
 
 
 class Inputs(NamedTuple):
@@ -121,12 +123,16 @@ class Comparison:
         first = self.first()
         if first is None:
             return None
+        pictures = self._examples[first]
         for trial in trials:
             if trial.stage != first:
                 continue
-            reference = refer(trial.change_theirs(theirs), self._examples[first])
-            differences = compare(trial.ours, reference, same_patches)
-            if not differences[first].parts.any():
+            other = trial.change_theirs(theirs)
+            if first in READ:  # the towers need not run
+                found = compare_inputs(trial.ours.read(pictures), other.read(pictures))
+            else:
+                found = compare(trial.ours, refer(other, pictures), same_patches)
+            if not found[first].parts.any():
                 return trial
         return None
 
@@ -149,25 +155,36 @@ def compare(
     """
     theirs = reference.inputs
     given = theirs if same_patches else ours.read(reference.pictures)
-    same_grid = (given.grid == theirs.grid).all(1)  # (B,)
-    numbers = torch.arange(theirs.pixels.shape[1])
-    real = numbers < theirs.grid.prod(1, keepdim=True)  # (B, N), whatever the masks say
-    compared = real & same_grid[:, None]
-    found = {
-        "grid": difference(given.grid, theirs.grid, limit=0),
-        "pixels": difference(given.pixels, theirs.pixels, GREY_LEVEL, compared),
-    }
+    found = compare_inputs(given, theirs)
     # Where the pixels agree our tower goes on with theirs, so that no stage counts that rounding
     # again.
-    agree = same_grid & ~found["pixels"].parts
-    pixels = torch.where(agree[:, None, None], theirs.pixels, given.pixels)
+    differ = found["grid"].parts | found["pixels"].parts
+    pixels = torch.where(differ[:, None, None], given.pixels, theirs.pixels)
     outputs = ours.tower(given._replace(pixels=pixels))
+    real = real_tokens(theirs)
+    compared = real & ~found["grid"].parts[:, None]
     for stage, expected in reference.outputs.items():
         share = EMBEDDINGS if stage.endswith("_embedding") else LATER
-        rows = None if stage == "pooled" else compared
-        largest = (expected if rows is None else expected[real]).abs().max().item()
-        found[stage] = difference(outputs[stage], expected, share * largest, rows)
+        if stage == "pooled":
+            limit = share * expected.abs().max().item()
+            found[stage] = difference(outputs[stage], expected, limit)
+        else:
+            limit = share * expected[real].abs().max().item()
+            found[stage] = difference(outputs[stage], expected, limit, compared)
     return found
+
+
+def compare_inputs(ours: Inputs, theirs: Inputs) -> dict[str, Difference]:
+    """Differences of what was read, for the pictures of one batch."""
+    grid = difference(ours.grid, theirs.grid, limit=0)
+    compared = real_tokens(theirs) & ~grid.parts[:, None]
+    pixels = difference(ours.pixels, theirs.pixels, GREY_LEVEL, compared)
+    return {"grid": grid, "pixels": pixels}
+
+
+def real_tokens(inputs: Inputs) -> Tensor:
+    """Which tokens (B, N) are no padding, whatever the mask says."""
+    return torch.arange(inputs.pixels.shape[1]) < inputs.grid.prod(1, keepdim=True)
 
 
 def difference(
