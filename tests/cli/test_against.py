@@ -2,6 +2,7 @@
 them."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -42,11 +43,9 @@ def test_the_report_names_the_first_stage_and_what_mends_it(weights, photos, tmp
     assert "--interpolation bilinear mends it" in printed
     assert {"stage", "largest", "rms", "pictures"} <= against["stages"][0].keys()
     markdown = (tmp_path / "out" / "report.md").read_text()
+    assert re.search(r"## Against transformers.*\| block_1 \|", markdown, re.DOTALL)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "## Against transformers" in markdown
-    assert "| block_1 |" in markdown
-    assert "stage by stage</h2>" in page
-    assert page.count("Largest difference over the stages") == 1
+    assert re.search("stage by stage</h2>.*Largest difference over the stages", page, re.DOTALL)
 
 
 @ran("matmul")

@@ -22,6 +22,7 @@ from timm_naflex_fast.measure.stages import (
     Pipeline,
     Reference,
     compare,
+    input_trials,
     refer,
 )
 from timm_naflex_fast.names import STRATEGY_NAMES
@@ -198,7 +199,11 @@ def test_a_planted_fault_is_named_at_its_stage(fault, tower, model, pictures):
     assert comparison.first() == stage
     pictures_beyond = {line.stage: line.pictures for line in comparison.stages()}
     assert pictures_beyond[stage] == count
-    trials = against.trials(model, LENGTH, "bilinear", "stock", "bicubic")
+    trials = [
+        against.resize_trial(model, ours, LENGTH, "bilinear", "bicubic"),
+        *against.table_trials(model, ours),
+        *input_trials(ours),
+    ]
     trial = comparison.explain(theirs, trials)
     if reason is None:
         assert trial is None

@@ -49,28 +49,41 @@ def timm_pipeline(
         interpolation: filter of the resize, in place of the data configuration's.
         contender: one of ``CONTENDERS``.
     """
+    return Pipeline(_reader(model, max_seq_len, interpolation), _tower(model, contender))
+
+
+def _reader(
+    model: Any, max_seq_len: int, interpolation: str | None
+) -> Callable[[Pictures], Inputs]:
     from timm.data.naflex_dataset import NaFlexCollator
 
     prepare = eval_transform(model, max_seq_len, interpolation)
     collate = NaFlexCollator(max_seq_len)
-    modules = {"patch_embedding": model.embeds.proj, "position_embedding": model.embeds}
-    modules |= {f"block_{number}": block for number, block in enumerate(model.blocks)}
 
     def read(pictures: Pictures) -> Inputs:
-        batch, _ = collate([(prepare(picture), 0) for picture in pictures])
+        samples = [(prepare(picture), 0) for picture in pictures]  # it wants a label
+        batch, _ = collate(samples)
         grid = batch["patch_coord"].amax(1) + 1
         return Inputs(grid, batch["patches"], batch["patch_valid"])
+
+    return read
+
+
+def _tower(model: Any, contender: str) -> Callable[[Inputs], Outputs]:
+    modules = {"patch_embedding": model.embeds.proj, "position_embedding": model.embeds}
+    modules |= {f"block_{number}": block for number, block in enumerate(model.blocks)}
 
     def tower(inputs: Inputs) -> Outputs:
         grids = [(h, w) for h, w in inputs.grid.tolist()]
         coord = coordinates(grids, inputs.pixels.shape[1])
         with use(contender, model), recorded(modules) as found, torch.inference_mode():
             features = model.forward_features(inputs.pixels, coord, inputs.valid)
-            tokens = features["patches"] if isinstance(features, dict) else features
-            pooled = model.forward_head(tokens, patch_valid=inputs.valid, pre_logits=True)
+            if isinstance(features, dict):
+                features = features["patches"]
+            pooled = model.forward_head(features, patch_valid=inputs.valid, pre_logits=True)
         return found | {"pooled": pooled}
 
-    return Pipeline(read, tower)
+    return tower
 
 
 def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
@@ -140,21 +153,23 @@ def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = No
     return Siglip2ImageProcessor(**options)
 
 
-def trials(
-    model: Any, max_seq_len: int, interpolation: str | None, contender: str, theirs: str
-) -> list[Trial]:
-    """What can be the reason for a difference between timm's pipeline and transformers'."""
+def resize_trial(
+    model: Any, ours: Pipeline, max_seq_len: int, interpolation: str | None, theirs: str
+) -> Trial:
+    """Pictures resized by transformers' filter."""
     from timm.data import resolve_data_config
 
-    ours = timm_pipeline(model, max_seq_len, interpolation, contender)
-    filter_here = interpolation or resolve_data_config(model=model)["interpolation"]
-    resized = timm_pipeline(model, max_seq_len, theirs)
-    resize = Trial(
+    here = interpolation or resolve_data_config(model=model)["interpolation"]
+    return Trial(
         "pixels",
-        f"resize filter: timm resizes pictures by {filter_here}, transformers by {theirs}",
+        f"resize filter: timm resizes pictures by {here}, transformers by {theirs}",
         f"--interpolation {theirs}",
-        Pipeline(resized.read, ours.tower),
+        Pipeline(_reader(model, max_seq_len, theirs), ours.tower),
     )
+
+
+def table_trials(model: Any, ours: Pipeline, contender: str = BASELINE) -> list[Trial]:
+    """The position table resampled as SigLIP-2 was trained, and with rows for columns."""
     embeds = model.embeds
     if contender == BASELINE or embeds.pos_embed_interp_mode != "bilinear":
         reason = f"timm resamples the table by {embeds.pos_embed_interp_mode}"
@@ -162,20 +177,14 @@ def trials(
     else:
         reason = f"{contender} resamples the table without antialiasing"
         mend = "the mode matmul"
-    stock = timm_pipeline(model, max_seq_len, interpolation)
-    table = Trial(
-        "position_embedding",
-        f"table filter: {reason}, transformers by bilinear with antialiasing",
-        mend,
-        Pipeline(ours.read, _inside(stock.tower, lambda: _trained_filter(embeds))),
-    )
-    transposed = Trial(
-        "position_embedding",
-        "the table is transposed on one side",
-        "",
-        Pipeline(ours.read, _inside(ours.tower, lambda: _transposed_table(embeds))),
-    )
-    return [resize, table, transposed, *input_trials(ours)]
+    trained = _inside(_tower(model, BASELINE), lambda: _trained_filter(embeds))
+    transposed = _inside(ours.tower, lambda: _transposed_table(embeds))
+    stage = "position_embedding"
+    reason = f"table filter: {reason}, transformers by bilinear with antialiasing"
+    return [
+        Trial(stage, reason, mend, Pipeline(ours.read, trained)),
+        Trial(stage, "the table is transposed on one side", "", Pipeline(ours.read, transposed)),
+    ]
 
 
 def _inside(tower: Callable[[Inputs], Outputs], change: Callable[[], Any]) -> Any:
@@ -250,9 +259,45 @@ def against_transformers(
     tower = build_tower(model, config)
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(tower, processor)
-    names = [BASELINE, *(name for name in contenders if name != BASELINE)]
-    ours = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
-    comparisons = {name: Comparison() for name in names}
+    ours = {}
+    for name in dict.fromkeys([BASELINE, *contenders]):
+        ours[name] = timm_pipeline(model, max_seq_len, interpolation, name)
+    comparisons, count = _compare_all(ours, theirs, batches, same_patches, advance)
+
+    resized_by = Resampling(processor.resample).name.lower()
+    modes = {}
+    for name, comparison in comparisons.items():
+        trials = [
+            resize_trial(model, ours[name], max_seq_len, interpolation, resized_by),
+            *table_trials(model, ours[name], name),
+            *input_trials(ours[name]),
+        ]
+        trial = comparison.explain(theirs, trials, same_patches)
+        modes[name] = {
+            "stages": [asdict(stage) for stage in comparison.stages()],
+            "first": comparison.first(),
+            "reason": trial.reason if trial else None,
+            "mend": trial.mend if trial else None,
+        }
+    about = {
+        "library": LIBRARY,
+        "version": version(LIBRARY),
+        "stage_from": "patches" if same_patches else "pictures",
+        "pictures": count,
+    }
+    found = about | modes.pop(BASELINE) | {"modes": modes}
+    return found | {"verdict": verdict(found)}
+
+
+def _compare_all(
+    ours: Mapping[str, Pipeline],
+    theirs: Pipeline,
+    batches: Iterable[Pictures],
+    same_patches: bool,
+    advance: Callable[[float], Any],
+) -> tuple[dict[str, Comparison], int]:
+    """A comparison for each of our pipelines, and the number of pictures."""
+    comparisons = {name: Comparison() for name in ours}
     count = 0
     for pictures in batches:
         count += len(pictures)
@@ -262,22 +307,7 @@ def against_transformers(
             advance(1 / len(ours))
     if not count:
         raise ValueError("there is no image to measure on")
-    resized_by = Resampling(processor.resample).name.lower()
-    modes = {}
-    for name, comparison in comparisons.items():
-        tried = trials(model, max_seq_len, interpolation, name, resized_by)
-        trial = comparison.explain(theirs, tried, same_patches)
-        modes[name] = {
-            "stages": [asdict(stage) for stage in comparison.stages()],
-            "first": comparison.first(),
-            "reason": trial.reason if trial else None,
-            "mend": trial.mend if trial else None,
-        }
-
-    about = dict(library=LIBRARY, version=version(LIBRARY), pictures=count)
-    about["stage_from"] = "patches" if same_patches else "pictures"
-    found = about | modes.pop(BASELINE) | {"modes": modes}
-    return found | {"verdict": verdict(found)}
+    return comparisons, count
 
 
 def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
