@@ -147,7 +147,7 @@ def complaints_about(record: Row) -> Iterator[str]:
             yield from outdated([record], TESTED)
             for name in record["green"]:
                 yield f"{name} passes without ours"
-        case ["drift", *_]:
+        case ["against" | "drift", *_]:
             yield from outdated([record["made"]], CODE)
         case ["counts" | "graphs" | "exported"]:  # not timed, or not against the same
             yield from outdated([record], CODE)

@@ -78,7 +78,7 @@ def wrong_calls():
         calls += [
             (words, "a model is needed: --model NAME"),
             ([*words, *MODEL, "--checkpoint", "no.pth"], "no checkpoint at no.pth"),
-            ([*words, *MODEL, "--checkpoint", "empty"], "empty is a folder; give the file"),
+            ([*words, *MODEL, "--checkpoint", "empty"], "the folder empty holds no weights"),
             ([*words, *MODEL, "--checkpoint", "m.pth", "--random-weights"], "not allowed with"),
             ([*words, *MODEL, "--model-kwargs", "depth"], "'depth' is not KEY=VALUE"),
         ]

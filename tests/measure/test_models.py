@@ -14,7 +14,8 @@ from safetensors.torch import save, save_file
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure import models
-from timm_naflex_fast.measure.models import load_model, read_checkpoint
+from timm_naflex_fast.measure.checkpoints import read_checkpoint
+from timm_naflex_fast.measure.models import load_model
 
 NAME = "vit_tiny_patch16_224"
 ROPE = "naflexvit_base_patch16_gap"
@@ -189,7 +190,7 @@ def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
         {"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped
     )
     assert torch.equal(
-        read_checkpoint(tmp_path / "last.pth")[0]["norm.weight"], state["norm.weight"]
+        read_checkpoint(tmp_path / "last.pth").tensors["norm.weight"], state["norm.weight"]
     )
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..measure.checkpoints import find_weights
 from ..measure.images import Source, read
 from ..measure.models import HOW_TO_GIVE
 
@@ -13,8 +14,8 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model, or a folder in place of a file.
-        FileNotFoundError: no such checkpoint.
+        ValueError: no model.
+        FileNotFoundError: no such checkpoint, or a folder without weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
@@ -22,10 +23,9 @@ def check_model_options(options: argparse.Namespace) -> None:
     if options.checkpoint is None:
         return
     checkpoint = Path(options.checkpoint)
-    if checkpoint.is_dir():
-        raise ValueError(f"{checkpoint} is a folder; give the file of weights in it")
     if not checkpoint.exists():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
+    find_weights(checkpoint)
 
 
 def check_readable(sources: Sequence[Source]) -> None:

@@ -12,6 +12,7 @@ from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
 from ..text_table import table
+from . import against
 from .checks import announce, check_model_options, check_readable
 
 ROUNDING = (
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {' '.join(CONTENDERS)} (ours and the last; with --out all)",
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
+    against.add_arguments(parser)
     add("--json", metavar="FILE", help="also write the figures there")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
@@ -68,6 +70,7 @@ def drift(options: argparse.Namespace) -> int:
         sources = images.photos()
         source = images.PHOTOS_WORDS
     check(options)
+    against.check(options)
     announce(f"loading {options.model} ...")
     model, weights = load_model(
         options.model,
@@ -76,8 +79,11 @@ def drift(options: argparse.Namespace) -> int:
         random_weights=options.random_weights,
         dtype=options.dtype,
     )
-    batches = images.NaFlexImages(sources, model, options.max_seq_len, options.batch_size)
-    return measure_and_show(model, batches, options, weights, source)
+    batches = images.NaFlexImages(
+        sources, model, options.max_seq_len, options.batch_size, options.interpolation
+    )
+    compared = against.measure(model, sources, options) if options.against else None
+    return measure_and_show(model, batches, options, weights, source, compared)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -102,7 +108,12 @@ def check(options: argparse.Namespace) -> None:
 
 
 def measure_and_show(
-    model: Any, batches: Any, options: argparse.Namespace, weights: str, source: str
+    model: Any,
+    batches: Any,
+    options: argparse.Namespace,
+    weights: str,
+    source: str,
+    compared: dict[str, Any] | None = None,
 ) -> int:
     """Measure ``batches`` under checked options; print the result, and write what was asked for.
 
@@ -112,6 +123,7 @@ def measure_and_show(
         options: of the command.
         weights: in words, which weights the model holds.
         source: in words, where the images come from.
+        compared: what ``--against`` found.
     """
     from ..measure.drift.report import record, write
     from ..measure.drift.survey import survey
@@ -132,10 +144,13 @@ def measure_and_show(
         notes=_notes(model, options.model),
         made=provenance(options.command),
         skipped=skipped,
+        against=compared,
     )
     for line in skipped:
         print(f"skipped, not readable as an image: {line}", file=sys.stderr)
     _print(report, found)
+    if compared:
+        against.show(compared)
     if options.json:
         write_json(options.json, report)
     if options.out:

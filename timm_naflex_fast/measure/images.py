@@ -176,6 +176,7 @@ class NaFlexImages:
         model: its data configuration (mean, std, interpolation) and patch size are used.
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
+        interpolation: filter of the resize, in place of the data configuration's.
 
     Attributes:
         skipped: the images that cannot be decoded, each with the reason; filled by the last batch.
@@ -186,7 +187,12 @@ class NaFlexImages:
     """
 
     def __init__(
-        self, sources: Sequence[Source], model: Any, max_seq_len: int = 256, batch_size: int = 16
+        self,
+        sources: Sequence[Source],
+        model: Any,
+        max_seq_len: int = 256,
+        batch_size: int = 16,
+        interpolation: str | None = None,
     ) -> None:
         channels = model.embeds.in_chans
         if channels not in COLOURS:
@@ -194,7 +200,7 @@ class NaFlexImages:
                 f"the model takes {channels} channels per image; images are read with 1 or 3"
             )
         self._colours = COLOURS[channels]
-        self._prepare = _transform(model, channels, max_seq_len)
+        self._prepare = eval_transform(model, max_seq_len, interpolation)
         self._sources = sources
         self._length = max_seq_len
         self._batch_size = batch_size
@@ -243,14 +249,37 @@ class NaFlexImages:
         return {"Images changed before timm's transforms": "; ".join(counts)}
 
 
-def _transform(model: Any, channels: int, max_seq_len: int) -> Any:
-    """timm's eval transform for the model: from a PIL image to patches."""
+def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]:
+    """Lists of at most ``size`` images in RGB, of those that can be read.
+
+    Raises:
+        ValueError: none can be read.
+    """
+    batch = []
+    for _, (picture, _) in read(sources, partial(convert, colours="RGB"), []):
+        batch.append(picture)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
+    """timm's eval transform for the model: from a PIL image to patches.
+
+    Args:
+        model: its data configuration and patch size are used.
+        max_seq_len: most patches an image is resized to.
+        interpolation: filter of the resize, in place of the data configuration's.
+    """
     from timm.data import create_transform, resolve_data_config
 
     config = resolve_data_config(model=model)
+    channels = model.embeds.in_chans
     return create_transform(
         input_size=config["input_size"],
-        interpolation=config["interpolation"],
+        interpolation=interpolation or config["interpolation"],
         crop_pct=config["crop_pct"],
         mean=config["mean"][:channels],
         std=config["std"][:channels],

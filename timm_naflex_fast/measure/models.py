@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from .output import printable
+from .checkpoints import read_checkpoint, sizes
 
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = (
@@ -22,8 +22,6 @@ HOW_TO_FIT = (
 )
 HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
-# Where trainers keep the weights in their file, in timm's order.
-STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
 # timm's modules with models called vit_... of which timm makes no NaFlexVit.
 OTHER_VITS = ("vision_transformer_hybrid", "vision_transformer_relpos")
 
@@ -37,7 +35,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(
-        "--checkpoint", metavar="FILE", help="local weights: .safetensors, .pth, .pth.tar"
+        "--checkpoint",
+        metavar="FILE",
+        help="local weights of timm, or SigLIP-2's of transformers or open_clip: a file "
+        "(.safetensors, .pth, .bin), an index of shards, or a folder",
     )
     weights.add_argument("--random-weights", action="store_true", help="the untrained model")
     parser.add_argument(
@@ -112,8 +113,8 @@ def load_model(
     Args:
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
             NaFlexVit.
-        checkpoint: a local file; see :func:`read_checkpoint`. The model gets as many classes as its
-            head has.
+        checkpoint: a local file or folder; see :func:`read_checkpoint`. The model gets as many
+            classes as its head has, and the size of a tower that another library wrote.
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
         dtype: torch's name of the number type to which the whole model is cast.
@@ -165,9 +166,9 @@ def _untrained(name: str, options: dict[str, Any]) -> tuple[Any, str]:
 def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str]:
     """The model with the weights of a local file."""
     with load_errors(f"the checkpoint {file}", HOW_TO_SAVE):
-        state, key = read_checkpoint(file)
+        checkpoint = read_checkpoint(file)
+        state = checkpoint.tensors
         classes = len(state.get("head.weight", ()))
-
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
     overlay: dict[str, Any] = {"state_dict": state}
     if "head.weight" in state or "blocks.0.norm1.weight" in state:
@@ -175,13 +176,11 @@ def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str
         overlay["num_classes"] = classes
         options = {"num_classes": classes, **options}
     with load_errors(f"the checkpoint {file}", HOW_TO_MATCH):
+        if checkpoint.library != "timm":
+            options = {**sizes(checkpoint, options.get("num_heads")), **options}
         model, head = _create_whole(name, {**options, "pretrained_cfg_overlay": overlay})
     model.pretrained_cfg.pop("state_dict", None)
-
-    words = f"file {printable(file.name)}"
-    if key:
-        words += f" ({key})"
-    return model, words + head
+    return model, checkpoint.words + head
 
 
 def _create_whole(name: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -236,45 +235,6 @@ def _check_whole(model: Any, given: dict[str, Any]) -> str:
 def _first(names: set[str]) -> str:
     """The first three of these names."""
     return ", ".join(sorted(names)[:3])
-
-
-def read_checkpoint(file: str | Path) -> tuple[dict[str, Any], str]:
-    """The named tensors of a local file, and under which key its trainer kept them.
-
-    The key is "" where the file holds nothing else. Only tensors are read, whatever timm's release
-    would do: a pickle can run any code.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    import torch
-    from safetensors.torch import load_file
-    from timm.models import clean_state_dict
-
-    if str(file).endswith(".safetensors"):
-        return clean_state_dict(load_file(file)), ""
-    _allow_what_trainers_keep()
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    state, key = found, ""
-    for name in STATES:
-        if found.get(name) is not None:
-            state, key = found[name], name
-            break
-    state = clean_state_dict(state)
-    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ValueError("it holds no state dict")
-    return state, key
-
-
-def _allow_what_trainers_keep() -> None:
-    """Let torch read, beside tensors, the options of timm's train.py and NumPy's numbers."""
-    import numpy as np
-    import torch
-
-    codes = np.typecodes["AllInteger"] + np.typecodes["Float"]
-    numbers = [type(np.dtype(code)) for code in codes]
-    make_number = np.float64().__reduce__()[0]
-    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, make_number, *numbers])
 
 
 @contextmanager

@@ -5,7 +5,7 @@ They have no background. No pyplot: nothing global changes and no display is nee
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -17,6 +17,7 @@ from .pictures import Picture
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
 POINTS = 9  # of all words: 12 pixels
+FLOOR = 1e-9  # a difference of nothing on a scale of logarithms
 SIDE = 2.9  # inches along the longer side of an image
 
 # The look of each contender, the same in every picture. Outlines, the later ones smaller: where
@@ -75,6 +76,26 @@ def curves(grids: Sequence[dict[str, Any]], contenders: Iterable[str], width: fl
         axes.plot(shrinks, drift, **LOOKS[name])
     axes.set(xlabel="table cells per patch (above 1: shrunk)", ylabel="embeddings off by, RMS (%)")
     figure.legend(loc="outside lower center", ncols=max(1, int(width / 2)))
+    return figure
+
+
+@rc_context(STYLE)
+def stages(against: Mapping[str, Any], width: float) -> Figure:
+    """Largest difference from another library's pipeline over the stages, a line per way.
+
+    Each is a share of the stage's largest number; what is less than ``FLOOR`` is drawn there.
+    """
+    figure = Figure((width, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, one in {BASELINE: against, **against["modes"]}.items():
+        shares = []
+        for stage in one["stages"]:
+            shares.append(max(stage["largest"] / (stage["scale"] or 1.0), FLOOR))
+        names = [stage["stage"] for stage in one["stages"]]
+        axes.plot(names, shares, **{**LOOKS[name], "linestyle": "-", "linewidth": 0.8})
+    axes.set(yscale="log", ylabel="largest difference / largest number")
+    axes.tick_params(axis="x", rotation=90)
+    figure.legend(loc="outside upper center", ncols=max(1, int(width / 2)))
     return figure
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...names import STRATEGY_NAMES
+from ..against import LIMITS, stage_rows
 from ..contenders import BASELINE, CONTENDERS
 from ..output import write_json, write_text
 from . import FILES
@@ -26,7 +27,7 @@ TIES = (
     "the two apart: its distance (of outputs scaled to length 1) or its logit is within rounding "
     "of its best. So copies of a picture, which tie, do not count as a change."
 )
-SECTIONS = ("drift", "curves", "maps", "measured", "skipped")
+SECTIONS = ("drift", "curves", "maps", "against", "measured", "skipped")
 """The sections of a page in their order. Each is a template in sections/ for HTML and one for
 Markdown; a section that a page does not have has none there."""
 
@@ -141,6 +142,7 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
             - notes: what a reader must know besides, in sentences.
             - made: command, date, machine and versions.
             - skipped: the images that could not be read, each with the reason.
+            - against: what :func:`against_transformers` found; None if it was not asked.
     """
     figures = asdict(survey)
     del figures["pictures"]
@@ -175,6 +177,8 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         "ties": TIES,
         "made_from": made_from(report["made"]),
         "plots": plots,
+        "stage_rows": stage_rows,
+        "limits": LIMITS,
     }
     json_file, *pages = [Path(folder) / name for name in FILES]
     write_json(json_file, report)

@@ -1,0 +1,116 @@
+"""``naflex-fast drift --against transformers`` from end to end, on weights as transformers saves
+them."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.names import STRATEGY_NAMES
+
+pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
+
+MODEL = ["--model", f"{tiny_siglip2.FAMILY}.v2_webli"]
+RECOGNISED = "transformers' Siglip2, 2 blocks, table 8 x 8"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("siglip2")
+    tiny_siglip2.whole_model().save_pretrained(folder, max_shard_size="200KB")
+    return str(folder)
+
+
+@ran(*STRATEGY_NAMES)
+def test_the_report_names_the_first_stage_and_what_mends_it(weights, photos, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    given = ["drift", *MODEL, "--checkpoint", weights, "--images", str(photos)]
+    given += ["--max-seq-len", "64", "--against", "transformers", "--out", str(tmp_path / "out")]
+    assert cli.main(given) == 0
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    against = report["against"]
+    assert RECOGNISED in printed
+    assert against["library"] == "transformers"
+    assert against["first"] == "pixels"
+    assert against["reason"].startswith("resize filter: timm resizes pictures by bicubic")
+    assert against["verdict"] in printed
+    assert "--interpolation bilinear mends it" in printed
+    assert {"stage", "largest", "rms", "pictures"} <= against["stages"][0].keys()
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert re.search(r"## Against transformers.*\| block_1 \|", markdown, re.DOTALL)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert re.search("stage by stage</h2>.*Largest difference over the stages", page, re.DOTALL)
+
+
+@ran("matmul")
+@pytest.mark.parametrize("options", [["--interpolation", "bilinear"], ["--stage-from", "patches"]])
+def test_what_mends_it_mends_it(options, weights, photos, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    given = ["drift", *MODEL, "--checkpoint", weights, "--images", str(photos), "--contenders"]
+    given += ["matmul", "--max-seq-len", "64", "--against", "transformers", "--json", str(file)]
+    assert cli.main([*given, *options]) == 0
+    against = json.loads(file.read_text())["against"]
+    assert "part nowhere on 4 pictures" in capsys.readouterr().out
+    assert against["first"] is None
+    assert against["stage_from"] == ("patches" if "patches" in options else "pictures")
+    assert list(against["modes"]) == ["matmul"]
+    # The processor itself was asked, not timm's transform twice: it rounds pixels otherwise.
+    pixels = {line["stage"]: line for line in against["stages"]}["pixels"]
+    assert (pixels["largest"] > 0) == ("patches" not in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "says"),
+    [
+        (["--dtype", "bfloat16"], None, "compares in float32; leave --dtype out"),
+        ([], "transformers", "pip install transformers"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_a_model_is_loaded(
+    options, missing, says, photos, monkeypatch, capsys
+):
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)
+    monkeypatch.setitem(sys.modules, missing or "none", None)
+    given = ["drift", *MODEL, "--random-weights", "--images", str(photos)]
+    assert cli.main([*given, "--against", "transformers", *options]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_another_design_is_refused_with_numbers_and_names(photos, capsys):
+    given = ["drift", "--model", "naflexvit_base_patch16_gap", "--random-weights"]
+    given += ["--model-kwargs", "depth=1", "embed_dim=24", "num_heads=2", "--images", str(photos)]
+    assert cli.main([*given, "--against", "transformers"]) == 2
+    err = capsys.readouterr().err
+    assert "no whole Siglip2 tower" in err
+    assert "attn_pool" in err
+
+
+@ran("matmul")
+def test_bench_and_export_take_the_same_weights(weights, tmp_path, capsys):
+    given = [*MODEL, "--checkpoint", weights]
+    bench = ["--batch-size", "2", "--max-seq-len", "16", "--rounds", "1", "--phase", "infer"]
+    assert cli.main(["bench", *given, *bench]) == 0
+    capsys.readouterr()
+    out = tmp_path / "model.pt2"
+    assert cli.main(["export", *given, "--out", str(out)]) == 0
+    assert RECOGNISED in capsys.readouterr().out
+    assert out.is_file()
+
+
+@ran("matmul")
+def test_the_example_takes_the_same_weights(weights, photos, tmp_path, capsys):
+    import siglip2_embed
+
+    given = [str(photos), "--checkpoint", weights, "--out", str(tmp_path / "out.safetensors")]
+    assert siglip2_embed.main([*given, "--max-seq-len", "64", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert RECOGNISED in printed
+    assert "4 embeddings" in printed

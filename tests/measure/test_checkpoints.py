@@ -1,0 +1,210 @@
+"""SigLIP-2 weights in the forms of three libraries: the same tower, and nothing left out."""
+
+import os
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from tests.support import tiny_siglip2
+from tests.support.tiny_siglip2 import FAMILY, SIZES
+from timm_naflex_fast.measure.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    sizes,
+    to_timm,
+    to_transformers,
+)
+from timm_naflex_fast.measure.models import load_model
+
+pytest.importorskip("transformers")
+
+WORDS = "transformers' Siglip2, 2 blocks, table 8 x 8"
+
+
+def grids_and_patches():
+    """Three images of one batch, two of them padded: patches, coordinates, which are real."""
+    grids = torch.tensor([[3, 20], [8, 8], [7, 5]])
+    token = torch.arange(64)
+    rows = token // grids[:, 1:]  # (B, N)
+    columns = token % grids[:, 1:]
+    valid = token < grids.prod(1, keepdim=True)
+    coord = torch.stack([rows, columns], -1) * valid[..., None]
+    return torch.randn(3, 64, 768), grids, coord, valid
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return tiny_siglip2.whole_model()
+
+
+@pytest.fixture(scope="module")
+def tower(whole):
+    return dict(whole.vision_model.state_dict())
+
+
+def save_in_form(form, whole, folder):
+    """The folder or file of one form, in which people have the weights."""
+    if form == "folder":
+        whole.save_pretrained(folder)
+        return folder
+    if form == "shards":
+        whole.save_pretrained(folder, max_shard_size="200KB")
+        assert len([*folder.glob("*.safetensors")]) > 2
+        return folder / "model.safetensors.index.json"
+    file = folder / "weights.safetensors"
+    if form == "tower alone":
+        save_file(whole.vision_model.state_dict(), file)
+    elif form == "file":
+        save_file(whole.state_dict(), file)
+    elif form == "pickle":
+        file = file.with_suffix(".bin")
+        torch.save(whole.state_dict(), file)
+    elif form == "open_clip":
+        trunk = to_timm(whole.vision_model.state_dict())
+        state = {f"visual.trunk.{name}": tensor for name, tensor in trunk.items()}
+        save_file(state | {"logit_scale": torch.ones(1)}, file)
+    else:
+        save_file(to_timm(whole.vision_model.state_dict()), file)
+    return file
+
+
+FORMS = {
+    "folder": f": {WORDS}; left alone: 40 other tensors",
+    "shards": f": {WORDS}; left alone: 40 other tensors",
+    "file": f": {WORDS}; left alone: 40 other tensors",
+    "pickle": f": {WORDS}; left alone: 40 other tensors",
+    "tower alone": f": {WORDS}",
+    "open_clip": ": open_clip's image tower, 2 blocks, table 8 x 8; left alone: 1 other tensors",
+    "timm": "file weights.safetensors",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, tmp_path):
+    path = save_in_form(form, whole, tmp_path)
+    checkpoint = read_checkpoint(path)
+    assert FORMS[form] in checkpoint.words
+    assert "\n" not in checkpoint.words
+    if "40 other" in checkpoint.words:
+        assert all(name in checkpoint.words for name in ("text_model", "logit_scale"))
+    expected = to_timm(tower)
+    assert checkpoint.tensors.keys() == expected.keys()
+    assert all(torch.equal(checkpoint.tensors[name], expected[name]) for name in expected)
+
+
+def test_timm_and_transformers_compute_the_same_with_the_same_weights(whole, tower):
+    model = timm.create_model(
+        FAMILY,
+        num_classes=0,
+        embed_dim=64,
+        depth=2,
+        num_heads=4,
+        mlp_ratio=2,
+        pos_embed_grid_size=(8, 8),
+    ).eval()
+    model.load_state_dict(to_timm(tower))
+    patches, grids, coord, valid = grids_and_patches()
+    with torch.inference_mode():
+        ours = model({"patches": patches, "patch_coord": coord, "patch_valid": valid})
+        theirs = whole.vision_model(patches, valid.long(), grids).pooler_output
+    assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+
+
+def test_both_directions_give_the_tensors_back(tower):
+    back = to_transformers(to_timm(tower))
+    assert back.keys() == tower.keys()
+    assert all(torch.equal(back[name], tower[name]) for name in tower)
+
+
+def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    model, words = load_model(FAMILY, tmp_path)
+    assert f"{WORDS}; left alone: 40 other tensors" in words
+    assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
+    expected = to_timm(whole.vision_model.state_dict())
+    state = model.state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_heads_that_nothing_tells_must_be_given(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(RuntimeError, match="how many heads 64 channels have: give num_heads"):
+        load_model(FAMILY, tmp_path)
+    model, _ = load_model(FAMILY, tmp_path, num_heads=2)
+    assert model.blocks[0].attn.num_heads == 2
+
+
+@pytest.mark.parametrize(("width", "inside", "heads"), [(768, 3072, 12), (1152, 4304, 16)])
+def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
+    with torch.device("meta"):
+        name = FAMILY if width == 768 else "naflexvit_so400m_patch16_siglip"
+        shapes = timm.create_model(name, num_classes=0, depth=1).state_dict()
+        options = sizes(Checkpoint(shapes, "open_clip", "", {}))
+        model = timm.create_model(FAMILY, num_classes=0, **options)
+    assert model.blocks[0].mlp.fc1.out_features == inside
+    assert options["num_heads"] == heads
+    assert {key: t.shape for key, t in model.state_dict().items()} == {
+        key: t.shape for key, t in shapes.items()
+    }
+
+
+CHANGES = {
+    "a block short of a tensor": (
+        lambda state: state.pop("encoder.layers.1.self_attn.k_proj.weight"),
+        r"1 tensors not in it \(encoder.layers.1.self_attn.k_proj.weight\)",
+    ),
+    "no pooling head": (
+        lambda state: [state.pop(name) for name in list(state) if name.startswith("head")],
+        r"11 tensors not in it \(head.probe, head.attention.in_proj_weight, ",
+    ),
+    "one tensor more": (
+        lambda state: state.update({"embeddings.cls_token": torch.ones(1)}),
+        r"1 tensors that are not its own \(embeddings.cls_token\)",
+    ),
+    "no table": (
+        lambda state: state.pop("embeddings.position_embedding.weight"),
+        r"1 tensors not in it \(embeddings.position_embedding.weight\)",
+    ),
+    "a table that is no square": (
+        lambda state: state.update({"embeddings.position_embedding.weight": torch.ones(60, 64)}),
+        "60 cells is no square",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, tower, tmp_path):
+    state = dict(tower)
+    change, says = CHANGES[change]
+    change(state)
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=says):
+        read_checkpoint(tmp_path)
+
+
+def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no weights; looked for model.safetensors,"):
+        read_checkpoint(tmp_path)
+    index = save_in_form("shards", whole, tmp_path)
+    lost = sorted(tmp_path.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(FileNotFoundError, match=lost.name):
+        read_checkpoint(index)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("PWNED",)
+
+
+def test_no_code_in_a_shard_runs(tower, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(tower, evil=Evil()), tmp_path / "pytorch_model-1.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text('{"weight_map": {"head.probe": "pytorch_model-1.bin"}}')
+    with pytest.raises(Exception, match="Weights only load failed"):
+        read_checkpoint(tmp_path)
+    assert not (tmp_path / "PWNED").exists()

@@ -1,0 +1,368 @@
+"""Two pipelines from picture to embedding: right ones part nowhere, a planted fault is found at its
+stage, and its reason where a change of one thing can prove it."""
+
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
+from timm_naflex_fast import enable
+from timm_naflex_fast.measure import against
+from timm_naflex_fast.measure.checkpoints import to_timm
+from timm_naflex_fast.measure.stages import (
+    EMBEDDINGS,
+    LATER,
+    Comparison,
+    Inputs,
+    Pipeline,
+    Reference,
+    compare,
+    input_trials,
+    refer,
+)
+from timm_naflex_fast.names import STRATEGY_NAMES
+
+pytest.importorskip("transformers")
+pytest.importorskip("torchvision")
+
+LENGTH = 64  # patches
+# (height, width): the first fills 8 x 8 patches, the others are padded.
+SIZES = ((200, 200), (300, 180), (64, 640), (151, 233))
+
+
+def smooth_picture(height, width):
+    """Waves of a few pixels in three colours, with a little noise: what two filters see otherwise."""
+    y = np.arange(height)[:, None, None] / 7
+    x = np.arange(width)[None, :, None] / 5
+    waves = np.sin(y + np.array([0, 1, 2])) + np.sin(x * np.array([1, 1.3, 1.6]))
+    noise = np.random.default_rng(0).normal(0, 0.2, waves.shape)
+    return Image.fromarray(np.uint8(np.clip(127 + 50 * (waves + noise), 0, 255)))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return [smooth_picture(*size) for size in SIZES]
+
+
+@pytest.fixture
+def tower():
+    """transformers' tower; each test may spoil its own."""
+    return tiny_siglip2.tower()
+
+
+@pytest.fixture
+def model(tower):
+    """timm's tower with the same weights; its data configuration is SigLIP-2's."""
+    model = timm.create_model(
+        f"{tiny_siglip2.FAMILY}.v2_webli",
+        num_classes=0,
+        embed_dim=64,
+        depth=2,
+        num_heads=4,
+        mlp_ratio=2,
+        pos_embed_grid_size=(8, 8),
+        pos_embed_interp_mode="bilinear",
+    )
+    model.load_state_dict(to_timm(tower.state_dict()))
+    return model.eval()
+
+
+def processor(**options):
+    from transformers import Siglip2ImageProcessor
+
+    return Siglip2ImageProcessor(max_num_patches=LENGTH, **options)
+
+
+# Faults, planted on transformers' side: what spoils the tower, its processor or the pipeline.
+
+
+def bicubic_pixels(tower):
+    return against.transformers_pipeline(tower, processor(resample=3))
+
+
+def transposed_table(tower):
+    table = tower.embeddings.position_embedding.weight
+    table.data = table.data.view(8, 8, 64).transpose(0, 1).reshape(64, 64)
+    return against.transformers_pipeline(tower, processor())
+
+
+def swapped_coordinates(tower):
+    """Already in what the processor gives."""
+    made = processor()
+
+    def swapped(**given):
+        batch = made(**given)
+        batch["spatial_shapes"] = batch["spatial_shapes"][:, [1, 0]]
+        return batch
+
+    return against.transformers_pipeline(tower, swapped)
+
+
+def swapped_in_the_tower(tower):
+    """Only where the table is resampled."""
+    resize = tower.embeddings.resize_positional_embeddings
+    tower.embeddings.resize_positional_embeddings = lambda table, shapes, max_length: resize(
+        table, shapes[:, [1, 0]], max_length
+    )
+    return against.transformers_pipeline(tower, processor())
+
+
+def channels_first(tower):
+    made = processor()
+
+    def reordered(**given):
+        batch = made(**given)
+        pixels = batch["pixel_values"]  # (B, N, 16 * 16 * 3)
+        count = len(pixels)
+        batch["pixel_values"] = (
+            pixels.view(count, LENGTH, 16, 16, 3).permute(0, 1, 4, 2, 3).reshape(count, LENGTH, -1)
+        )
+        return batch
+
+    return against.transformers_pipeline(tower, reordered)
+
+
+def channels_first_in_the_weights(tower):
+    kernel = tower.embeddings.patch_embedding.weight
+    kernel.data = kernel.data.view(64, 16, 16, 3).permute(0, 3, 1, 2).reshape(64, -1)
+    return against.transformers_pipeline(tower, processor())
+
+
+def no_mask(tower):
+    made = processor()
+
+    def unmasked(**given):
+        batch = made(**given)
+        batch["pixel_attention_mask"] = torch.ones_like(batch["pixel_attention_mask"])
+        return batch
+
+    return against.transformers_pipeline(tower, unmasked)
+
+
+def one_block_changed(tower):
+    with torch.no_grad():
+        tower.encoder.layers[1].mlp.fc1.weight[3, 5] += 0.01
+    return against.transformers_pipeline(tower, processor())
+
+
+def product_under_autocast(tower):
+    resize = tower.embeddings.resize_positional_embeddings
+
+    def in_bfloat16(*args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return resize(*args, **kwargs)
+
+    tower.embeddings.resize_positional_embeddings = in_bfloat16
+    return against.transformers_pipeline(tower, processor())
+
+
+def no_mask_in_the_pooling_head(tower):
+    head = tower.head.forward
+    tower.head.forward = lambda tokens, mask: head(tokens, None)
+    return against.transformers_pipeline(tower, processor())
+
+
+def pooling_head_changed(tower):
+    with torch.no_grad():
+        tower.head.mlp.fc2.bias[0] += 0.01
+    return against.transformers_pipeline(tower, processor())
+
+
+# Fault: the stage, how many of the pictures are beyond rounding there, and the reason's beginning.
+FAULTS = {
+    bicubic_pixels: ("pixels", 4, "resize filter: timm resizes pictures by bilinear"),
+    transposed_table: ("position_embedding", 4, "the table is transposed"),
+    swapped_coordinates: ("grid", 3, "height and width are swapped"),
+    swapped_in_the_tower: ("position_embedding", 3, "height and width are swapped"),
+    channels_first: ("pixels", 4, "patch order"),
+    channels_first_in_the_weights: ("patch_embedding", 4, "patch order"),
+    no_mask: ("block_0", 3, "mask"),
+    one_block_changed: ("block_1", 4, None),
+    product_under_autocast: ("position_embedding", 4, None),
+    no_mask_in_the_pooling_head: ("pooled", 3, "mask"),
+    pooling_head_changed: ("pooled", 4, None),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_named_at_its_stage(fault, tower, model, pictures):
+    stage, count, reason = FAULTS[fault]
+    theirs = fault(tower)
+    comparison = Comparison()
+    ours = against.timm_pipeline(model, LENGTH, "bilinear")
+    comparison.add(pictures, compare(ours, refer(theirs, pictures)))
+    assert comparison.first() == stage
+    pictures_beyond = {line.stage: line.pictures for line in comparison.stages()}
+    assert pictures_beyond[stage] == count
+    trials = [
+        against.resize_trial(model, ours, LENGTH, "bilinear", "bicubic"),
+        *against.table_trials(model, ours),
+        *input_trials(ours),
+    ]
+    trial = comparison.explain(theirs, trials)
+    if reason is None:
+        assert trial is None
+    else:
+        assert trial.reason.startswith(reason)
+
+
+@ran("matmul", "interpolate_cached")
+def test_right_pipelines_part_nowhere_with_exact_modes(tower, model, pictures):
+    found = against.against_transformers(
+        model,
+        [pictures[:3], pictures[3:]],
+        contenders=["interpolate_cached", "matmul"],
+        max_seq_len=LENGTH,
+        interpolation="bilinear",
+    )
+    for one in [found, *found["modes"].values()]:
+        assert one["first"] is None
+        assert one["reason"] is None
+        stages = {line["stage"]: line for line in one["stages"]}
+        assert [
+            *stages
+        ] == "grid pixels patch_embedding position_embedding block_0 block_1 pooled".split()
+        assert stages["grid"]["largest"] == 0
+        for name, share in {
+            "patch_embedding": EMBEDDINGS,
+            "position_embedding": EMBEDDINGS,
+            "block_0": LATER,
+            "block_1": LATER,
+            "pooled": LATER,
+        }.items():
+            assert stages[name]["largest"] <= share * stages[name]["scale"]
+            assert stages[name]["pictures"] == 0
+    assert (EMBEDDINGS, LATER) == (2e-6, 2e-5)
+    assert found["pictures"] == 4
+    assert "part nowhere on 4 pictures" in against.verdict(found)
+
+
+@ran(*STRATEGY_NAMES)
+def test_timms_data_configuration_parts_at_the_pixels(model, pictures):
+    found = against.against_transformers(model, [pictures], max_seq_len=LENGTH)
+    assert found["first"] == "pixels"
+    assert found["mend"] == "--interpolation bilinear"
+    says = "part at pixels, in 4 of 4 pictures"
+    assert says in against.verdict(found)
+    # The same patches for both: what is left is the mode that does not antialias.
+    found = against.against_transformers(model, [pictures], max_seq_len=LENGTH, same_patches=True)
+    assert found["first"] is None
+    assert found["stage_from"] == "patches"
+    sampled = found["modes"]["grid_sample"]
+    assert sampled["first"] == "position_embedding"
+    assert sampled["mend"] == "the mode matmul"
+    assert "With grid_sample they part at position_embedding" in against.verdict(found)
+
+
+def test_another_table_filter_in_timm_is_the_reason(tower, model, pictures):
+    model.embeds.pos_embed_interp_mode = "bicubic"
+    found = against.against_transformers(
+        model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
+    )
+    assert found["first"] == "position_embedding"
+    assert found["reason"].startswith("table filter: timm resamples the table by bicubic")
+    assert found["mend"] == "--model-kwargs pos_embed_interp_mode=bilinear"
+    assert model.embeds.pos_embed_interp_mode == "bicubic"
+
+
+def test_transformers_own_code_is_measured_whatever_is_enabled(model, tower, pictures):
+    pipeline = against.transformers_pipeline(tower, processor())
+    expected = refer(pipeline, pictures).outputs["position_embedding"]
+    with enable(library="transformers"):
+        found = refer(pipeline, pictures).outputs["position_embedding"]
+    assert torch.equal(found, expected)
+
+
+def test_what_cannot_be_compared_is_said(model, pictures, monkeypatch):
+    with pytest.raises(ValueError, match="no image to measure on"):
+        against.against_transformers(model, [])
+    other = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, depth=1, num_heads=2)
+    with pytest.raises(
+        ValueError, match=r"no whole Siglip2 tower: 15 tensors not in it \(norm.weight"
+    ):
+        against.against_transformers(other, [pictures])
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RuntimeError, match="pip install transformers"):
+        against.against_transformers(model, [pictures])
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="compares in float32"):
+        against.against_transformers(model.bfloat16(), [pictures])
+
+
+def test_settings_beside_the_weights_are_followed(model, tmp_path):
+    processor(resample=0).save_pretrained(tmp_path)
+    assert against.build_processor(model, LENGTH, tmp_path).resample == 0
+    assert against.build_processor(model, LENGTH, tmp_path).max_num_patches == LENGTH
+    tower = against.build_tower(model, {"hidden_act": "relu", "dtype": "bfloat16"})
+    assert tower.config.hidden_act == "relu"
+    assert tower.dtype == torch.float32
+    assert tower.config.num_attention_heads == 4
+
+
+# Any functions are a pipeline.
+
+
+def numbers_as_pictures(shift):
+    """A picture is a number; a tower adds one to it at each stage, and ``shift`` to one of them."""
+
+    def read(pictures):
+        pixels = torch.tensor(pictures).view(-1, 1, 1) + shift.get("pixels", 0.0)
+        grid = torch.ones(len(pictures), 2, dtype=torch.int64) + shift.get("grid", 0)
+        return Inputs(grid, pixels, torch.ones(len(pictures), 1, dtype=torch.bool))
+
+    def tower(inputs):
+        tokens = inputs.pixels
+        outputs = {}
+        for stage in ("patch_embedding", "block_0"):
+            tokens = tokens + 1 + shift.get(stage, 0.0)
+            outputs[stage] = tokens
+        return outputs | {"pooled": tokens[:, 0] + shift.get("pooled", 0.0)}
+
+    return Pipeline(read, tower)
+
+
+@pytest.mark.parametrize("stage", ["grid", "pixels", "patch_embedding", "block_0", "pooled"])
+@pytest.mark.parametrize("shift", [1, float("nan")])
+def test_any_two_functions_can_be_compared(stage, shift):
+    if stage == "grid":
+        shift = 1
+    theirs = numbers_as_pictures({})
+    comparison = Comparison()
+    for pictures in ([0.1, 0.2], [0.3]):
+        ours = numbers_as_pictures({stage: shift})
+        comparison.add(pictures, compare(ours, refer(theirs, pictures)))
+    lines = {line.stage: line for line in comparison.stages()}
+    assert comparison.first() == stage
+    assert lines[stage].pictures == 3
+    if shift == 1:
+        assert lines[stage].largest == pytest.approx(1)
+        assert lines[stage].rms == pytest.approx(1)
+
+
+def test_a_grey_level_at_the_pixels_is_not_counted_again():
+    theirs = numbers_as_pictures({})
+    ours = numbers_as_pictures({"pixels": 2 / 255})
+    found = compare(ours, refer(theirs, [0.1, 0.2]))
+    assert found["pixels"].largest.tolist() == pytest.approx([2 / 255] * 2)
+    assert not any(one.parts.any() for one in found.values())
+    assert found["pooled"].largest.tolist() == [0, 0]
+
+
+def test_padding_and_pictures_of_another_grid_are_not_compared():
+    grid = torch.tensor([[1, 2], [2, 2]])
+    valid = torch.tensor([[True, True, False, False], [True] * 4])
+    theirs = Inputs(grid, torch.zeros(2, 4, 3), valid)
+    ours = theirs._replace(grid=torch.tensor([[1, 2], [1, 4]]), pixels=torch.ones(2, 4, 3))
+    ours.pixels[0, :2] = 0
+    outputs = {"pooled": torch.zeros(2, 5)}
+    given = Pipeline(lambda pictures: ours, lambda inputs: outputs)
+    found = compare(given, Reference([0, 0], theirs, outputs))
+    assert found["grid"].parts.tolist() == [False, True]
+    assert found["pixels"].numbers.tolist() == [6, 0]
+    assert found["pixels"].largest.tolist() == [0, 0]
+    assert found["pooled"].numbers.tolist() == [5, 5]

@@ -1,0 +1,32 @@
+"""A Siglip2 of transformers in two small blocks with random weights, as ``save_pretrained`` writes
+it. They are no SigLIP-2 weights."""
+
+import torch
+
+SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+TEXT = dict(vocab_size=50, max_position_embeddings=8, bos_token_id=1, eos_token_id=2)
+FAMILY = "naflexvit_base_patch16_siglip"
+
+
+def whole_model(num_patches=64):
+    """Image and text tower; every parameter is random, biases too."""
+    from transformers import Siglip2Config, Siglip2Model
+
+    config = Siglip2Config(
+        vision_config=dict(SIZES, num_patches=num_patches), text_config=SIZES | TEXT
+    )
+    return randomized(Siglip2Model(config))
+
+
+def tower(num_patches=64):
+    """The image tower alone."""
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    return randomized(Siglip2VisionModel(Siglip2VisionConfig(**SIZES, num_patches=num_patches)))
+
+
+def randomized(model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return model.eval()

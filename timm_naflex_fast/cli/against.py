@@ -1,0 +1,85 @@
+"""``naflex-fast drift --against``: its options, and the way from them to a comparison of pipelines."""
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from ..measure.images import Source, picture_batches
+from ..measure.output import progress
+from ..names import STRATEGY_NAMES
+from ..text_table import table
+
+FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which another library's pipeline is chosen."""
+    parser.add_argument(
+        "--interpolation",
+        choices=FILTERS,
+        help="filter with which pictures are resized (that of the model's data configuration)",
+    )
+    parser.add_argument(
+        "--against",
+        choices=["transformers"],
+        help="also compare with that library's SigLIP-2, stage by stage",
+    )
+    parser.add_argument(
+        "--stage-from",
+        choices=["pictures", "patches"],
+        default="pictures",
+        help="with --against: patches gives both the other library's patches (pictures)",
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find out whether the comparison can be made.
+
+    Raises:
+        RuntimeError: the library is not installed.
+        ValueError: another number type than float32.
+    """
+    if options.against is None:
+        return
+    for package in ("transformers", "torchvision"):
+        if find_spec(package) is None:
+            raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
+    if options.dtype != "float32":
+        raise ValueError("--against compares in float32; leave --dtype out")
+
+
+def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`against_transformers` finds, for the model and pictures of ``drift``."""
+    from ..measure.against import against_transformers
+    from ..measure.checkpoints import find_weights, read_config
+
+    folder = None
+    config = None
+    if options.checkpoint:
+        folder = find_weights(options.checkpoint).parent
+        config = read_config(folder)
+    count = -(-len(sources) // options.batch_size)
+    with progress(f"comparing with {options.against}", count) as bar:
+        return against_transformers(
+            model,
+            picture_batches(sources, options.batch_size),
+            config=config,
+            folder=folder,
+            contenders=[name for name in options.contenders or STRATEGY_NAMES],
+            max_seq_len=options.max_seq_len,
+            interpolation=options.interpolation,
+            same_patches=options.stage_from == "patches",
+            advance=bar.update,
+        )
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the table of stages and the verdict."""
+    from ..measure.against import stage_rows
+
+    print(
+        f"\ntimm's own code against {found['library']} {found['version']}, from {found['stage_from']}"
+    )
+    print(table(stage_rows(found)))
+    print(found["verdict"])
