@@ -24,7 +24,9 @@ def report(options: argparse.Namespace) -> int:
     if options.model:
         return drift.drift(options)
     if options.images or options.against:
-        raise ValueError("--images and --against go with --model NAME; without it, the digits are measured")
+        raise ValueError(
+            "--images and --against go with --model NAME; without it, the digits are measured"
+        )
     drift.check(options)
     checkpoint = options.checkpoint or digits.CHECKPOINT
     with load_errors(f"the checkpoint {checkpoint}"):
