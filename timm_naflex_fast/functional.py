@@ -278,7 +278,7 @@ def resize_matrix(
         check_interpolation(mode)
     n, n0 = check_size((n, n0), "n and n0 must be lengths")
     spec = ResizeSpec(mode, antialias, align_corners)
-    return axis_matrix(0, (n, n), n0, spec, dtype, device)
+    return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
 
 
 def _checked_strategy(name: str) -> Strategy:

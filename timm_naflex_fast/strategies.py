@@ -46,6 +46,8 @@ class Strategy:
         reference: whose result it gives: "interpolate", that of ``F.interpolate``, or
             "grid_sample", that of timm's ``pos_embed_use_grid_sample``, which is for NaFlex batches
             alone.
+        is_differentiable: ``resample`` consists of PyTorch's own differentiable operators, in
+            float32: it runs on any device, and autograd derives it there.
         resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
             alone.
         for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes
@@ -55,6 +57,7 @@ class Strategy:
     name: str
     resample: Callable[[Tables, Iterable[Size], ResizeSpec, torch.dtype, torch.dtype], Embeddings]
     reference: str = "interpolate"
+    is_differentiable: bool = False
     resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
@@ -115,7 +118,7 @@ def _interpolate_factorized(
 
 
 _ALL = (
-    Strategy("interpolate_cached", by_interpolate, resizes_square=True),
+    Strategy("interpolate_cached", by_interpolate, is_differentiable=True, resizes_square=True),
     Strategy("grid_sample", by_sums, reference="grid_sample", for_grid_sample="grid_sample"),
     Strategy("matmul", by_sums, for_grid_sample="grid_sample"),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Context = Literal["compile", "export", "transform", "capture"] | None
+Context = Literal["compile", "export", "transform", "capture", "device"] | None
 OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,6 +28,7 @@ def context_of(*tensors: Tensor) -> Context:
       compiled function, or ``tensors`` that our in-place sums cannot take (see
       :func:`why_unsupported`).
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
+    - ``"device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
     """
     if torch.compiler.is_dynamo_compiling():  # only in the code that TorchDynamo reads
         if _exports_while_traced():
@@ -37,9 +38,11 @@ def context_of(*tensors: Tensor) -> Context:
         return "export"
     if why_unsupported_in_eager(*tensors) is not None:
         return "transform"
-    if tensors and tensors[0].is_cuda and in_cuda_graph(tensors[0].device):
-        return "capture"
-    return None
+    if not tensors or tensors[0].is_cpu:
+        return None
+    if not tensors[0].is_cuda:
+        return "device"
+    return "capture" if in_cuda_graph(tensors[0].device) else None
 
 
 def is_tracing() -> bool:
@@ -48,6 +51,15 @@ def is_tracing() -> bool:
     If so, no number can be read.
     """
     return torch.compiler.is_dynamo_compiling() or context_of() == "export"
+
+
+def is_exported() -> bool:
+    """Whether ``torch.export`` or an ONNX exporter records this thread: it will run elsewhere.
+
+    torch 2.4 to 2.6 do not tell ``torch.export`` from other tracers.
+    """
+    exports = getattr(torch.compiler, "_is_exporting_flag", False) or torch.onnx.is_in_onnx_export()
+    return exports and is_tracing()
 
 
 def _exports_while_traced() -> bool:

@@ -6,6 +6,7 @@
 | ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
 | any graph, for plain images, whose grid its shapes tell | ``traceable``: the definition |
+| eager code on a device that is neither a CPU nor CUDA | ``traceable``; ``interpolate_cached`` stays ``eager`` |
 
 Factorized tables take ``traceable`` in every graph. In a graph of ``traceable`` every strategy
 computes the result of its ``reference`` in the same way. ``patching`` decides before: in an eager
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from ..batch.checks import check_writable
 from ..batch.layout import Coordinates, OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
+from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..strategies import Strategy, Tables
 from ..tracing import Context, constant_while_traced
@@ -60,7 +62,7 @@ def add(
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
     layout.check(x, tables[0].shape[-1])
-    if context is None:
+    if context is None or (context == "device" and strategy.is_differentiable):
         check_writable(x)
         plan = layout.plan(x, spec, strategy.resizes_square)
         eager.add_plan(x, tables, plan, strategy)
@@ -77,7 +79,7 @@ def resample(
 
     It is padded if the sizes have a ``length``; tokens after an image get zeros, or its first cell.
     """
-    if context is None:
+    if context is None or (context == "device" and strategy.is_differentiable):
         return eager.resample(table, sizes, spec, strategy)
     if context == "capture":
         raise RuntimeError(FROM_HOST)
@@ -85,7 +87,7 @@ def resample(
         return _resample_in_graph(table, sizes, sizes.length, spec, strategy, context)
 
     # Pad all images to the longest, and take the tokens that each has.
-    if isinstance(sizes.values, Tensor):
+    if isinstance(sizes.values, Tensor) and context != "device":
         raise ValueError(
             "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
         )
@@ -111,7 +113,7 @@ def _add_in_graph(
         if not is_on_device:
             raise RuntimeError(FROM_HOST)
     patch_coord = layout.coordinates(x)
-    if context == "compile" and len(tables) == 1:
+    if context == "compile" and len(tables) == 1 and has_float64(x.device):
         _import_operator()
         from . import operator
 

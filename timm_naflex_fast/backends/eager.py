@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..batch.layout import Coordinates, Sizes
-from ..batch.plan import Plan
+from ..batch.plan import Group, Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble, take_by_product
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
+from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec, Size
 from ..strategies import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
@@ -48,6 +49,11 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
+    if not has_float64(x.device):
+        # Of a strategy that autograd derives.
+        of_groups = _of_groups(_resample(tables, plan.groups, plan, strategy), plan)
+        _add_at_once(x, of_groups, plan)
+        return
     with_grad = torch.is_grad_enabled()
     trains = with_grad and any(table.requires_grad for table in tables)
     if trains:
@@ -69,15 +75,26 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
             embeddings = _resample(tables, plan.groups, plan, strategy)
         else:
             embeddings = _kept_embeddings(tables, plan, strategy)
-        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
+        of_groups = _of_groups(embeddings, plan)
         if watched:
             # One write to x itself: a selective checkpoint may hand back views of an earlier x.
-            cast = ((group, of_grid.to(x.dtype)) for group, of_grid in of_groups)
-            x.add_(assemble(cast, plan.counts).view(x.shape))
+            _add_at_once(x, of_groups, plan)
             return
         tokens = Tokens(x, plan.counts)
         for group, of_grid in of_groups:
             tokens.add(group, of_grid)
+
+
+def _of_groups(embeddings: Embeddings, plan: Plan) -> Iterator[tuple[Group, Tensor]]:
+    """Each group with the embeddings of its grid."""
+    for size, of_grid in embeddings:
+        yield plan.groups[size], of_grid
+
+
+def _add_at_once(x: Tensor, of_groups: Iterator[tuple[Group, Tensor]], plan: Plan) -> None:
+    """Add the embeddings to all tokens by one write to ``x`` itself."""
+    cast = ((group, of_grid.to(x.dtype)) for group, of_grid in of_groups)
+    x.add_(assemble(cast, plan.counts).view(x.shape))
 
 
 def gradient(
@@ -189,6 +206,6 @@ def _gradients_by_autograd(
             embeddings = dense.resample(tables[0], plan.groups, plan.spec)
         else:
             embeddings = dense.resample_factorized(tables, plan.groups, plan.spec, torch.float64)
-        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
+        of_groups = _of_groups(embeddings, plan)
         tokens = assemble(of_groups, plan.counts, take_by_product).view(g.shape)
     return torch.autograd.grad(tokens, tables, g.double(), create_graph=torch.is_grad_enabled())

@@ -4,8 +4,8 @@
 this package; and ``torch.func`` transforms them.
 
 Each token has a row of H0*W0 weights, computed from its coordinate in closed form, and one product
-takes all tokens to their embeddings: (B, N, H0*W0) @ (H0*W0, C). It is float64: a graph cannot know
-under which autocast and TF32 flags it will run, and those leave float64 alone.
+takes all tokens to their embeddings: (B, N, H0*W0) @ (H0*W0, C). A graph cannot know under which
+autocast and TF32 flags it will run: ``resampling/precision.py`` says in which dtype products are.
 
 Where a token reads few cells of a large table (``few_taps``), no product runs: ``_by_taps`` gathers
 these cells and adds them in float32, which no flag rounds either. All plain images of a batch share
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..batch.checks import MAX_COORDINATE
 from ..batch.grids import grid_sizes_from_coord, whole_numbers
 from ..resampling.closed_form import axis_weights, tap_weights
-from ..resampling.dense import resize, resize_factorized
+from ..resampling.precision import product, unrounded_dtype
 from ..resampling.spec import ResizeSpec
 
 
@@ -63,18 +63,23 @@ def add_to_images(
 ) -> None:
     """Add the tables, resized to the grid (h, w) of plain images, into ``x`` (B, h*w, C)."""
     h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
+    dtype = unrounded_dtype(tables[0])
     if len(tables) == 1:
-        table = tables[0].reshape(tables[0].shape[-3:]).double()  # (H0, W0, C)
-        to_h, to_w = resized_size(h, w, spec, table.shape[:2])
-        a_h = _axis_matrix(grid_size[0], to_h, table.shape[0], spec)
-        a_w = _axis_matrix(grid_size[1], to_w, table.shape[1], spec)
-        embeddings = resize(table, a_h, a_w).to(x.dtype)
+        table = tables[0].reshape(tables[0].shape[-3:]).to(dtype)  # (H0, W0, C)
+        h0, w0, channels = table.shape
+        to_h, to_w = resized_size(h, w, spec, (h0, w0))
+        a_h = _axis_matrix(grid_size[0], to_h, h0, spec).to(dtype)  # (h, H0)
+        a_w = _axis_matrix(grid_size[1], to_w, w0, spec).to(dtype)  # (w, W0)
+        after_y = product(a_h, table.flatten(1)).view(-1, w0, channels)  # (h, W0, C)
+        embeddings = product(a_w, after_y).flatten(0, 1).to(x.dtype)  # (h*w, C)
     else:
-        lines_y, lines_x = (table.flatten(0, -2).double() for table in tables)
+        lines_y, lines_x = (table.flatten(0, -2).to(dtype) for table in tables)
         to_h, to_w = resized_size(h, w, spec)
-        a_h = _axis_matrix(grid_size[0], to_h, lines_y.shape[0], spec)
-        a_w = _axis_matrix(grid_size[1], to_w, lines_x.shape[0], spec)
-        embeddings = resize_factorized((lines_y, lines_x), a_h, a_w, x.dtype)
+        a_h = _axis_matrix(grid_size[0], to_h, len(lines_y), spec).to(dtype)
+        a_w = _axis_matrix(grid_size[1], to_w, len(lines_x), spec).to(dtype)
+        rows = product(a_h, lines_y).to(x.dtype)  # (h, C)
+        columns = product(a_w, lines_x).to(x.dtype)  # (w, C)
+        embeddings = (rows[:, None] + columns).flatten(0, 1)
     x.add_(embeddings)
 
 
@@ -163,21 +168,29 @@ def _factorized(
     tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype
 ) -> Tensor:
     """Each token's embedding (B, N, C) from two tables, cast before they are added, as in timm."""
-    lines_y, lines_x = (table.flatten(0, -2).double() for table in tables)  # (H0, C), (W0, C)
     to_h, to_w = resized_size(positions.h, positions.w, spec)
-    y = axis_weights(positions.y, to_h, lines_y.shape[0], spec) @ lines_y  # (B, N, C)
-    x = axis_weights(positions.x, to_w, lines_x.shape[0], spec) @ lines_x
-    return y.to(dtype) + x.to(dtype)
+    y = _by_line(tables[0], positions.y, to_h, spec).to(dtype)
+    x = _by_line(tables[1], positions.x, to_w, spec).to(dtype)
+    return y + x
+
+
+def _by_line(table: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
+    """Each token's line (B, N, C) of a factorized table ([1,] N0, C), resized to n."""
+    lines = table.flatten(0, -2).to(unrounded_dtype(table))  # (N0, C)
+    weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (B, N, N0)
+    return product(weights.flatten(0, 1), lines).unflatten(0, position.shape)
 
 
 def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
-    """One product with a row of H0*W0 weights for each token: (B, N, C) float64."""
+    """One product with a row of H0*W0 weights for each token: (B, N, C)."""
     h0, w0, _ = table.shape
+    dtype = unrounded_dtype(table)
     to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
-    y = axis_weights(positions.y, to_h, h0, spec)  # (B, N, H0)
-    x = axis_weights(positions.x, to_w, w0, spec)  # (B, N, W0)
-    weights = (y[..., :, None] * x[..., None, :]).flatten(-2)  # (B, N, H0*W0)
-    return weights @ table.double().flatten(0, 1)
+    y = axis_weights(positions.y, to_h, h0, spec).to(dtype)  # (B, N, H0)
+    x = axis_weights(positions.x, to_w, w0, spec).to(dtype)  # (B, N, W0)
+    weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
+    embeddings = product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
+    return embeddings.unflatten(0, positions.y.shape)
 
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
@@ -192,7 +205,7 @@ def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tens
 def _taps(
     table: Tensor, positions: TokenPositions, spec: ResizeSpec
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each pair of taps the cell that a token reads, and its weight float64, both (B, N)."""
+    """For each pair of taps the cell that a token reads, and its weight, both (B, N)."""
     h0, w0, _ = table.shape
     to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
     rows, row_weights = tap_weights(positions.y, to_h, h0, spec)  # (B, N, taps)

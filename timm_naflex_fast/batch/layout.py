@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..resampling.spec import ResizeSpec, Size
+from ..tracing import context_of
 from .checks import as_int, check_length, check_tokens
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
@@ -173,10 +174,11 @@ class Sizes(NamedTuple):
         checked now.
         """
         sizes = self.values
-        if not isinstance(sizes, Tensor):
+        if not isinstance(sizes, Tensor) or context_of(like) == "device":
             listed = sizes_on_host(sizes, self.columns)
             self.check_fit(listed)
-            return torch.tensor(listed, device=like.device).view(-1, 3)
+            on_host = torch.tensor(listed, device="cpu").view(-1, 3)
+            return on_host.to(like.device, non_blocking=True)
         is_whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
         if not is_whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
             raise _bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)

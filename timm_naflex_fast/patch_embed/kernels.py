@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..batch.checks import check_interpolation, check_size
 from ..resampling.kept import kept_by_arguments, kept_of, pinned, without_autograd
 from ..resampling.matrices import axis_matrix
+from ..resampling.precision import has_float64, product
 from ..resampling.spec import ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
@@ -54,12 +55,14 @@ class KernelResize(NamedTuple):
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which products with ``x``, and their gradients, are computed.
 
-    float32, or float64 for float64, and where PyTorch may round the factors of a float32 product: under
-    autocast, and where TF32 is allowed. This reads PyTorch's global settings and never changes
-    them: another thread may use them.
+    float32, or float64 for float64, and where PyTorch may round the factors of a float32 product:
+    under autocast, and where TF32 is allowed; if there is float64. This reads PyTorch's global
+    settings and never changes them: another thread may use them.
     """
-    lowered = torch.is_autocast_enabled(x.device.type) or _tf32_allowed()
-    return torch.float64 if lowered or x.dtype is torch.float64 else torch.float32
+    if x.dtype is torch.float64:
+        return x.dtype
+    is_lowered = torch.is_autocast_enabled(x.device.type) or _tf32_allowed()
+    return torch.float64 if is_lowered and has_float64(x.device) else torch.float32
 
 
 @constant_while_traced  # TorchDynamo guards a graph by these flags without our help
@@ -94,7 +97,7 @@ def make_factors(
     rows = axis_inverse(h, h0, mode, antialias, made_on).t()
     columns = axis_inverse(w, w0, mode, antialias, made_on)
     columns = torch.kron(columns, torch.eye(channels, device=made_on))
-    return rows.to(device, dtype).contiguous(), columns.to(device, dtype).contiguous()
+    return rows.to(dtype).to(device).contiguous(), columns.to(dtype).to(device).contiguous()
 
 
 @kept_by_arguments("kernel factors")
@@ -114,7 +117,8 @@ def _factors(
     if torch.compiler.is_dynamo_compiling():
         # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
         # dynamic sizes, and break torch 2.4 on a second call in one graph.)
-        return make_factors(resize, dtype, device, made_on=device)
+        made_on = device if has_float64(device) else "cpu"
+        return make_factors(resize, dtype, device, made_on=made_on)
     if is_tracing():  # few runtimes of exported graphs can solve linear equations
         with without_autograd(), _disable_current_modes():
             return make_factors(resize, dtype, device, made_on="cpu")
@@ -127,7 +131,7 @@ def _resample(x: Tensor, resize: KernelResize) -> Tensor:
     dtype = product_dtype(x)
     rows, columns = _factors(resize, dtype, x.device)
     kernels = x.reshape(-1, h0, w0 * resize.channels).to(dtype)
-    return (rows @ kernels @ columns).to(x.dtype)
+    return product(product(rows, kernels), columns).to(x.dtype)
 
 
 def resample_patch_kernel(

@@ -136,7 +136,7 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: the whole batch at once; a token gets the cell its own coordinate names."""
     key = VIT, "_generate_rope_naflex"
     rope = read_rope(self.rope)
-    traceable = context_of(x, patch_coord) not in (None, "capture")
+    traceable = context_of(x, patch_coord) not in (None, "capture", "device")
     reason: str | None = None
     if isinstance(rope, str):
         reason = rope

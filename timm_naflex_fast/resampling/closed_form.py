@@ -1,11 +1,15 @@
-"""Resize weights in closed form, from tensors of coordinates and lengths: what a graph can hold.
+"""Resize weights in closed form, from coordinates and lengths that are tensors.
 
 ``resampling/matrices.py`` reads PyTorch's weights off ``F.interpolate``, whose sizes the host must
-know. This file computes the same weights on the device of the coordinates. Scale and centre are
-rounded to float32 exactly as PyTorch rounds them (at a table of 128 cells that rounding alone moves
-a weight by 8e-6); the filter itself is evaluated in float64. The cubic kernel is that of Keys
-(1981, "Cubic convolution interpolation for digital image processing").
+know. A graph does not know them. This file computes the same weights where the coordinates are, in
+float32 alone: many devices and runtimes have no float64.
+
+Scale and centre are rounded exactly as PyTorch rounds them; at a table of 128 cells another
+rounding of the scale alone would move a weight by 8e-6. The weights are then within 1e-6 of
+PyTorch's own, for tables of 16 to 128 cells and lengths up to 1,024 (tests/resampling).
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,120 +18,148 @@ from .spec import ResizeSpec
 
 
 def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """Row ``position`` of the matrix that resizes ``n0`` cells to ``n``: (..., n0) float64.
+    """Row ``position`` of the matrix that resizes an axis of ``n0`` cells to ``n``.
 
     Args:
-        position: any shape. A whole number, 0 <= position < n; with timm's grid_sample flag any;
-            NaN is NaN.
+        position: any shape. A whole number, 0 <= position < n; with timm's grid_sample flag any
+            number; NaN gives NaN.
         n: the cells to which the axis is resized; numbers that broadcast with ``position``.
         n0: cells of the table on this axis.
         spec: its interpolation, antialias, align_corners and reference.
+
+    Returns:
+        The weights (..., n0), float32.
     """
     if spec.antialias:
         return _antialiased_weights(position, n, n0, spec)
-    taps, values = tap_weights(position, n, n0, spec)  # (..., taps)
-    cells = torch.arange(n0, device=taps.device)
-    return (values[..., None] * (cells == taps[..., None])).sum(-2)
+    taps, weights = tap_weights(position, n, n0, spec)  # (..., taps) each
+    is_read = taps[..., None] == torch.arange(n0, device=taps.device)  # (..., taps, n0)
+    return (weights[..., None] * is_read).sum(-2)
+
+
+def tap_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
+    """Without antialiasing, the table cells that a position reads, and their weights.
+
+    Taps beyond the table are moved to its border, as PyTorch does, so a cell may be named twice.
+
+    Returns:
+        int64 cells and float32 weights, both (..., 2), or (..., 4) for bicubic.
+    """
+    centre = _centre(position, n, n0, spec)
+    if spec.interpolation == "bicubic":
+        offsets = torch.arange(-1, 3, device=centre.device)
+    else:
+        offsets = torch.arange(0, 2, device=centre.device)
+        centre = centre.clamp(0, n0 - 1)
+    first = centre.floor()
+    distance = ((centre - first)[..., None] - offsets).abs()
+    weights = cubic_kernel(distance, -0.75) if spec.interpolation == "bicubic" else 1 - distance
+    taps = (first[..., None] + offsets).clamp(0, n0 - 1)
+    # A NaN names no cell. Its weight is NaN, whatever cell it takes.
+    return taps.nan_to_num(0).long(), weights
+
+
+def cubic_kernel(distance: Tensor, a: float) -> Tensor:
+    """The cubic convolution kernel of Keys (1981) at distances of 0 and more.
+
+    ``a`` is -0.5 in PyTorch's antialiased bicubic, else -0.75. Both pieces are written as products:
+    next to their zeros, sums would lose digits in float32.
+    """
+    near = (1 - distance) * (1 + distance - (a + 2) * distance * distance)
+    far = a * (distance - 1) * (distance - 2) * (distance - 2)
+    outside = torch.zeros_like(distance)
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, outside))
 
 
 def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """:func:`axis_weights` with antialiasing."""
-    # The filter is stretched where the table shrinks.
-    centre, scale = _centre(position, n, n0, spec)
-    cells = torch.arange(n0, device=centre.device, dtype=torch.float64)
+    """The filter, stretched where the table shrinks; without the taps outside the table."""
+    scale = _scale(n.to(torch.float32), n0, spec)
+    centre = scale * (position.to(torch.float32) + 0.5)
+    cells = torch.arange(n0, device=centre.device, dtype=torch.float32)
+    # In PyTorch's order of operations.
     distance = (cells - centre[..., None] + 0.5).abs() / scale[..., None].clamp(min=1)
     if spec.interpolation == "bilinear":
         weights = (1 - distance).clamp(min=0)
     else:
         weights = cubic_kernel(distance, -0.5)
-    # Taps outside the table are dropped, and the rest renormalised.
     return weights / weights.sum(-1, keepdim=True)
 
 
-def tap_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
-    """The table cells that a position reads without antialiasing, and their weights.
-
-    Both are (..., 2), bicubic (..., 4). Taps beyond the table are moved to its border, as PyTorch
-    does, so a cell may be named twice.
-    """
-    centre, _ = _centre(position, n, n0, spec)
-    if spec.interpolation == "bicubic":
-        first = centre.floor()
-        near = torch.arange(-1, 3, device=centre.device)
-        weights = cubic_kernel(((centre - first)[..., None] - near).abs(), -0.75)
-    else:
-        centre = centre.clamp(0, n0 - 1)
-        first = centre.floor()
-        near = torch.arange(2, device=centre.device)
-        weights = 1 - ((centre - first)[..., None] - near).abs()
-    taps = (first[..., None] + near).clamp(0, n0 - 1)
-    return taps.masked_fill(taps.isnan(), 0).long(), weights
+def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
+    """Table cells for each position, float32."""
+    if not spec.align_corners:
+        return divide(n0, n)
+    if n0 == 1:
+        return torch.zeros_like(n)
+    return divide(n0 - 1, (n - 1).clamp(min=1)) * (n > 1)
 
 
-def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> tuple[Tensor, Tensor]:
-    """Where a position lies on the table's axis, and table cells per position.
-
-    Both are float32 values held in float64.
-    """
-    position = position.to(torch.float32)
-    n = n.to(torch.float32)
-    if spec.use_grid_sample:
-        return _sampled_centre(position, n, n0, spec).double(), n.double()
-    if spec.align_corners:
-        scale = torch.full_like(n, n0 - 1) / (n - 1).clamp(min=1) * (n > 1)
-    else:
-        scale = torch.full_like(n, n0) / n  # not n0 / n, which PyTorch rounds twice
-
-    # PyTorch rounds each of these in its own order. With antialiasing, ``align_corners`` changes
-    # the scale and nothing else.
-    if spec.antialias:
-        centre = scale * (position + 0.5)
-    elif spec.align_corners:
-        centre = scale * position
-    elif spec.interpolation == "linear":
-        centre = scale * (position + 0.5) - 0.5
-    else:
-        centre = _fused(scale, position.double() + 0.5, -0.5)
-    return centre.double(), scale.double()
-
-
-def _sampled_centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """The same as timm's grid_sample flag: ``F.grid_sample`` takes positions in [-1, 1]."""
-    if spec.align_corners:
-        position = 2 * position / (n - 1).clamp(min=1) - 1
-        return (position + 1) * ((n0 - 1) / 2)
+def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
+    """Where a position lies on the table's axis, without antialiasing: float32."""
+    position, n = position.to(torch.float32), n.to(torch.float32)
+    if spec.reference == "grid_sample":
+        return _sampled_centre(_cell_position(position, n, spec), n0, spec)
     if spec.reference == "affine_grid":
-        position = _affine_position(position, n)
-    else:
-        position = (2 * position + 1) / n - 1
-    return _fused(position + 1, n0 / 2, -0.5)
+        return _sampled_centre(_affine_position(position, n), n0, spec)
+    scale = _scale(n, n0, spec)
+    if spec.align_corners:
+        return scale * position
+    if spec.interpolation == "linear":
+        return scale * (position + 0.5) - 0.5
+    return multiply_add(scale, position + 0.5, -0.5, most=n0)
 
 
-def _affine_position(cell: Tensor, n: Tensor) -> Tensor:
-    """Where a cell lies in [-1, 1] by older timm's affine grid, as long as the batch's longest."""
-    longest = n.amax(0)
-    cell = cell + longest * (cell < 0)  # timm's index -1 is the last one
-    # torch.linspace(-1, 1, longest), which counts from both ends.
-    step = 2 / (longest - 1).clamp(min=1)
-    from_left = _fused(step, cell, -1)
-    from_right = _fused(-step, longest - 1 - cell, 1)
-    line = torch.where(2 * cell + 1 < longest, from_left, from_right)
-    # F.affine_grid moves it to the centres of cells, and ``theta`` takes the sample's part of it.
-    even = line * (longest - 1) / longest
+def _sampled_centre(position: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
+    """The table cell to which ``F.grid_sample`` takes a position in [-1, 1]."""
+    if spec.align_corners:
+        return (position + 1) * ((n0 - 1) / 2)
+    return multiply_add(position + 1, n0 / 2, -0.5, most=n0)
+
+
+def _cell_position(position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
+    """Where newer timm's grid_sample flag puts cell ``position`` of n, in [-1, 1]."""
+    if spec.align_corners:
+        return 2 * position / (n - 1).clamp(min=1) - 1
+    return (2 * position + 1) / n - 1
+
+
+def _affine_position(position: Tensor, n: Tensor) -> Tensor:
+    """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
+    longest = n.amax(0)  # of the batch
+    position = position + longest * (position < 0)  # timm's index -1 is the last one
     zoom = longest / n
-    return even * zoom + (zoom - 1)
+    step = 2 / (longest - 1).clamp(min=1)
+    # linspace goes from both ends to the middle.
+    from_left = multiply_add(step, position, -1, most=2)
+    from_right = multiply_add(-step, longest - 1 - position, 1, most=2)
+    line = torch.where(2 * position + 1 < longest, from_left, from_right)
+    return line * (longest - 1) / longest * zoom + (zoom - 1)
 
 
-def _fused(a: Tensor, b: Tensor | float, c: float) -> Tensor:
-    """``a * b + c`` rounded once to float32, as by the fused multiply-adds of PyTorch's kernels."""
-    return (a.double() * b + c).to(torch.float32)
+def divide(a: int, n: Tensor) -> Tensor:
+    """``a / n`` in float32, rounded once.
 
-
-def cubic_kernel(distance: Tensor, a: float) -> Tensor:
-    """Keys' cubic convolution kernel with coefficient ``a``.
-
-    It is -0.5 in PyTorch's antialiased bicubic, else -0.75.
+    Also where a runtime computes ``a * (1 / n)``, which rounds twice (OpenVINO): what is missing
+    is added.
     """
-    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    far = (((distance - 5) * distance + 8) * distance - 4) * a
-    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
+    quotient = a / n
+    too_much = multiply_add(quotient, n, -a, most=a)
+    return quotient - too_much / n
+
+
+def multiply_add(a: Tensor, b: Tensor | float, c: float, most: float) -> Tensor:
+    """``a * b + c`` in float32, rounded once, as the fused multiply-add of PyTorch's kernels does.
+
+    ``a`` is split in two (Dekker 1971): the products of ``b`` with the upper digits, and their sum
+    with ``c``, are exact. The split divides by a power of two, so that it stays exact wherever a
+    compiler fuses operations.
+
+    Args:
+        b: multiples of 1/2.
+        c: a multiple of 1/2.
+        most: the largest ``abs(a * b)``. Beyond it the sum may be rounded twice.
+    """
+    unit = 2.0 ** (math.ceil(math.log2(most)) - 22)
+    upper = (a / unit).floor() * unit
+    lower = a - upper
+    return (upper * b + c) + lower * b

@@ -73,7 +73,7 @@ def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
     augments = rope.augmentation is not None
     if coord.numel() == 0:
         return per_token(rope, coord, dtype)
-    if coord.is_cuda and not (augments or rope.mixed):
+    if not coord.is_cpu and not (augments or rope.mixed):
         return per_token(rope, coord, dtype)  # on a GPU sines are free, and host reads are not
 
     heights, widths, *_ = read_grids(coord)

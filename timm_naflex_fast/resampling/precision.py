@@ -1,0 +1,70 @@
+"""Products whose factors nothing rounds: neither autocast, nor TF32 where float64 can be had.
+
+In this process, on a CPU and on CUDA, products that a flag could round are float64. Other devices
+have no float64 (Apple's GPUs), or compute it slowly; nor have the runtimes of exported programs
+(TensorRT, Core ML, WebGPU). There products are float32, with autocast off.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tracing import is_exported, is_tracing
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether float64 may be used where the operations that follow will run."""
+    return device.type in ("cpu", "cuda") and not is_exported()
+
+
+def unrounded_dtype(table: Tensor) -> torch.dtype:
+    """The dtype of products with a table that no flag rounds: float64, or float32 without it."""
+    if table.dtype is torch.float64 or has_float64(table.device):
+        return torch.float64
+    return torch.float32
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A region in which autocast rounds nothing on this device.
+
+    An exported program keeps the region: it may run under autocast.
+    """
+    if is_exported() or torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, both of ``unrounded_dtype``. A factor that is broadcast gets no gradient."""
+    if a.dtype is torch.float64:
+        return a @ b
+    if is_tracing():
+        with without_autocast(a.device):
+            return a @ b
+    result: Tensor = _Product.apply(a, b)
+    return result
+
+
+class _Product(torch.autograd.Function):
+    """A product with autocast off, in the backward pass too, which runs outside the region."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        with without_autocast(a.device):
+            return a @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        a, b = ctx.saved_tensors
+        grad_a = product(g, b.mT) if ctx.needs_input_grad[0] else None
+        grad_b = product(a.mT, g) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b
