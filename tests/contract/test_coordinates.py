@@ -95,8 +95,8 @@ def embedded(table, cells, grid, spec):
     if grid == (h0, w0):
         return table[cells[:, 0], cells[:, 1]]
     to_h, to_w = torch.tensor(spec.resized_size(*grid))
-    y = axis_weights(cells[:, 0], to_h, h0, spec)  # (N, H0)
-    x = axis_weights(cells[:, 1], to_w, w0, spec)  # (N, W0)
+    y = axis_weights(cells[:, 0], to_h, h0, spec).double()  # (N, H0)
+    x = axis_weights(cells[:, 1], to_w, w0, spec).double()  # (N, W0)
     return torch.einsum("ni,nj,ijc->nc", y, x, table)
 
 

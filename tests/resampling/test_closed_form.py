@@ -40,5 +40,5 @@ def test_rows_are_those_of_the_resize_matrix(n, n0, spec):
 
     assert (got - want).abs().max() <= allowed(n0, spec)
     assert (got - exact).abs().max() <= 1.5 * (want - exact).abs().max() + 2e-7
-    ones = torch.ones(n, dtype=torch.float64)
-    torch.testing.assert_close(got.sum(1), ones, atol=1e-12, rtol=0)
+    ones = torch.ones(n)  # float32
+    torch.testing.assert_close(got.sum(1), ones, atol=5e-7, rtol=0)

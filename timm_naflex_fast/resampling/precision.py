@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tracing import is_exported, is_tracing
+from ..tracing import context_of, is_exported
 
 
 def has_float64(device: torch.device) -> bool:
@@ -40,17 +40,15 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, both of ``unrounded_dtype``. A factor that is broadcast gets no gradient."""
     if a.dtype is torch.float64:
         return a @ b
-    if is_tracing():
-        with without_autocast(a.device):
-            return a @ b
-    result: Tensor = _Product.apply(a, b)
-    return result
+    if context_of(a, b) == "device":
+        result: Tensor = _Product.apply(a, b)
+        return result
+    with without_autocast(a.device):
+        return a @ b
 
 
 class _Product(torch.autograd.Function):
     """A product with autocast off, in the backward pass too, which runs outside the region."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
