@@ -9,8 +9,8 @@ from timm.layers.patch_embed import resample_patch_embed
 
 from tests.support.metal import Metal, OnMetal
 from tests.support.oracles import row_major
-from timm_naflex_fast import tracing
 from timm_naflex_fast import functional as fast
+from timm_naflex_fast import tracing
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -107,9 +107,7 @@ def test_embeddings_by_sizes(both, strategy, options, as_tensor):
         table = to(random(6, 5, 8)).requires_grad_()
         sizes = [(4, 6), (2, 2), (8, 4)]
         sizes = to(torch.tensor(sizes)) if as_tensor else sizes
-        out = fast.resample_pos_embeds(
-            table, sizes, mode="bilinear", strategy=strategy, **options
-        )
+        out = fast.resample_pos_embeds(table, sizes, mode="bilinear", strategy=strategy, **options)
         return [out.detach(), *torch.autograd.grad(out.square().sum(), table)]
 
     want, got, _ = both(resample)
@@ -129,5 +127,3 @@ def test_patch_kernels_and_their_gradients(both, size):
     close(got, want, forward=1e-5)
     timms = resample_patch_embed(random(12, 3, 16, 16), list(size))
     assert (got[0] - timms).abs().max() <= 1e-5 * timms.abs().max()
-
-

@@ -89,7 +89,9 @@ class Metal(TorchDispatchMode):
     def _refuse(self, func, args, kwargs, tensors):
         packet = func.overloadpacket
         if packet in self.lacking:
-            raise NotImplementedError(f"The operator '{func}' is not implemented for the MPS device")
+            raise NotImplementedError(
+                f"The operator '{func}' is not implemented for the MPS device"
+            )
         if kwargs.get("dtype") is torch.float64 or torch.float64 in args:
             raise TypeError("MPS framework doesn't support float64")
         if packet in PRODUCTS and any(t.dtype is torch.int64 for t in tensors):

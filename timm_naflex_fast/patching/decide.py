@@ -3,6 +3,7 @@
 ``choose`` tells, ``count`` counts it, and ``decide`` does both.
 """
 
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -134,6 +135,13 @@ def decide(
     decision = choose(library, key, module, *tensors, **options)
     count(library, key, decision)
     return decision
+
+
+def lacks_operator(device: torch.device, error: NotImplementedError) -> str:
+    """Why the library's own code runs where a device lacks an operator of ours, in words."""
+    named = re.search(r"aten[.:]+\w+", str(error))
+    operator = "an operator" if named is None else named.group()
+    return f"a device ({device.type}) without {operator}"
 
 
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard

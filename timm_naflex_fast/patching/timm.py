@@ -25,7 +25,7 @@ from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
-from .decide import Decision, choose, count, decide
+from .decide import Decision, choose, count, decide, lacks_operator
 from .library import (
     AS_INTERPOLATE,
     Calls,
@@ -83,10 +83,10 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
     reason = _why_unknown(embeds, method)
     tables_at = (embeds, *method.tables)
     decision = choose(LIBRARY, key, embeds, *tensors, tables_at=tables_at, reason=reason)
-    if decision.strategy != "stock" and not _add(embeds, method, x, layout, decision):
-        # timm's grid_sample flag samples wherever a coordinate lies.
-        invalid = "coordinates that name no cell"
-        decision = Decision("stock", decision.settings, reason=invalid)
+    if decision.strategy != "stock":
+        reason = _add(embeds, method, x, layout, decision)
+        if reason is not None:
+            decision = Decision("stock", decision.settings, reason=reason)
     count(LIBRARY, key, decision)
     if decision.strategy == "stock":
         sampled = decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
@@ -105,8 +105,8 @@ def _why_unknown(embeds: Any, method: Method) -> str | None:
     return f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
 
 
-def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> bool:
-    """Add the tables, resampled by the strategy. False: a coordinate names no cell."""
+def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> str | None:
+    """Add the tables, resampled by the strategy; or say why timm's own code has to do it."""
     strategy = STRATEGIES[decision.strategy]
     learned = len(method.tables) == 1
     # The compiler reads no lru_cache.
@@ -119,14 +119,17 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
     where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
-    if decision.context is not None:
+    if decision.context not in (None, "device"):
         dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
-        return True
+        return None
     try:
-        dispatch.add(x, decision.tables, where, spec, strategy, None)
+        dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
     except InvalidCoordinateError:
-        return False
-    return True
+        # timm's grid_sample flag samples wherever a coordinate lies.
+        return "coordinates that name no cell"
+    except NotImplementedError as error:
+        return lacks_operator(x.device, error)
+    return None
 
 
 _make_spec = lru_cache(maxsize=64)(ResizeSpec)

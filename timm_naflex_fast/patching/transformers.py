@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..functional import resample_pos_embeds
-from .decide import decide
-from .library import AS_INTERPOLATE, Calls, Library, Replacement, original
+from ..resampling.spec import INTERPOLATIONS
+from .decide import Decision, choose, count, lacks_operator
+from .library import AS_INTERPOLATE, Calls, Key, Library, Replacement, original
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -27,39 +28,40 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    tables_at = self.position_embedding, "weight"
-    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
-    if decision.strategy == "stock":
-        return original(key)(self, pixel_values, spatial_shapes)
     side = self.position_embedding_size
-    strategy: Any = decision.strategy
-    embeddings = resample_pos_embeds(
-        decision.tables[0].reshape(side, side, -1),
+    embeddings = _resampled(
+        key,
+        self,
+        pixel_values,
         spatial_shapes,
+        table_at=(self.position_embedding, "weight"),
+        as_table=lambda weight: weight.reshape(side, side, -1),
         mode="bilinear",
         length=pixel_values.shape[1],
         padding="first",
-        strategy=strategy,
     )
+    if embeddings is None:
+        return original(key)(self, pixel_values, spatial_shapes)
     return _project(self, pixel_values) + embeddings
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    tables_at = self.position_embedding, "weight"
-    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
-    if decision.strategy == "stock":
-        return original(key)(self, pixel_values, grid_thw)
-    tokens = _project(self, pixel_values)
     side = self.position_embedding_size
-    embeddings = _packed(
-        decision.tables[0].reshape(side, side, -1),
+    embeddings = _resampled(
+        key,
+        self,
+        pixel_values,
         grid_thw,
+        table_at=(self.position_embedding, "weight"),
+        as_table=lambda weight: weight.reshape(side, side, -1),
         mode="bilinear",
         merge=self.config.spatial_merge_size,
-        strategy=decision.strategy,
     )
+    if embeddings is None:
+        return original(key)(self, pixel_values, grid_thw)
+    tokens = _project(self, pixel_values)
     _check_count(len(embeddings), len(tokens))
     return tokens + embeddings
 
@@ -67,20 +69,20 @@ def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    tables_at = self, "position_embedding"
-    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at)
-    if decision.strategy == "stock":
-        return original(key)(self, pixel_values, image_grid_hw)
-    tokens = self.patch_projection(pixel_values)
-    table = decision.tables[0].reshape(self.max_rows, self.max_cols, -1).float()
-    embeddings = _packed(
-        table,
+    embeddings = _resampled(
+        key,
+        self,
+        pixel_values,
         image_grid_hw,
+        table_at=(self, "position_embedding"),
+        as_table=lambda weight: weight.reshape(self.max_rows, self.max_cols, -1).float(),
         mode="bilinear",
         antialias=False,
         ar_preserving=True,
-        strategy=decision.strategy,
     )
+    if embeddings is None:
+        return original(key)(self, pixel_values, image_grid_hw)
+    tokens = self.patch_projection(pixel_values)
     _check_count(len(embeddings), len(tokens))
     tokens = tokens + embeddings.to(tokens.dtype)
     parts = []
@@ -93,34 +95,78 @@ def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = HUNYUAN, "forward"
     mode = self.config.interpolate_mode
-    reason = None if mode in ("bilinear", "bicubic") else f"a table resized by {mode}"
-    tables_at = self.position_embedding, "weight"
-    decision = decide(LIBRARY, key, self, pixel_values, tables_at=tables_at, reason=reason)
-    if decision.strategy == "stock":
+    edge = self.position_edge
+    embeddings = _resampled(
+        key,
+        self,
+        pixel_values,
+        grid_thw,
+        table_at=(self.position_embedding, "weight"),
+        # Without the class token's row.
+        as_table=lambda weight: weight[1:].reshape(edge, edge, -1).float(),
+        reason=None if mode in INTERPOLATIONS else f"a table resized by {mode}",
+        mode=mode,
+        antialias=False,
+    )
+    if embeddings is None:
         return original(key)(self, pixel_values, grid_thw)
     images = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
     tokens = _project(self, images).flatten(1)
-    # Without the class token's row.
-    table = decision.tables[0][1:].reshape(self.position_edge, self.position_edge, -1).float()
-    embeddings = _packed(table, grid_thw, mode=mode, antialias=False, strategy=decision.strategy)
     if len(tokens) != 1:  # one token is for all positions
         _check_count(len(embeddings), len(tokens))
     return (tokens + embeddings.to(tokens.dtype))[None]
+
+
+def _resampled(
+    key: Key,
+    module: Any,
+    pixel_values: Tensor,
+    sizes: Any,
+    *,
+    table_at: tuple[Any, str],
+    as_table: Callable[[Tensor], Tensor],
+    reason: str | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """The position embeddings as chosen; None where the library's own code has to run. Counted.
+
+    Args:
+        key: of the replaced method, which ``module`` has.
+        pixel_values: the method's first argument.
+        sizes: as ``functional.resample_pos_embeds`` takes them, and ``options``.
+        table_at: a module, and the name of its table.
+        as_table: gives that table the shape (H0, W0, C).
+        reason: why the library's own code has to run, if the caller knows.
+    """
+    decision = choose(LIBRARY, key, module, pixel_values, tables_at=table_at, reason=reason)
+    embeddings = None
+    if decision.strategy != "stock":
+        options["strategy"] = decision.strategy
+        table = as_table(decision.tables[0])
+        if decision.context != "device":
+            embeddings = _by_sizes(table, sizes, **options)
+        else:
+            try:
+                embeddings = resample_pos_embeds(table, sizes, **options)
+            except NotImplementedError as error:
+                reason = lacks_operator(pixel_values.device, error)
+                decision = Decision("stock", decision.settings, reason=reason)
+    count(LIBRARY, key, decision)
+    return embeddings
 
 
 def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
     return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
 
 
-def _packed(table: Tensor, sizes: Any, **options: Any) -> Tensor:
-    """The packed position embeddings, in the table's dtype.
+def _by_sizes(table: Tensor, sizes: Any, **options: Any) -> Tensor:
+    """The position embeddings, packed or, with a ``length``, padded; in the table's dtype.
 
-    A tensor of sizes has to be read on the host: a graph breaks there, as in transformers.
-
-    Raises:
-        ValueError: a size cannot be merged.
+    For packed ones a tensor of sizes has to be read on the host: a graph breaks there, as in
+    transformers.
     """
-    if isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling():
+    is_packed = "length" not in options
+    if is_packed and isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling():
         return _outside_graphs(table, sizes, **options)
     return resample_pos_embeds(table, sizes, **options)
 
