@@ -8,10 +8,14 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 
 from tests.support.metal import Metal, OnMetal
-from tests.support.oracles import row_major
+from tests.support.oracles import row_major, small_vit
+from tests.support.rotary import CLASSES, build
+from tests.support.running import running
+from timm_naflex_fast import enable, status, tracing
 from timm_naflex_fast import functional as fast
-from timm_naflex_fast import tracing
 from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.modules import read_rope
 
 pytestmark = pytest.mark.usefixtures("clean")
 DEVICE = "mps:0"
@@ -127,3 +131,105 @@ def test_patch_kernels_and_their_gradients(both, size):
     close(got, want, forward=1e-5)
     timms = resample_patch_embed(random(12, 3, 16, 16), list(size))
     assert (got[0] - timms).abs().max() <= 1e-5 * timms.abs().max()
+
+
+def on(to, **kwargs):
+    """The embeddings of a small NaFlexVit whose tables lie where ``to`` moves them."""
+    embeds = small_vit(depth=0, **kwargs).embeds
+    for name, table in embeds._parameters.items():
+        if name.startswith("pos_embed") and table is not None:
+            embeds._parameters[name] = torch.nn.Parameter(to(table.detach()))
+    return embeds
+
+
+@pytest.mark.parametrize("method", ["naflex_pos_embed", "pos_embed"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("mode", STRATEGY_NAMES)
+def test_timms_embeddings_are_trained_three_steps(both, mode, kind, method):
+    if mode == "grid_sample" and method == "pos_embed":
+        pytest.skip("plain images have no such flag in timm")
+    grid = (3, 7)
+
+    def train(to):
+        embeds = on(to, pos_embed=kind)
+        parameters = [table for name, table in embeds.named_parameters() if "pos_embed" in name]
+        where = to(row_major(SIZES, 31)) if method == "naflex_pos_embed" else grid
+        count = 31 if method == "naflex_pos_embed" else 21
+        x = to(random(5, count, 32, seed=1))
+        outs = []
+        with running(mode):
+            for _ in range(3):
+                out = x * 1
+                getattr(embeds, f"_apply_{kind}_{method}")(out, where)
+                outs.append(out.detach())
+                gradients = torch.autograd.grad(out.square().mean(), parameters)
+                with torch.no_grad():
+                    for table, gradient in zip(parameters, gradients, strict=True):
+                        table -= 10 * gradient
+        return [torch.stack([getattr(out, "held", out) for out in outs])]
+
+    want, got, _ = both(train)
+
+    assert not torch.equal(want[0][0], want[0][2])  # the steps change the tables
+    close(got, want, forward=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_rotary_embeddings(both, kind):
+    def make(to):
+        torch.manual_seed(0)
+        module = build(kind).train()
+        for name, value in module._parameters.items():
+            module._parameters[name] = torch.nn.Parameter(to(value.detach()))
+        for name, value in module._buffers.items():
+            module._buffers[name] = value if value is None else to(value)
+        found = batched_rope(read_rope(module), to(row_major(SIZES, 31)), torch.float32)
+        tables = list(found) if kind == "mixed" else [found]
+        return [table.detach() for table in tables]
+
+    want, got, _ = both(make)
+
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+def test_where_an_operator_is_missing_timms_own_code_runs_and_status_says_why(monkeypatch):
+    def add(to):
+        embeds = on(to)
+        x = to(torch.zeros(5, 31, 32))
+        embeds._apply_learned_naflex_pos_embed(x, to(row_major(SIZES, 31)))
+        return x.detach()
+
+    want = add(lambda tensor: tensor)
+
+    enable()
+    with Metal(monkeypatch, lacking=[torch.ops.aten.mm]):
+        got = add(lambda tensor: tensor.to(DEVICE))
+
+    assert torch.equal(got.held, want)
+    assert dict(status().fallbacks) == {"a device (mps) without aten.mm": 1}
+    assert status().calls == {("pos_embed", "stock"): 1}
+
+
+def test_transformers_siglip2(both):
+    pytest.importorskip("transformers")
+    from transformers import Siglip2VisionConfig
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    def embed(to):
+        torch.manual_seed(0)
+        config = Siglip2VisionConfig(hidden_size=16, num_attention_heads=2, num_patches=36)
+        embeddings = Siglip2VisionEmbeddings(config)
+        for module in (embeddings.patch_embedding, embeddings.position_embedding):
+            for name, value in module._parameters.items():
+                module._parameters[name] = torch.nn.Parameter(to(value.detach()))
+        patches = to(random(5, 31, 768))
+        with running("matmul", library="transformers"):
+            out = embeddings(patches, torch.tensor(SIZES))
+        weight = embeddings.position_embedding.weight
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), weight)]
+
+    want, got, _ = both(embed)
+
+    close(got, want)

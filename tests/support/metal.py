@@ -7,6 +7,7 @@ the operators and the dtypes of their results.
 """
 
 from collections import Counter
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,13 +59,15 @@ class OnMetal(Tensor):
 class Metal(TorchDispatchMode):
     """Inside, ``"mps"`` names the device. ``lacking``: further operators that it has not."""
 
-    ran: Counter = Counter()
+    ran: ClassVar[Counter] = Counter()
 
     def __init__(self, patch, lacking=()):
         super().__init__()
         self.lacking = LACKING | set(lacking)
         Metal.ran.clear()
         patch.setattr(kept, "watched", lambda: False)  # this mode is the machine: nobody watches
+        for name in ("tensor", "as_tensor"):  # they write to the device's memory in C++
+            patch.setattr(torch, name, _by_copy(getattr(torch, name)))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -107,3 +110,13 @@ class Metal(TorchDispatchMode):
                     f"{func}: expected all tensors on one device, found a tensor of the CPU, "
                     f"{tuple(tensor.shape)} {tensor.dtype}"
                 )
+
+
+def _by_copy(make):
+    """A function that makes a tensor of Python's numbers: on the CPU, and copied to the device."""
+
+    def made(data, *, device=None, **kwargs):
+        tensor = make(data, **kwargs)
+        return tensor if device is None else tensor.to(device)
+
+    return made
