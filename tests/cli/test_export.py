@@ -13,10 +13,14 @@ from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.measure import export as work
 
 SMALL = "--random-weights --model-kwargs embed_dim=32 depth=1 num_heads=2 num_classes=5".split()
+NAFLEX = []
+PLAIN = ["--size", "32", "48"]
+RUNTIMES = {".pt2": ["torch.export"], ".onnx": ["torch.export", "ONNX Runtime", "OpenVINO"]}
+DIMENSIONS = {"batch": 2, "length": 12}
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 EXPORTS = pytest.mark.skipif(
     OLD_TORCH, reason="this torch's export has no dynamic shapes of this kind"
 )
-PLAIN = ["--size", "32", "48"]
 
 
 def export(out, *options, model="naflexvit_base_patch16_gap"):
@@ -24,39 +28,62 @@ def export(out, *options, model="naflexvit_base_patch16_gap"):
         return main(["export", "--model", model, *SMALL, "--out", str(out), *options])
 
 
+def example_inputs(printed):
+    """A tensor of ones for each input, as the command's lines describe it."""
+    inputs = {}
+    for name, sizes, dtype in re.findall(r"^  (\w+): \((.*)\) (\w+)$", printed, re.M):
+        shape = [DIMENSIONS.get(size) or int(size) for size in sizes.split(", ")]
+        inputs[name] = torch.ones(shape, dtype=DTYPES[dtype])
+    return inputs
+
+
 @EXPORTS
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("suffix", "options"),
     [
-        ("m.pt2", []),
-        *(slow(*case) for case in (("m.pt2", PLAIN), ("m.onnx", []), ("m.onnx", PLAIN))),
+        (".pt2", NAFLEX),
+        slow(".pt2", PLAIN),
+        slow(".onnx", NAFLEX),
+        slow(".onnx", PLAIN),
     ],
 )
-def test_the_printed_lines_run_the_file(name, options, tmp_path, capsys):
-    assert export(tmp_path / name, *options) == 0 and [
-        file.name for file in tmp_path.iterdir()
-    ] == [name]
+def test_the_printed_lines_run_the_file(suffix, options, tmp_path, capsys):
+    file = tmp_path / f"m{suffix}"
+    assert export(file, *options) == 0
+    assert [*tmp_path.iterdir()] == [file]
+
     out = capsys.readouterr().out
-    runtimes = ["torch.export"] + ["ONNX Runtime", "OpenVINO"] * name.endswith(".onnx")
-    assert re.findall(r"^(.*?) +\S+e-0\d  right$", out, re.M) == runtimes
-    shapes = dict(re.findall(r"^  (\w+): (\(.*)$", out, re.M))
-    given = dict(batch=2, length=12, float32=torch.float32, int64=torch.int64, bool=torch.bool)
-    for input_name, shape in shapes.items():
-        *sizes, dtype = re.findall(r"\w+", shape)
-        tensor = torch.ones([given.get(n) or int(n) for n in sizes], dtype=given[dtype])
-        given[input_name] = tensor.numpy() if name.endswith(".onnx") else tensor
-    exec(out[out.index("import ") :], given)
-    assert given["output"].shape == (2, 5)
+    assert re.findall(r"^(.*?) +\S+e-0\d  right$", out, re.M) == RUNTIMES[suffix]
+    names = example_inputs(out)
+    assert set(names) == ({"image"} if options else {"patches", "patch_coord", "patch_valid"})
+    if suffix == ".onnx":
+        names = {name: tensor.numpy() for name, tensor in names.items()}
+    exec(out[out.index("import ") :], names)
+    assert names["output"].shape == (2, 5)
 
 
 @EXPORTS
 def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monkeypatch):
-    half = lambda file, program: lambda inputs: 0.5 * program.module()(**inputs)
+    def half(file, program):
+        return lambda inputs: 0.5 * program.module()(**inputs)
+
     monkeypatch.setitem(work.LOADERS, "torch.export", half)
-    out = tmp_path / "m.pt2"
-    out.write_text("the old one")
-    assert export(out) == 1 and [file.read_text() for file in tmp_path.iterdir()] == ["the old one"]
-    assert (
-        re.search(r"^torch\.export .*wrong$", (text := capsys.readouterr().out), re.M)
-        and "not written" in text
-    )
+    file = tmp_path / "m.pt2"
+    file.write_text("the old one")
+    assert export(file) == 1
+    assert [*tmp_path.iterdir()] == [file] and file.read_text() == "the old one"
+    out = capsys.readouterr().out
+    assert re.search(r"^torch\.export .*wrong$", out, re.M) and f"not written: {file}" in out
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_nan_of_any_batch_is_the_largest_difference(wrong):
+    batches = [{"x": torch.full((2,), float(n + 1))} for n in range(3)]
+    wanted = [batch["x"] for batch in batches]
+    double = [2 * want for want in wanted]
+    assert work._largest_difference(lambda inputs: inputs["x"], batches, wanted) == 0
+    assert work._largest_difference(lambda inputs: 2 * inputs["x"], batches, wanted) == 1
+    double[wrong] = torch.tensor([1.0, torch.nan])
+    answers = iter(double)
+    found = work._largest_difference(lambda inputs: next(answers), batches, wanted)
+    assert found != found
