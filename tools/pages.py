@@ -40,7 +40,7 @@ PLAIN_ADD = "plain-add"
 ORIGIN = ("machine", "torch", "timm", "date", "commit")
 
 # What figures depend on: where this code changes, they are old.
-ROOMS = ("resampling", "batch", "strategies", "backends", "patching", "rope", "patch_embed")
+ROOMS = ("resampling", "batch", "strategies.py", "backends", "patching", "rope", "patch_embed")
 NO_STEP_RUNS = ("install", "releases", "status")  # of patching
 CODE = [
     *(f"timm_naflex_fast/{room}" for room in ROOMS),

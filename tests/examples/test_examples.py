@@ -54,7 +54,7 @@ def test_drift_report_on_the_digits(tmp_path, children):
     ("option", "value", "message"),
     [
         ("--checkpoint", "nowhere.safetensors", "uv run examples/train_digits.py"),
-        ("--images", ".", "--images goes with --model"),
+        ("--images", ".", "--images and --against go with --model NAME"),
     ],
 )
 def test_drift_report_errors(option, value, message, monkeypatch, capsys):
