@@ -53,7 +53,8 @@ def test_the_printed_lines_run_the_file(suffix, options, tmp_path, capsys):
     assert [*tmp_path.iterdir()] == [file]
 
     out = capsys.readouterr().out
-    assert re.findall(r"^(.*?) +\S+e-0\d  right$", out, re.M) == RUNTIMES[suffix]
+    assert re.findall(r"^(.*?) +\S+e-0\d +\S+e-\d\d  right$", out, re.M) == RUNTIMES[suffix]
+    assert "dtypes: bool, float32, int64\n" in out if not options else "float64" not in out
     names = example_inputs(out)
     assert set(names) == ({"image"} if options else {"patches", "patch_coord", "patch_valid"})
     if suffix == ".onnx":

@@ -22,6 +22,7 @@ alone."""
 UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(6, 10), (20, 3)], 60), ([(13, 14)], 182)
 # Of the largest output: runtimes add up in another order; what is wrong is off by 1e-2 and more.
 TOLERANCE = 1e-4
+EMBEDDINGS_TOLERANCE = 2e-6  # of the largest embedding, as in PyTorch
 RUN_ONNX = """import onnxruntime
 session = onnxruntime.InferenceSession({file!r})
 inputs = dict({inputs})  # NumPy arrays
@@ -52,6 +53,34 @@ class Plain(Naflex):
         return self.model(image)
 
 
+class Embeddings(Naflex):
+    """The position embeddings alone, added to tokens (B, N, C)."""
+
+    def forward(self, tokens: Tensor, patch_coord: Tensor) -> Tensor:  # type: ignore[override]
+        """Adds them by the coordinates (B, N, 2)."""
+        embeds: Any = self.model.embeds
+        sampled = "_grid_sample" if embeds.pos_embed_use_grid_sample else ""
+        add = getattr(embeds, f"_apply_{embeds.pos_embed_type}_naflex_pos_embed{sampled}")
+        x = tokens * 1
+        add(x, patch_coord=patch_coord)
+        return x
+
+
+class PlainEmbeddings(Naflex):
+    """The same for plain images of ``grid`` (h, w) patches."""
+
+    def __init__(self, model: torch.nn.Module, grid: tuple[int, int]):
+        super().__init__(model)
+        self.grid = grid
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        """Adds them to each image."""
+        embeds: Any = self.model.embeds
+        x = tokens * 1
+        getattr(embeds, f"_apply_{embeds.pos_embed_type}_pos_embed")(x, grid_size=self.grid)
+        return x
+
+
 class Task(NamedTuple):
     """What is exported, and with what it is compared.
 
@@ -60,25 +89,30 @@ class Task(NamedTuple):
         example: the inputs with which it is exported.
         unseen: the inputs on which it is compared.
         free: the dimensions of each input that may have other sizes: {name: {dimension: Dim}}.
+        tolerance: how far a runtime may be off, relative to the largest output.
     """
 
     module: torch.nn.Module
     example: Inputs
     unseen: list[Inputs]
     free: dict[str, dict[int, Any]]
+    tolerance: float = TOLERANCE
 
 
 class Found(NamedTuple):
     """What the comparison found.
 
     Attributes:
-        differences: of each runtime, relative to the largest output.
+        differences: of each runtime, relative to the largest output: of the model, and of the
+            position embeddings alone if it has such.
         inputs: of the file, with their shapes and dtypes in words.
+        dtypes: of all tensors in the program.
         right: whether every runtime is right, and so the file was written.
     """
 
-    differences: dict[str, float]
+    differences: dict[str, list[float]]
     inputs: dict[str, str]
+    dtypes: list[str]
     right: bool
 
 
@@ -94,6 +128,28 @@ def make_task(model: Any, size: tuple[int, int] | None) -> Task:
         return Task(Naflex(model).eval(), example, unseen, free)
     batches = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
     return Task(Plain(model).eval(), batches[0], batches[1:], {"image": {0: images}})
+
+
+def make_embeddings_task(model: Any, size: tuple[int, int] | None) -> Task:
+    """The export of its position embeddings alone: of zeros, so that nothing else is rounded."""
+    width = model.embeds.embed_dim
+    images = torch.export.Dim("batch", min=1, max=4096)
+    tokens = torch.export.Dim("length", min=2, max=65536)
+    if size is None:
+        batches = []
+        for grids, length in (EXAMPLE, *UNSEEN):
+            patch_coord = random_batch(model, grids, length)["patch_coord"]
+            zeros = torch.zeros(len(grids), length, width)
+            batches.append({"tokens": zeros, "patch_coord": patch_coord})
+        module: torch.nn.Module = Embeddings(model)
+        free: dict[str, dict[int, Any]] = {name: {0: images, 1: tokens} for name in batches[0]}
+    else:
+        high, wide = model.embeds.patch_size
+        grid = size[0] // high, size[1] // wide
+        batches = [{"tokens": torch.zeros(n, grid[0] * grid[1], width)} for n in (2, 3, 1)]
+        module = PlainEmbeddings(model, grid)
+        free = {"tokens": {0: images}}
+    return Task(module.eval(), batches[0], batches[1:], free, EMBEDDINGS_TOLERANCE)
 
 
 def export(
@@ -112,27 +168,48 @@ def export(
         size: of plain images, in pixels; None: for NaFlex batches.
         advance: called when a part is done: two, and one for each runtime.
     """
-    task = make_task(model, size)
+    tasks = [make_task(model, size)]
+    if model.embeds.pos_embed_type in ("learned", "factorized"):
+        tasks.append(make_embeddings_task(model, size))
     with torch.no_grad(), enable("stock", model=model):
-        wanted = [task.module(**inputs) for inputs in task.unseen]
+        wanted = [[task.module(**inputs) for inputs in task.unseen] for task in tasks]
     advance()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as part:
-        file = Path(part, out.name)
+        folders = [Path(part, "model"), Path(part, "embeddings")]
+        programs = []
         with enable("matmul", model=model, strict=True):
-            program = write(task.module, task.example, task.free, file)
+            for task, place in zip(tasks, folders):
+                place.mkdir()
+                programs.append(write(task.module, task.example, task.free, place / out.name))
         advance()
-        differences = {}
+        differences: dict[str, list[float]] = {}
+        right = True
         for runtime in runtimes:
-            run = LOADERS[runtime](file, program)
-            differences[runtime] = _largest_difference(run, task.unseen, wanted)
+            differences[runtime] = []
+            for task, want, place, program in zip(tasks, wanted, folders, programs):
+                run = LOADERS[runtime](place / out.name, program)
+                difference = _largest_difference(run, task.unseen, want)
+                differences[runtime].append(difference)
+                right &= difference <= task.tolerance
             advance()
-        right = all(difference <= TOLERANCE for difference in differences.values())
         if right:
-            _replace(Path(part), out.resolve())
-    inputs = {name: _shape(tensor, task.free[name]) for name, tensor in task.example.items()}
-    return Found(differences, inputs, right)
+            _replace(folders[0], out.resolve())
+    example = tasks[0].example
+    inputs = {name: _shape(tensor, tasks[0].free[name]) for name, tensor in example.items()}
+    return Found(differences, inputs, dtypes_of(programs[0]), right)
+
+
+def dtypes_of(program: Any) -> list[str]:
+    """The dtypes of all tensors in a program of ``torch.export``, of inner graphs too."""
+    found = set()
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if hasattr(module, "graph") else ():
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                found.add(str(value.dtype).removeprefix("torch."))
+    return sorted(found)
 
 
 def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:
