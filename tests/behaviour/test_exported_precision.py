@@ -1,0 +1,125 @@
+"""Exported programs: no float64 inside, and timm's embeddings within 2e-6 in every runtime."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.checks import slow
+from tests.support.oracles import OLD_TORCH, row_major, small_vit
+from timm_naflex_fast import enable
+from timm_naflex_fast.measure import export
+
+needs_export_flag = pytest.mark.skipif(
+    OLD_TORCH or not hasattr(torch.compiler, "_is_exporting_flag"),
+    reason="this torch does not tell an export from other tracing",
+)
+TABLES = {
+    "16 bilinear": dict(pos_embed_grid_size=(16, 16), pos_embed_interp_mode="bilinear"),
+    "32 bicubic": dict(pos_embed_grid_size=(32, 32)),
+    "37 bicubic": dict(pos_embed_grid_size=(37, 37)),
+    "37 bicubic, not antialiased": dict(pos_embed_grid_size=(37, 37), pos_embed_antialias=False),
+    "128 as in RADIO": dict(
+        pos_embed_grid_size=(128, 128),
+        pos_embed_interp_mode="bilinear",
+        pos_embed_antialias=False,
+        pos_embed_align_corners=True,
+        pos_embed_ar_preserving=True,
+    ),
+    "128 not antialiased": dict(
+        pos_embed_grid_size=(128, 128), pos_embed_interp_mode="bilinear", pos_embed_antialias=False
+    ),
+    "factorized": dict(pos_embed="factorized", pos_embed_grid_size=(16, 16)),
+}
+# Of every kind: one cell, one row, one column, the table's own size, 1,024 tokens.
+BATCHES = [
+    ([(1, 1)], 1),
+    ([(3, 4), (2, 2), (1, 12)], 12),
+    ([(24, 24), (5, 30), (30, 5), (1, 100), (100, 1), (16, 16)], 576),
+    ([(32, 32), (37, 27), (1, 1024), (1024, 1), (13, 77)], 1024),
+]
+
+
+def aot_inductor(file, program):
+    package = file.with_suffix(".pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    run = torch._inductor.aoti_load_package(str(package))
+    return lambda inputs: run(**inputs)
+
+
+SLOW = [slow(name) for name in TABLES if name != "37 bicubic"]
+LOADERS = export.LOADERS | {"AOTInductor": aot_inductor}
+
+
+def inputs_of(sizes, length, width):
+    return {
+        "tokens": torch.zeros(len(sizes), length, width),
+        "patch_coord": row_major(sizes, length),
+    }
+
+
+def exported(settings, file):
+    """The module of the embeddings, its program, and the ONNX file."""
+    model = small_vit(depth=0, **settings).eval()
+    task = export.make_embeddings_task(model, size=None)
+    with torch.no_grad(), enable(strict=True):
+        program = export.write(task.module, task.example, task.free, file)
+    return task.module, program
+
+
+@needs_export_flag
+@pytest.mark.parametrize("size", [None, slow((12, 44))])
+@pytest.mark.parametrize("name", ["37 bicubic", *SLOW])
+def test_no_tensor_is_float64(name, size, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model = small_vit(depth=1, **TABLES[name]).eval()
+    task = export.make_task(model, size)
+    file = tmp_path / "model.onnx"
+
+    with torch.no_grad(), enable(strict=True):
+        program = export.write(task.module, task.example, task.free, file)
+
+    assert "float32" in export.dtypes_of(program)
+    assert "float64" not in export.dtypes_of(program)
+    graph = onnx.shape_inference.infer_shapes(onnx.load(file)).graph
+    double = onnx.TensorProto.DOUBLE
+    values = [*graph.value_info, *graph.input, *graph.output]
+    assert len(values) > 20
+    assert not [v.name for v in values if v.type.tensor_type.elem_type == double]
+    assert not [tensor.name for tensor in graph.initializer if tensor.data_type == double]
+    for node in graph.node:
+        for attribute in node.attribute:
+            assert attribute.t.data_type != double
+            assert not (node.op_type == "Cast" and attribute.i == double)
+
+
+@needs_export_flag
+@pytest.mark.parametrize("runtime", [*export.LOADERS, slow("AOTInductor")])
+@pytest.mark.parametrize("name", ["37 bicubic", *SLOW])
+def test_every_runtime_is_within_2e_6_of_timm(name, runtime, tmp_path):
+    package = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}.get(runtime, "torch")
+    pytest.importorskip(package)
+    file = Path(tmp_path, "model.onnx")
+    module, program = exported(TABLES[name], file)
+    run = LOADERS[runtime](file, program)
+
+    for sizes, length in BATCHES:
+        inputs = inputs_of(sizes, length, width=32)
+        with torch.no_grad():
+            want = module(**inputs)
+            got = torch.as_tensor(run(inputs))
+        assert want.abs().max() > 0.01
+        assert (got - want).abs().max() <= 2e-6 * max(1.0, want.abs().max().item())
+
+
+@needs_export_flag
+def test_autocast_around_an_exported_program_rounds_no_embedding(tmp_path):
+    module, program = exported(TABLES["37 bicubic"], tmp_path / "model.pt2")
+    inputs = inputs_of([(24, 24), (5, 30)], 576, width=32)
+
+    with torch.no_grad():
+        want = module(**inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = program.module()(**inputs)
+
+    assert (got - want).abs().max() <= 2e-6 * want.abs().max()
