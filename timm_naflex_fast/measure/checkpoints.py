@@ -85,6 +85,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             counted and named.
     """
     tensors: Tensors = {}
+    key = ""
     path = find_weights(path)
     for file in shards(path):
         found, key = read_tensors(file)
