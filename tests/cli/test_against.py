@@ -4,6 +4,7 @@ them."""
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,20 @@ def test_the_example_takes_the_same_weights(weights, photos, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert RECOGNISED in printed
     assert "4 embeddings" in printed
+
+
+def test_the_page_says_what_the_result_files_say():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "choosing-a-mode.md").read_text()
+    found = {}
+    for name in ("bicubic", "bilinear"):
+        record = json.loads((root / "results" / "against" / f"{name}.json").read_text())
+        assert record["weights"].startswith("random")
+        found[name] = record["against"]
+    pixels = found["bicubic"]["stages"][1]
+    assert found["bicubic"]["first"] == pixels["stage"] == "pixels"
+    assert pixels["pictures"] == 30
+    assert f"by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}," in page
+    pooled = found["bilinear"]["stages"][-1]
+    assert found["bilinear"]["first"] is None
+    assert f"differ by {pooled['largest'] / pooled['scale']:.0e} of their" in page

@@ -168,6 +168,12 @@ CHANGES = {
         lambda state: state.pop("embeddings.position_embedding.weight"),
         r"1 tensors not in it \(embeddings.position_embedding.weight\)",
     ),
+    "a patch embedding of one size": (
+        lambda state: state.update(
+            {"embeddings.patch_embedding.weight": torch.ones(64, 3, 16, 16)}
+        ),
+        "is a convolution: weights of one size, not of NaFlex",
+    ),
     "a table that is no square": (
         lambda state: state.update({"embeddings.position_embedding.weight": torch.ones(60, 64)}),
         "60 cells is no square",

@@ -61,17 +61,20 @@ def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
         config = read_config(folder)
     count = -(-len(sources) // options.batch_size)
     with progress(f"comparing with {options.against}", count) as bar:
-        return against_transformers(
+        found = against_transformers(
             model,
             picture_batches(sources, options.batch_size),
             config=config,
             folder=folder,
-            contenders=[name for name in options.contenders or STRATEGY_NAMES],
+            contenders=options.contenders or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,
             interpolation=options.interpolation,
             same_patches=options.stage_from == "patches",
             advance=bar.update,
         )
+    if options.random_weights:
+        found["verdict"] += " These weights are random, not SigLIP-2's."
+    return found
 
 
 def show(found: dict[str, Any]) -> None:

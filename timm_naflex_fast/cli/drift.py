@@ -135,6 +135,8 @@ def measure_and_show(
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
+    if options.interpolation:
+        facts["Pictures resized by"] = options.interpolation
     facts |= getattr(batches, "facts", {})
     report = record(
         found,

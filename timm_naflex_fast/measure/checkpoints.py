@@ -85,6 +85,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             counted and named.
     """
     tensors: Tensors = {}
+    key = ""
     path = find_weights(path)
     for file in shards(path):
         found, key = read_tensors(file)
@@ -95,7 +96,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     library, prefix = recognise(tensors)
     if library == "timm":
         return Checkpoint(tensors, library, words, {})
-    config = read_config(path.parent) if library == "transformers" else {}
+    tower, left = _tower_apart(tensors, prefix)
+    config: Mapping[str, Any] = {}
+    if library == "transformers":
+        config = read_config(path.parent)
+        tower = to_timm(tower)
+    words += f": {TITLES[library]}{describe(tower)}"
+    if left:
+        rooms = dict.fromkeys(name.split(".")[0] for name in left)
+        words += f"; left alone: {len(left)} other tensors ({', '.join(rooms)})"
+    return Checkpoint(tower, library, words, config)
+
+
+def _tower_apart(tensors: Tensors, prefix: str) -> tuple[Tensors, list[str]]:
+    """The image tower without what stands before its names, and the names of all else."""
     tower: Tensors = {}
     left: list[str] = []
     for name, tensor in tensors.items():
@@ -103,13 +117,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             tower[name.removeprefix(prefix)] = tensor
         else:
             left.append(name)
-    if library == "transformers":
-        tower = to_timm(tower)
-    words += f": {TITLES[library]}{describe(tower)}"
-    if left:
-        rooms = dict.fromkeys(name.split(".")[0] for name in left)
-        words += f"; left alone: {len(left)} other tensors ({', '.join(rooms)})"
-    return Checkpoint(tower, library, words, config)
+    return tower, left
 
 
 def find_weights(path: str | Path) -> Path:
@@ -200,9 +208,12 @@ def to_timm(tower: Mapping[str, Any]) -> Tensors:
     """transformers' Siglip2 tower (names without a prefix) as timm's.
 
     Raises:
-        ValueError: tensors are missing, or are not Siglip2's; counts and names them.
+        ValueError: tensors are missing, or are not Siglip2's (counts and names them); or a patch
+            embedding or a table of another form.
     """
     result = _renamed(tower, _pairs(count_blocks(tower, "encoder.layers.")))
+    if result["embeds.proj.weight"].ndim != 2:
+        raise ValueError("its patch embedding is a convolution: weights of one size, not of NaFlex")
     table = result[TABLE]  # (n * n, C)
     side = round(len(table) ** 0.5)
     if side * side != len(table):
