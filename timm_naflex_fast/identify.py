@@ -83,12 +83,16 @@ class Convention:
         if self.align_corners and self.half_pixel:
             step = (n0 - 1) / n
             return step * (i + 0.5), step
-        if not self.align_corners:
+        if self.align_corners:
+            # With antialiasing PyTorch changes the step here and not the centres.
+            step = (n0 - 1) / (n - 1) if n > 1 else 0.0
+            from_centres = self.antialias
+        else:
             step = n0 / n
-            return (step * (i + 0.5) - 0.5 if self.half_pixel else step * i), step
-        step = (n0 - 1) / (n - 1) if n > 1 else 0.0
-        # With antialiasing PyTorch changes the step here and not the centres.
-        return (step * (i + 0.5) - 0.5 if self.antialias else step * i), step
+            from_centres = self.half_pixel
+        if from_centres:
+            return step * (i + 0.5) - 0.5, step
+        return step * i, step
 
     def matrix(self, n: int, n0: int) -> Tensor:
         """``A_n`` (n, n0), float64."""
@@ -117,7 +121,9 @@ class Convention:
         h0, w0 = table.shape[:2]
         if (h, w) == (h0, w0) and not self.moves_cells:
             return table
-        height, width = (max(h, w), max(h, w)) if self.ar_preserving else (h, w)
+        height = width = max(h, w)
+        if not self.ar_preserving:
+            height, width = h, w
         rows = self.matrix(height, h0)[:h]
         columns = self.matrix(width, w0)[:w]
         if h * w0 > h0 * w:  # first the axis after which less is left

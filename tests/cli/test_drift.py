@@ -31,27 +31,39 @@ def test_a_missing_package_is_said_before_a_model_is_loaded(
     assert says in line and not Path("report").exists()
 
 
-@ran(*STRATEGY_NAMES)
-def test_command_writes_the_report(photos, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def measured(photos, tmp_path, monkeypatch, capsys):
+    """report.json of four pictures and a broken one, and what the command printed."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(
-        "timm_naflex_fast.measure.output.QUIET_SECONDS", 0.0
-    )  # every ten seconds a line
+    # A line for each step, not only every ten seconds.
+    monkeypatch.setattr("timm_naflex_fast.measure.output.QUIET_SECONDS", 0.0)
     (photos / "broken.png").write_text("no image")
-    out = tmp_path / "report"
-    model = "--model naflexvit_base_patch16_gap --random-weights --model-kwargs depth=1 embed_dim=48 num_heads=2"
-    options = f"--max-seq-len 36 --dtype bfloat16 --images {photos} --out {out}"
-    assert cli.main(["drift", *model.split(), *options.split()]) == 0
-    printed = capsys.readouterr()
-    assert (
-        "skipped, not readable as an image: broken.png" in printed.err and "random" in printed.out
+    options = (
+        "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 36 --dtype bfloat16 "
+        f"--model-kwargs depth=1 embed_dim=48 num_heads=2 --images {photos} --out {tmp_path}/report"
     )
-    report = json.loads((out / "report.json").read_text())
-    drifts, facts = report["survey"]["drift"], report["facts"]
-    assert report["survey"]["images"] == 4 and report["weights"].startswith("random")
-    assert report["headline"] in printed.out and report["verdict"] in printed.out
-    assert len(report["skipped"]) == 1 and facts["Number type"] == "bfloat16"
-    assert facts["Sequence length"] == "36 patches at most" and "interp_mode bicubic" in str(facts)
-    assert {"timm-flag-bicubic", "timm-flag-bilinear", "matmul"} <= set(drifts)
+    with ran(*STRATEGY_NAMES):
+        assert cli.main(["drift", *options.split()]) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    return report, capsys.readouterr()
+
+
+def test_the_report_holds_what_was_measured(measured):
+    report, _ = measured
+    assert report["survey"]["images"] == 4
+    assert {"timm-flag-bicubic", "timm-flag-bilinear", "matmul"} <= set(report["survey"]["drift"])
+    assert report["weights"].startswith("random")
+    assert len(report["skipped"]) == 1
     assert report["made"]["command"].startswith("naflex-fast drift --model")
+    facts = report["facts"]
+    assert facts["Number type"] == "bfloat16"
+    assert facts["Sequence length"] == "36 patches at most"
+    assert "interp_mode bicubic" in facts["The model's own resampling (its settings)"]
+
+
+def test_what_the_command_prints(measured):
+    report, printed = measured
+    assert "weights: random" in printed.out
+    assert report["headline"] in printed.out and report["verdict"] in printed.out
+    assert "skipped, not readable as an image: broken.png" in printed.err
     assert re.search(r"measuring: [1-9]\d? % done, about 00:\d\d left", printed.err)
