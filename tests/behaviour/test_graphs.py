@@ -36,7 +36,6 @@ EXPORTS = pytest.mark.skipif(
 )
 UNSEEN = [[(3, 4)], [(8, 8), (2, 30), (11, 3), (1, 17)], [(9, 1), (1, 1)], [(20, 21)] * 5]
 SIZE = (12, 44)  # of a plain image, in pixels: a grid of 3 x 11
-BREAKS_GRAPH = ("interpolate_cached",)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,11 @@ def test_compiled_forward_and_backward(kind, mode, backend):
     counter = CompileCounterWithBackend(backend)
 
     with running(mode):
-        run = torch.compile(model, backend=counter, fullgraph=mode not in BREAKS_GRAPH)
+        run = torch.compile(model, backend=counter, fullgraph=True)
         got = trained(model, BATCH, run)
 
     assert far(got, want) <= 1e-5
-    assert (counter.frame_count == 1) == (mode not in BREAKS_GRAPH)
+    assert counter.frame_count == 1
 
 
 def test_autocast_in_a_graph_and_arguments_by_name():
@@ -272,7 +271,7 @@ def test_packed_embeddings_from_sizes_in_one_graph(strategy):
         x = torch.zeros(2, 15, 8)
         return packed, add_pos_embed_(x, table, grid_sizes=sizes, strategy=strategy)
 
-    graph = torch.compile(embed, backend="aot_eager", fullgraph=strategy not in BREAKS_GRAPH)
+    graph = torch.compile(embed, backend="aot_eager", fullgraph=True)
 
     rounding = 2e-6 if strategy == "matmul" else 0
     for got, want in zip(graph(table), embed(table), strict=True):
