@@ -120,11 +120,11 @@ def files(tmp_path_factory):
     @cache
     def make(kind, mode, size, strategy):
         model = small_vit(pos_embed=kind, pos_embed_interp_mode=mode, depth=1).eval()
-        module, example, _, free = export.batches(model, size)
+        task = export.make_task(model, size)
         file = tmp_path_factory.mktemp(kind) / "model.onnx"
         with torch.no_grad(), running(strategy):
-            program = export.write(module, example, free, file)
-        return module, program, file
+            program = export.write(task.module, task.example, task.free, file)
+        return task.module, program, file
 
     return make
 
