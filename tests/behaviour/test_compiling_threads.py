@@ -12,23 +12,28 @@ from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.names import STRATEGY_NAMES
 
-LAYERS, X = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)]), torch.randn(3, 8)
-WORK = {"compile": lambda: torch.compile(LAYERS, backend="aot_eager")(X)}
-WORK["export"] = lambda: torch.export.export(LAYERS, (X,))
+LAYERS = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)])
+X = torch.randn(3, 8)
+WORK = {
+    "compile": lambda: torch.compile(LAYERS, backend="aot_eager")(X),
+    "export": lambda: torch.export.export(LAYERS, (X,)),
+}
 
 
 @pytest.mark.parametrize("mode", STRATEGY_NAMES)
 @pytest.mark.parametrize("work", WORK)
 def test_a_thread_serves_the_same_bits_while_another_compiles(mode, work):
     model = small_vit(depth=0).requires_grad_(False)
-    results, stop = [], threading.Event()
+    results = []
+    stop = threading.Event()
 
     def serve():
         while not stop.is_set():
             results.append(embed(model))
 
     with enable(mode), ThreadPoolExecutor(1) as pool:
-        want, serving = embed(model), pool.submit(serve)
+        want = embed(model)
+        serving = pool.submit(serve)
         while not (results or serving.done()):
             time.sleep(0.001)
         try:
@@ -37,7 +42,8 @@ def test_a_thread_serves_the_same_bits_while_another_compiles(mode, work):
             stop.set()
         serving.result()  # raises what the thread raised
         assert set(status().calls) == {("pos_embed", mode)}
-    assert len(results) > 1 and all(torch.equal(result, want) for result in results)
+    assert len(results) > 1
+    assert all(torch.equal(result, want) for result in results)
 
 
 @pytest.mark.parametrize("mode", ["matmul", "grid_sample"])

@@ -1,10 +1,11 @@
-"""Whole NaFlexVits in one graph: torch.compile, torch.export, AOTInductor, ONNX Runtime, OpenVINO
-against timm."""
+"""Whole NaFlexVits in one graph, against timm.
+
+By torch.compile, torch.export, AOTInductor, ONNX Runtime and OpenVINO.
+"""
 
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.support.oracles import (
     far,
     relative,
     row_major,
+    seeded,
     small_vit,
     trained,
     vit_batch,
@@ -40,135 +42,137 @@ SIZE = (12, 44)  # of a plain image, in pixels: a grid of 3 x 11
     ("kind", "depth"), [("learned", 0), slow("learned", 1), slow("factorized", 1)]
 )
 def test_twenty_shapes_train_in_one_graph_with_one_recompile(kind, depth):
-    model, counter = small_vit(pos_embed=kind, depth=depth), CompileCounterWithBackend("aot_eager")
-    run, generator = (
-        torch.compile(model, backend=counter, fullgraph=True),
-        torch.Generator().manual_seed(0),
-    )
+    model = small_vit(pos_embed=kind, depth=depth)
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(model, backend=counter, fullgraph=True)
+    generator = seeded(0)
+
     for i in range(20):
-        sizes = [
-            tuple(s) for s in torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()
-        ]
+        sizes = torch.randint(1, 12, (2 + i % 5, 2), generator=generator).tolist()
         batch = vit_batch(sizes, seed=i)
         want = trained(model, batch)
-        with enable() if i else running():  # the calls of a finished graph are not counted
+        # The calls of a finished graph are not counted.
+        with running() if i == 0 else enable():
             assert far(trained(model, batch, run), want) <= 1e-5
+
     assert counter.frame_count == 2  # the first graph, and one in which sizes are free
 
 
 @pytest.mark.parametrize(
     ("kind", "mode", "backend"),
-    [("learned", "interpolate_cached", "eager"), ("learned", "grid_sample", "aot_eager")]
-    + [slow(kind, "matmul", "inductor") for kind in ("learned", "factorized")],
+    [
+        ("learned", "interpolate_cached", "eager"),
+        ("learned", "grid_sample", "aot_eager"),
+        slow("learned", "matmul", "inductor"),
+        slow("factorized", "matmul", "inductor"),
+    ],
 )
 def test_compiled_forward_and_backward(kind, mode, backend):
     if mode == "grid_sample" and (OLD_TORCH or not NEW_TIMM):
         pytest.skip("asks a module for a name, or reads the largest grid")
-    model, counter = small_vit(pos_embed=kind, depth=1), CompileCounterWithBackend(backend)
+    model = small_vit(pos_embed=kind, depth=1)
     with running("grid_sample" if mode == "grid_sample" else "stock"):
         want = trained(model, BATCH)
+    counter = CompileCounterWithBackend(backend)
+
     with running(mode):
         run = torch.compile(model, backend=counter, fullgraph=True)
-        assert far(trained(model, BATCH, run), want) <= 1e-5
+        got = trained(model, BATCH, run)
+
+    assert far(got, want) <= 1e-5
     assert counter.frame_count == 1
 
 
 def test_autocast_in_a_graph_and_arguments_by_name():
-    model, patches, rest = (
-        small_vit(depth=1),
-        BATCH["patches"],
-        {k: v for k, v in BATCH.items() if k != "patches"},
-    )
+    model = small_vit(depth=1)
+    patches = BATCH["patches"]
+    by_name = {"patch_coord": BATCH["patch_coord"], "patch_valid": BATCH["patch_valid"]}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        want = model(patches, **rest)
+        want = model(patches, **by_name)
         with running():
-            got = torch.compile(model, backend="aot_eager", fullgraph=True)(patches, **rest)
+            got = torch.compile(model, backend="aot_eager", fullgraph=True)(patches, **by_name)
     assert relative(got, want) <= 1e-2
 
 
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_shapes_are_checked_while_tracing(fullgraph):
     compiled = partial(torch.compile, backend="aot_eager", fullgraph=fullgraph)
-    with (
-        running(),
-        pytest.raises(Exception, match=r"patch_coord must hold \(y, x\) for each token"),
-    ):
-        compiled(small_vit().embeds)(
-            torch.randn(2, 12, 16), patch_coord=row_major([(2, 5), (1, 3)])
-        )
+    message = r"patch_coord must hold \(y, x\) for each token"
+    with enable(), pytest.raises(Exception, match=message):
+        coord = row_major([(2, 5), (1, 3)])
+        compiled(small_vit().embeds)(torch.randn(2, 12, 16), patch_coord=coord)
+
+    add = compiled(add_pos_embed_)
+    table = torch.zeros(6, 5, 4)
+    coord = row_major([(2, 3)])
     with pytest.raises(Exception, match=r"x must be tokens of shape \(B, N, 4\)"):
-        compiled(add_pos_embed_)(torch.zeros(1, 6, 3), torch.zeros(6, 5, 4), row_major([(2, 3)]))
-    with pytest.raises(
-        ValueError, match="negative"
-    ):  # by the operator: plain operations could not ask
-        compiled(add_pos_embed_)(
-            torch.zeros(1, 6, 4), torch.zeros(6, 5, 4), row_major([(2, 3)]) - 1
-        )
+        add(torch.zeros(1, 6, 3), table, coord)
+    # By the operator: plain operations could not ask.
+    with pytest.raises(ValueError, match="negative"):
+        add(torch.zeros(1, 6, 4), table, coord - 1)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Gives a small model as its inputs are named, its program with free sizes, and the ONNX file;
-    made once."""
+    """A function: a small model as its inputs are named, its program with free sizes, and the file
+    of ONNX; made once."""
 
     @cache
-    def made(kind, mode, size, strategy):
+    def make(kind, mode, size, strategy):
         model = small_vit(pos_embed=kind, pos_embed_interp_mode=mode, depth=1).eval()
-        module, example, _, free = export.batches(model, size)
+        task = export.make_task(model, size)
         file = tmp_path_factory.mktemp(kind) / "model.onnx"
         with torch.no_grad(), running(strategy):
-            return module, export.write(module, example, free, file), file
+            program = export.write(task.module, task.example, task.free, file)
+        return task.module, program, file
 
-    return made
+    return make
+
+
+def unseen_inputs(size):
+    """Plain images of ``size``, or batches of patches, that no program was written with."""
+    if size is None:
+        return [vit_batch(sizes) for sizes in UNSEEN]
+    return [{"image": torch.randn(n, 1, *size)} for n in (1, 3)]
+
+
+MODELS = [
+    ("learned", "bilinear", None),
+    ("learned", "bicubic", SIZE),
+    slow("learned", "bicubic", None),
+    slow("factorized", "bilinear", None),
+    slow("factorized", "bilinear", SIZE),
+]
 
 
 @EXPORTS
-@pytest.mark.parametrize("runtime", ["eager", *export.LOADERS])
-@pytest.mark.parametrize(
-    ("kind", "mode", "size"),
-    [("learned", "bilinear", None), ("learned", "bicubic", SIZE)]
-    + [
-        slow("learned", "bicubic", None),
-        slow("factorized", "bilinear", None),
-        slow("factorized", "bilinear", SIZE),
-    ],
-)
+@pytest.mark.parametrize("runtime", export.LOADERS)
+@pytest.mark.parametrize(("kind", "mode", "size"), MODELS)
 def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(
     runtime, kind, mode, size, files
 ):
-    if runtime not in ("eager", *export.runtimes_for(Path("model.onnx"))):
+    if runtime not in export.runtimes_for(Path("model.onnx")):
         pytest.skip("it is not installed")
     module, program, file = files(kind, mode, size, "matmul")
-    run = (
-        (lambda inputs: module(**inputs))
-        if runtime == "eager"
-        else export.LOADERS[runtime](file, program)
-    )
-    batches = (
-        [dict(image=torch.randn(n, 1, *SIZE)) for n in (1, 3)] if size else map(vit_batch, UNSEEN)
-    )
-    for inputs in batches:
+    run = export.LOADERS[runtime](file, program)
+    for inputs in unseen_inputs(size):
         with torch.no_grad():
             want = module(**inputs)
-            with running() if runtime == "eager" else nullcontext():
-                assert relative(torch.as_tensor(run(inputs)), want) <= 1e-5
+        assert relative(torch.as_tensor(run(inputs)), want) <= 1e-5
 
 
 @EXPORTS
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
-@pytest.mark.parametrize(
-    ("kind", "mode", "size"), [("learned", "bilinear", None), ("learned", "bicubic", SIZE)]
-)
+@pytest.mark.parametrize(("kind", "mode", "size"), MODELS[:2])
 def test_no_exported_program_resizes_or_needs_this_package(kind, mode, size, strategy, files):
     onnx = pytest.importorskip("onnx")
     _, program, file = files(kind, mode, size, strategy)
-    assert not [
-        node
-        for node in program.graph.nodes
-        if "upsample" in str(node.target) or "naflex" in str(node.target)
-    ]
+    for node in program.graph.nodes:
+        assert "upsample" not in str(node.target)
+        assert "naflex" not in str(node.target)
     operators = Counter(node.op_type for node in onnx.load(file).graph.node)
-    assert operators["MatMul"] and not operators["Resize"] and not operators["GridSample"]
+    assert operators["MatMul"] > 0
+    assert operators["Resize"] == operators["GridSample"] == 0
 
 
 ALONE = """
@@ -187,16 +191,17 @@ for inputs, want in torch.load("results.pt"):
 @pytest.mark.parametrize("form", ["export", "aoti"])
 def test_saved_program_runs_in_a_fresh_process_without_this_package(form, files, tmp_path):
     module, program, _ = files("learned", "bicubic", None, "matmul")
+    path = tmp_path / "model.pt2"
     if form == "export":
-        torch.export.save(program, tmp_path / "model.pt2")
+        torch.export.save(program, path)
     else:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    torch.save(
-        [(inputs, module(**inputs).detach()) for inputs in map(vit_batch, UNSEEN)],
-        tmp_path / "results.pt",
-    )
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    results = [(inputs, module(**inputs).detach()) for inputs in unseen_inputs(None)]
+    torch.save(results, tmp_path / "results.pt")
+
     command = [sys.executable, "-c", ALONE, form]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
     assert done.returncode == 0, done.stderr
 
 
@@ -205,74 +210,85 @@ class Embeds(torch.nn.Module):
 
     def __init__(self, length):
         super().__init__()
-        self.table, self.options = (
-            torch.nn.Parameter(torch.randn(6, 5, 8)),
-            dict(merge=2, length=length),
-        )
+        self.table = torch.nn.Parameter(torch.randn(6, 5, 8))
+        self.length = length
 
     def forward(self, x, sizes):
-        embed = partial(resample_pos_embeds, self.table, mode="bilinear", **self.options)
-        made = [
-            embed(some, padding=rest)
-            for some in (sizes, sizes[:, 1:])
-            for rest in ("zeros", "first")
-        ]
-        return torch.stack([add_pos_embed_(x * 1, self.table, grid_sizes=sizes[:, 1:]), *made])
+        how = dict(mode="bilinear", merge=2, length=self.length)
+        without_frames = sizes[:, 1:]
+        found = [add_pos_embed_(x * 1, self.table, grid_sizes=without_frames)]
+        for some in (sizes, without_frames):
+            for padding in ("zeros", "first"):
+                found.append(resample_pos_embeds(self.table, some, padding=padding, **how))
+        return torch.stack(found)
+
+
+def check_gradients(got, got_table, want, want_table):
+    weight = torch.randn_like(want)
+    (got_grad,) = torch.autograd.grad((got * weight).sum(), got_table, retain_graph=True)
+    (want_grad,) = torch.autograd.grad((want * weight).sum(), want_table, retain_graph=True)
+    torch.testing.assert_close(got_grad, want_grad, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["int64", *map(slow, ("uint8", "int8", "int16", "int32"))])
 @pytest.mark.parametrize("how", ["compile", "export", "trace"])
 def test_padded_embeddings_from_sizes_in_one_graph(how, dtype):
-    model, x = Embeds(length=450), torch.zeros(3, 450, 8)
+    model = Embeds(length=450)
+    x = torch.zeros(3, 450, 8)
     sizes = torch.tensor([(2, 4, 4), (1, 6, 6), (3, 2, 2)], dtype=getattr(torch, dtype))
-    other = torch.tensor(
-        [(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype
-    )  # more cells than 8 bits can count
+    # More cells than 8 bits can count.
+    other = torch.tensor([(1, 2, 2), (2, 2, 8), (1, 20, 20)], dtype=sizes.dtype)
+
     graph = written(how, model, x, sizes)
-    for want, got in ((model(x, some), graph(x, some)) for some in (sizes, other)):
-        torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
-    weight = torch.randn_like(want)
-    grads = [
-        torch.autograd.grad((out * weight).sum(), m.table)[0]
-        for out, m in ((got, graph), (want, model))
-    ]
-    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+    torch.testing.assert_close(graph(x, sizes), model(x, sizes), atol=2e-6, rtol=0)
+    got = graph(x, other)
+    want = model(x, other)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    check_gradients(got, graph.table, want, model.table)
 
 
 @pytest.mark.parametrize("how", ["compile", slow("export")])
 def test_sizes_that_do_not_fit_are_noticed_in_a_graph(how):
     model = Embeds(length=20)
-    x, good = torch.zeros(2, 20, 8), torch.tensor([(1, 2, 4), (1, 4, 4)])
+    x = torch.zeros(2, 20, 8)
+    good = torch.tensor([(1, 2, 4), (1, 4, 4)])
     graph = written(how, model, x, good)
     torch.testing.assert_close(graph(x, good), model(x, good), atol=2e-6, rtol=0)
     for long_empty_or_odd in ((6, 4), (0, 4), (2, 3), (3, 2)):
+        bad = torch.tensor([(1, 2, 4), (1, *long_empty_or_odd)])
         with pytest.raises(RuntimeError, match="grid_sizes must be at least 1, multiples of merge"):
-            graph(x, torch.tensor([(1, 2, 4), (1, *long_empty_or_odd)]))
+            graph(x, bad)
 
 
 @pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
 def test_packed_embeddings_from_sizes_in_one_graph(strategy):
-    table, sizes = torch.randn(6, 5, 8, requires_grad=True), [(3, 4), (7, 2)]
+    table = torch.randn(6, 5, 8, requires_grad=True)
+    sizes = [(3, 4), (7, 2)]
 
     def embed(table):
         packed = resample_pos_embeds(table, sizes, mode="bicubic", strategy=strategy)
-        return packed, add_pos_embed_(
-            torch.zeros(2, 15, 8), table, grid_sizes=sizes, strategy=strategy
-        )
+        x = torch.zeros(2, 15, 8)
+        return packed, add_pos_embed_(x, table, grid_sizes=sizes, strategy=strategy)
 
     graph = torch.compile(embed, backend="aot_eager", fullgraph=True)
-    for want, got in zip(embed(table), graph(table)):
-        torch.testing.assert_close(got, want, atol=2e-6 * (strategy == "matmul"), rtol=0)
-        grads = [
-            torch.autograd.grad(out.square().sum(), table, retain_graph=True)[0]
-            for out in (got, want)
-        ]
-        torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+    rounding = 2e-6 if strategy == "matmul" else 0
+    for got, want in zip(graph(table), embed(table), strict=True):
+        torch.testing.assert_close(got, want, atol=rounding, rtol=0)
+        check_gradients(got, table, want, table)
 
 
-# Of two samples: with frames, four columns, no integers; and of one sample alone.
 @pytest.mark.parametrize(
-    "sizes", [[s] * 2 for s in ((1, 3, 4), (1, 1, 3, 4), (3.0, 4.0), (True, True))] + [[(3, 4)]]
+    "sizes",
+    [
+        [(1, 3, 4), (1, 3, 4)],  # with frames
+        [(1, 1, 3, 4), (1, 1, 3, 4)],
+        [(3.0, 4.0), (3.0, 4.0)],
+        [(True, True), (True, True)],
+        [(3, 4)],  # for two samples
+    ],
+    ids=str,
 )
 def test_sizes_that_do_not_fit_the_tokens(sizes):
     def add(x, sizes):

@@ -1,4 +1,4 @@
-"""Whose memory is whose: what is cached, what autograd gets."""
+"""Whose memory is whose: what is kept, what autograd gets."""
 
 from functools import partial
 
@@ -11,93 +11,106 @@ from tests.support.running import running
 from timm_naflex_fast.functional import resample_pos_embeds
 from timm_naflex_fast.resampling import kept
 
-EXACT = ["matmul", "interpolate_cached"]
+STRATEGIES = pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
 
 
-@pytest.mark.parametrize("moment", ["copied", "resized"])
-@pytest.mark.parametrize("strategy", EXACT)
-def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, moment, monkeypatch):
+@pytest.mark.parametrize("writes_before", ["copying", "resizing"])
+@STRATEGIES
+def test_a_write_while_a_table_is_resized_poisons_nothing(strategy, writes_before, monkeypatch):
     """Another thread exchanges the weights before the cache copies them, or after that and before
     it resizes them."""
     first, second = torch.randn(2, 6, 5, 4)
-    table, without_autograd, left = first.clone(), kept.without_autograd, ["copied", "resized"]
-    embed = lambda t=table: resample_pos_embeds(t, [(3, 4)], mode="bicubic", strategy=strategy)
-    want, _ = embed(first), embed()
+    embed = partial(resample_pos_embeds, grid_sizes=[(3, 4)], mode="bicubic", strategy=strategy)
+    want = embed(first)
+    table = first.clone()
+    embed(table)
+    without_autograd = kept.without_autograd
+    moments = ["copying", "resizing"]
 
-    def exchange():  # entered before anything is copied or built
-        if left and left.pop(0) == moment:
+    def write():  # called before anything is copied or built
+        if moments and moments.pop(0) == writes_before:
             table.data.copy_(second)
         return without_autograd()
 
-    monkeypatch.setattr(kept, "without_autograd", exchange)
-    embed()
-    monkeypatch.undo()
-    assert not left and torch.equal(table, second)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "without_autograd", write)
+        embed(table)
+    assert moments == []
+    assert torch.equal(table, second)
+
     table.data.copy_(first)
-    assert all(relative(embed(), want) <= 2e-6 for _ in range(3))
+    for _ in range(3):
+        assert relative(embed(table), want) <= 2e-6
 
 
-@pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]])
+@STRATEGIES
+@pytest.mark.parametrize("sizes", [[(6, 5)], [(6, 5)] * 3, [(3, 4)], [(3, 4), (2, 2)]], ids=str)
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_gradients_share_no_memory(strategy, sizes, kind):
     """A hook that changes one parameter's gradient in place, as clipping does, changes no other."""
-    case, found = Case(sizes=sizes, length=30, kind=kind), []
+    case = Case(sizes=sizes, length=30, kind=kind)
 
     def halve(parameter):
         parameter.grad.mul_(0.5)
 
-    for add in (stock, partial(by_functions, strategy=strategy)):
-        embeds, x = case.embeds(), case.x().requires_grad_()
+    def gradients(add):
+        embeds = case.embeds()
         for table in tables(embeds):
             table.register_post_accumulate_grad_hook(halve)
+        x = case.x().requires_grad_()
         y = x * 1
         y.retain_grad()
         add(case, embeds, y, case.coord())
         y.square().sum().backward()
-        found.append([x.grad, y.grad, *(table.grad for table in tables(embeds))])
-    assert all(relative(mine, theirs) <= 1e-5 for theirs, mine in zip(*found))
-    assert len({t.untyped_storage().data_ptr() for t in found[1][1:]}) == len(found[1]) - 1
+        return [x.grad, y.grad, *(table.grad for table in tables(embeds))]
+
+    wants = gradients(stock)
+    gots = gradients(partial(by_functions, strategy=strategy))
+
+    for got, want in zip(gots, wants, strict=True):
+        assert relative(got, want) <= 1e-5
+    own = gots[1:]
+    assert len({grad.untyped_storage().data_ptr() for grad in own}) == len(own)
 
 
 def test_the_gradient_of_many_grids_does_not_drift():
     """Equal contributions are the worst case: every rounding goes the same way."""
-    sizes, found = [(h, 1) for h in range(1, 401)], []
-    for dtype in (torch.float64, torch.float32):
+    heights = range(1, 401)
+
+    def gradient(dtype):
         table = torch.zeros(4, 4, 1, dtype=dtype, requires_grad=True)
-        upstream = torch.cat([torch.full((h * w, 1), 0.1 / (h * w), dtype=dtype) for h, w in sizes])
-        found += torch.autograd.grad(
-            resample_pos_embeds(table, sizes, mode="bilinear"), table, upstream
-        )
-    assert relative(found[1], found[0]) <= 1e-6
+        packed = resample_pos_embeds(table, [(h, 1) for h in heights], mode="bilinear")
+        upstream = torch.cat([torch.full((h, 1), 0.1 / h, dtype=dtype) for h in heights])
+        return torch.autograd.grad(packed, table, upstream)[0]
+
+    assert relative(gradient(torch.float32), gradient(torch.float64)) <= 1e-6
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
     """A loader fills its buffer again; an optimizer steps: a linear map needs neither."""
     case = Case(sizes=[(3, 4), (5, 2)], length=30)
-    embeds, tokens, found = case.embeds(), torch.randn(2, 30, 1), []
-    for mode in ("stock", "matmul"):
-        buffer = case.coord()
+    embeds = case.embeds()
+    tokens = torch.randn(2, 30, 1)
+
+    def gradient(mode, run):
+        coord = case.coord()
         with running(mode):
-            run = (
-                embeds
-                if mode == "stock"
-                else torch.compile(embeds, backend=backend, fullgraph=True)
-            )
-            out = run(tokens, patch_coord=buffer)[0]
-        buffer.zero_()
+            out = run(tokens, patch_coord=coord)[0]
+        coord.zero_()
         with torch.no_grad():
             embeds.pos_embed.mul_(1)
-        found.append(torch.autograd.grad(out.square().sum(), embeds.pos_embed)[0])
-    assert relative(*found) <= 1e-5
+        return torch.autograd.grad(out.square().sum(), embeds.pos_embed)[0]
+
+    want = gradient("stock", embeds)
+    got = gradient("matmul", torch.compile(embeds, backend=backend, fullgraph=True))
+    assert relative(got, want) <= 1e-5
 
 
 def test_the_bound_of_the_cache():
     for text, valid in (("", 512), (None, 512), ("0", 0), (" 64 ", 64)):
         assert kept.read_limit(text) == valid * 2**20
+    message = r"_CACHE_MIB=.* is not valid; valid: a whole number of MiB"
     for text in ("abc", "0.5", "-5", "1e3", "64MiB", "²"):
-        with pytest.raises(
-            ValueError, match=r"_CACHE_MIB=.* is not valid; valid: a whole number of MiB"
-        ):
+        with pytest.raises(ValueError, match=message):
             kept.read_limit(text)

@@ -1,5 +1,7 @@
-"""Whole NaFlexVits and their embeddings under each strategy against unpatched timm, fake tensors,
-empty batches."""
+"""Whole NaFlexVits and their embeddings under each strategy, against unpatched timm.
+
+Also with fake tensors and empty batches.
+"""
 
 import pytest
 import timm
@@ -10,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.oracles import (
     NEW_TIMM,
     far,
+    first,
     relative,
     row_major,
     small_vit,
@@ -20,105 +23,108 @@ from tests.support.oracles import (
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 
-SIZES, SMALL = (
-    [(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)],
-    dict(depth=1, embed_dim=192, num_heads=3),
-)
-RADIO = dict(
-    pos_embed_grid_size=(128, 128), pos_embed_interp_mode="bilinear", pos_embed_ar_preserving=True
-)
-RADIO |= dict(class_token=True, reg_tokens=4)
-RADIO |= dict(pos_embed_antialias=False, pos_embed_align_corners=True) if NEW_TIMM else {}
+RADIO = {
+    "pos_embed_grid_size": (128, 128),
+    "pos_embed_interp_mode": "bilinear",
+    "pos_embed_ar_preserving": True,
+    "class_token": True,
+    "reg_tokens": 4,
+}
+if NEW_TIMM:
+    RADIO |= {"pos_embed_antialias": False, "pos_embed_align_corners": True}
+MODELS = {"siglip": {}, "gap": RADIO, "parfac_gap": {}}
 COORD = row_major([(2, 3)])
 # timm's grid_sample flag is for NaFlex batches, so plain images are left to timm.
 ON_IMAGES = {"matmul": "matmul", "interpolate_cached": "interpolate_cached", "grid_sample": "stock"}
-MODELS = {"siglip": {}, "gap": RADIO, "parfac_gap": {}}
+PATCHES = vit_batch([(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)], patch=16, chans=3)
+IMAGES = torch.randn(2, 3, 208, 272)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     torch.manual_seed(0)
-    return timm.create_model(
-        f"naflexvit_base_patch16_{request.param}", **SMALL, **MODELS[request.param]
-    ).eval()
+    small = dict(depth=1, embed_dim=192, num_heads=3)
+    name = f"naflexvit_base_patch16_{request.param}"
+    return timm.create_model(name, **small, **MODELS[request.param]).eval()
 
 
-def step(model, batch, mode):
+def step(model, inputs, mode):
     """Pooled features and all gradients of one forward and backward."""
 
-    def pooled(batch):
-        features = model.forward_features(*batch)
-        features = features["patches"] if isinstance(features, dict) else features
-        return model.forward_head(
-            features, patch_valid=batch[-1] if len(batch) > 1 else None, pre_logits=True
-        )
+    def pooled(inputs):
+        features = model.forward_features(*inputs)
+        if isinstance(features, dict):
+            features = features["patches"]
+        valid = inputs[2] if len(inputs) > 1 else None
+        return model.forward_head(features, patch_valid=valid, pre_logits=True)
 
     with running(mode):
-        return trained(model, batch, pooled)
+        return trained(model, inputs, pooled)
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-def test_outputs_and_gradients_equal_stock(model, mode):
-    images = torch.randn(2, 3, 208, 272)
-    for batch in (tuple(vit_batch(SIZES, 16, 3).values()), (images,)):
-        want = step(model, batch, "stock")
-        assert far(step(model, batch, mode), want) <= 1e-5
-        assert any(
-            "pos_embed" in name and grad.abs().max() > 1e-7 for name, grad in want[1].items()
-        )
-    with torch.no_grad():
-        want = model.embeds(images)[0]
-        with running(mode):
-            for _ in range(3):  # at last from the cache
-                assert relative(model.embeds(images)[0], want) <= 1e-6
+@pytest.mark.parametrize("inputs", [tuple(PATCHES.values()), (IMAGES,)], ids=["naflex", "images"])
+def test_outputs_and_gradients_equal_stock(model, mode, inputs):
+    want = step(model, inputs, "stock")
+    assert far(step(model, inputs, mode), want) <= 1e-5
+    _, grads = want
+    assert max(grads[name].abs().max() for name in grads if "pos_embed" in name) > 1e-7
 
 
-def first(out):
-    return out[0] if isinstance(out, tuple) else out
-
-
-@pytest.fixture
-def embeds():
-    return small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+def test_kept_embeddings_of_images_equal_stock(model, mode):
+    want = first(model.embeds(IMAGES))
+    with running(mode):
+        for _ in range(3):  # at last from the cache
+            assert relative(first(model.embeds(IMAGES)), want) <= 1e-6
 
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 @pytest.mark.parametrize("inside", ["fake", "make_fx"])
-def test_fake_tensors_work_and_poison_nothing(embeds, mode, inside):
-    image, patches = torch.randn(2, 1, 24, 28), torch.randn(1, 6, 3, 5, 1)
-    want, want_patches = first(embeds(image)), first(embeds(patches, patch_coord=COORD))
+def test_fake_tensors_work_and_poison_nothing(mode, inside):
+    embeds = small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
+    image = torch.randn(2, 1, 24, 28)
+    patches = torch.randn(1, 6, 3, 5, 1)
+    want = first(embeds(image))
+    want_patches = first(embeds(patches, patch_coord=COORD))
+
+    def with_fake_tensors():
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            assert first(embeds(fake.from_tensor(image))).shape == want.shape
+            weight = fake.from_tensor(embeds.proj.weight)
+            kernel = embeds.patch_interpolator.resample_linear_weight(weight, (3, 5))
+            assert kernel.shape == (32, 15)
+
+    def with_make_fx():
+        how = dict(tracing_mode="fake", _allow_non_fake_inputs=True)
+        graph = make_fx(lambda x: first(embeds(x)), **how)(image)
+        torch.testing.assert_close(graph(image), want, atol=2e-6, rtol=0)
+
     enable(mode)
     for _ in range(2):
         if inside == "fake":
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-                assert first(embeds(fake.from_tensor(image))).shape == want.shape
-                weight = fake.from_tensor(embeds.proj.weight)
-                assert embeds.patch_interpolator.resample_linear_weight(weight, (3, 5)).shape == (
-                    32,
-                    15,
-                )
+            with_fake_tensors()
         else:
-            trace = make_fx(
-                lambda x: first(embeds(x)), tracing_mode="fake", _allow_non_fake_inputs=True
-            )
-            torch.testing.assert_close(trace(image)(image), want, atol=2e-6, rtol=0)
+            with_make_fx()
         torch.testing.assert_close(first(embeds(image)), want, atol=5e-6, rtol=0)
     if mode != "grid_sample":
-        torch.testing.assert_close(
-            first(embeds(patches, patch_coord=COORD)), want_patches, atol=5e-6, rtol=0
-        )
+        got = first(embeds(patches, patch_coord=COORD))
+        torch.testing.assert_close(got, want_patches, atol=5e-6, rtol=0)
     assert ("pos_embed", ON_IMAGES[mode]) in status().calls
-    assert inside != "fake" or ("patch_embed", "matmul") in status().calls
+    if inside == "fake":
+        assert ("patch_embed", "matmul") in status().calls
 
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
-def test_empty_batches_keep_the_graph(mode):
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_empty_batches_keep_the_graph(mode, kind):
+    embeds = small_vit(pos_embed=kind).embeds
+    embeds.proj.requires_grad_(False)
     enable(mode)
-    for kind in ("learned", "factorized"):
-        embeds = small_vit(pos_embed=kind).embeds
-        embeds.proj.requires_grad_(False)
-        first(embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
-        assert all((table.grad == 0).all() for table in tables(embeds))
-    assert status().calls == {("pos_embed", ON_IMAGES[mode]): 2}
+    first(embeds(torch.zeros(0, 1, 24, 28))).sum().backward()
+    for table in tables(embeds):
+        assert not table.grad.any()
+    assert status().calls == {("pos_embed", ON_IMAGES[mode]): 1}

@@ -1,9 +1,8 @@
-"""The eager CUDA path, with real numbers on a pretended device (``second_device``), against the
-CPU.
+"""The eager CUDA path, with real numbers on a pretended device (``second_device``).
 
 Each case runs once on the CPU and once with every tensor on the second device. The numbers are the
 same bit for bit, no operator mixes the two devices, and each place where the host waits for the
-device is known: ``WAITS``.
+device is known.
 """
 
 from collections import Counter
@@ -12,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.oracles import row_major
+from tests.support.oracles import row_major, seeded
 from tests.support.rotary import AUGMENTED, CLASSES, build
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
@@ -34,6 +33,12 @@ REORDERED = COORD.clone()
 REORDERED[0, :12] = REORDERED[0, :12].flip(0)
 REORDERED[3] = REORDERED[3].roll(1, 0)
 
+# Where the host waits for the device.
+GRIDS = "batch/grids.py"
+# What a CUDA graph that is being captured says of what it cannot hold: ours, and CUDA's own error.
+NAMED_ERROR = "no CUDA graph can record"
+CUDA_ERROR = "permitted when stream is capturing"
+
 
 @pytest.fixture(autouse=True)
 def plain_class(monkeypatch):
@@ -41,39 +46,154 @@ def plain_class(monkeypatch):
     monkeypatch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
 
 
+@pytest.fixture
+def same_bits(monkeypatch):
+    """A function that compares a case on both devices: a function of ``to``, which moves tensors.
+
+    Args:
+        waits_at: the files whose lines wait for the device, one for each time.
+        refused: the error in a CUDA graph that is being captured; None: it can be recorded.
+    """
+
+    def compare(case, waits_at=(), refused=None):
+        want = case(lambda t: t.clone())
+        with monkeypatch.context() as patch, SecondDevice(patch):
+            got = case(lambda t: t.to("cuda"))
+            waits.clear()
+            again = case(lambda t: t.to("cuda", non_blocking=True))
+            found = Counter(line.split(":")[0] for line in waits.elements())
+
+            # What ran before runs in a capture, without a copy or a wait.
+            patch.setattr(SecondDevice, "captures", True)
+            if refused is None:
+                case(lambda t: OnDevice(t.clone()))
+            else:
+                with pytest.raises(RuntimeError, match=refused):
+                    case(lambda t: OnDevice(t.clone()))
+        for ours, repeated, cpus in zip(got, again, want, strict=True):
+            assert type(ours) is OnDevice
+            assert ours.dtype == cpus.dtype
+            assert torch.equal(ours.held, cpus)
+            assert torch.equal(repeated.held, cpus)
+        assert found == Counter(waits_at)
+
+    return compare
+
+
 def random(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=seeded(seed)).to(dtype)
 
 
-def learned(
-    to, coord=COORD, dtype=torch.float32, x_dtype=torch.float32, twice=False, stays=False, **options
-):
-    add, *shapes = options.pop("add", (fast.add_pos_embed_, (6, 5, 8)))
-    tables = [to(random(*shape, dtype=dtype, seed=shape[0])).requires_grad_() for shape in shapes]
-    x = to(random(*coord.shape[:2], 8, dtype=x_dtype, seed=1)).requires_grad_()
-    out = add(x * 1, *tables, coord if stays else to(coord), **options)
-    weight = to(random(*out.shape, dtype=x_dtype, seed=2)).requires_grad_()
-    grads = torch.autograd.grad(out, [x, *tables], weight, create_graph=twice)
-    more = torch.autograd.grad(grads[1].square().sum(), weight) if twice else ()
-    return [out, *grads, *more]
+def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torch.float32)):
+    """``add`` tables of these ``shapes`` to tokens; results and gradients, with graphs of them.
+
+    ``dtypes``: of the tables, and of the tokens.
+    """
+    table_dtype, dtype = dtypes
+    tables = [to(random(*shape, dtype=table_dtype, seed=shape[0])) for shape in shapes]
+    x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1))
+    inputs = [tensor.requires_grad_() for tensor in (x, *tables)]
+    out = add(x * 1, *tables)
+    weight = to(random(*out.shape, dtype=dtype, seed=2))
+    return [out, *torch.autograd.grad(out, inputs, weight)]
 
 
-def frozen(to):
-    table, coord = to(random(6, 5, 8)), to(COORD)
-    return [
-        fast.add_pos_embed_(to(torch.zeros(*COORD.shape[:2], 8)), table, coord) for _ in range(3)
-    ]
+def learned(to, coord=COORD, move_coord=True, dtypes=(torch.float32, torch.float32), **options):
+    where = to(coord) if move_coord else coord
+    add = lambda x, table: fast.add_pos_embed_(x, table, where, **options)
+    return add_with_gradients(to, add, [(6, 5, 8)], coord, dtypes)
 
 
-factorized = partial(learned, add=(fast.add_factorized_pos_embed_, (6, 8), (5, 8)))
+def factorized(to, coord=COORD, move_coord=True, **options):
+    where = to(coord) if move_coord else coord
+    add = lambda x, y, x_table: fast.add_factorized_pos_embed_(x, y, x_table, where, **options)
+    return add_with_gradients(to, add, [(6, 8), (5, 8)], coord)
 
 
-def by_sizes(to, sizes=((4, 6), (2, 2), (8, 4)), tensor=False, **options):
+ADDS = pytest.mark.parametrize("add", [learned, factorized])
+
+
+@ADDS
+@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
+@pytest.mark.parametrize(
+    "options", [{}, {"coord": REORDERED}, {"ar_preserving": True}], ids=["", "reordered", "square"]
+)
+def test_coordinates_are_read_once(add, strategy, options, same_bits):
+    same_bits(partial(add, strategy=strategy, **options), [GRIDS])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtypes": (torch.float32, torch.bfloat16)},
+        {"dtypes": (torch.float64, torch.float64)},
+        {"coord": COORD.float()},
+        {"coord": COORD.float(), "strategy": "grid_sample", "mode": "bilinear"},
+    ],
+    ids=["bfloat16 tokens", "float64", "float coordinates", "float coordinates, grid_sample"],
+)
+def test_other_dtypes(options, same_bits):
+    same_bits(partial(learned, **options), [GRIDS])
+
+
+@ADDS
+@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+@pytest.mark.parametrize("coord", [COORD, REORDERED], ids=["", "reordered"])
+def test_coordinates_of_the_host_are_not_waited_for(add, strategy, coord, same_bits):
+    case = partial(add, coord=coord, move_coord=False, strategy=strategy)
+    same_bits(case, refused=NAMED_ERROR)
+
+
+def second_derivatives(to, coord, move_coord=True, **options):
     table = to(random(6, 5, 8)).requires_grad_()
-    out = fast.resample_pos_embeds(
-        table, to(torch.tensor(sizes)) if tensor else sizes, mode="bilinear", **options
-    )
+    where = to(coord) if move_coord else coord
+    out = fast.add_pos_embed_(to(torch.zeros(5, 31, 8)), table, where, **options)
+    weight = to(random(*out.shape, seed=2)).requires_grad_()
+    (gradient,) = torch.autograd.grad(out, table, weight, create_graph=True)
+    return [out, gradient, *torch.autograd.grad(gradient.square().sum(), weight)]
+
+
+def test_second_derivatives(same_bits):
+    same_bits(partial(second_derivatives, coord=REORDERED), [GRIDS])
+    same_bits(partial(second_derivatives, coord=COORD, strategy="grid_sample"), [GRIDS])
+    on_host = partial(second_derivatives, coord=REORDERED, move_coord=False)
+    same_bits(on_host, refused=NAMED_ERROR)
+
+
+def test_a_grid_that_comes_again_is_not_compared_with_what_was_kept(same_bits):
+    def frozen(to):
+        table = to(random(6, 5, 8))
+        coord = to(COORD)
+        x = to(torch.zeros(5, 31, 8))
+        return [fast.add_pos_embed_(x * 1, table, coord) for _ in range(3)]
+
+    same_bits(frozen, [GRIDS] * 3)
+
+
+def embeds(to, sizes=((4, 6), (2, 2), (8, 4)), move_sizes=False, **options):
+    table = to(random(6, 5, 8)).requires_grad_()
+    if move_sizes:
+        sizes = to(torch.tensor(sizes))
+    out = fast.resample_pos_embeds(table, sizes, mode="bilinear", **options)
     return [out, *torch.autograd.grad(out.square().sum(), table)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"merge": 2},
+        {"merge": 2, "sizes": ((2, 4, 6), (1, 2, 2))},
+        {"merge": 2, "length": 40, "padding": "first"},
+        {"merge": 2, "strategy": "interpolate_cached"},
+    ],
+    ids=str,
+)
+def test_sizes_of_the_host_are_not_waited_for(options, same_bits):
+    same_bits(partial(embeds, **options), refused=NAMED_ERROR)
+
+
+def test_sizes_on_the_device_are_read_once(same_bits):
+    same_bits(partial(embeds, move_sizes=True), ["batch/layout.py"], refused=NAMED_ERROR)
 
 
 def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
@@ -83,19 +203,70 @@ def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
     return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
 
-def in_graph(to, where, shapes=((6, 5, 8),), antialias=True, resamples=False):
-    """By plain operations."""
-    how = (
-        ResizeSpec("bicubic", antialias),
-        STRATEGIES["matmul"],
-        "capture" if SecondDevice.captures else "export",
-    )
-    tables, where = tuple(to(random(*shape)) for shape in shapes), where(to)
-    if resamples:
-        return [dispatch.resample(*tables, where, *how)]
-    x = to(random(5, 12 if isinstance(where, OneGrid) else 31, 8))
-    dispatch.add(x, tables, where, *how)
+def linear_patch_kernel(to):
+    how = dict(in_chans=3, channels_last=True, mode="bicubic", antialias=True)
+    return [resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), **how)]
+
+
+def inverses_in_a_graph(to):
+    device = to(COORD).device
+    return [axis_inverse(n, 16, "bicubic", True, device) for n in (9, 25)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        patch_kernel,
+        partial(patch_kernel, mode="bilinear", dtype=torch.float64),
+        partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
+        linear_patch_kernel,
+        inverses_in_a_graph,
+    ],
+)
+def test_patch_kernels_never_wait(case, same_bits):
+    same_bits(case)
+
+
+def by_plain_operations(to, where, shapes=((6, 5, 8),), antialias=True, tokens=31):
+    """What a graph holds: ``where`` says how the tokens are told their cells.
+
+    ``tokens`` None: embeddings by themselves.
+    """
+    context = "capture" if SecondDevice.captures else "export"
+    how = where(to), ResizeSpec("bicubic", antialias), STRATEGIES["matmul"], context
+    tables = tuple(to(random(*shape)) for shape in shapes)
+    if tokens is None:
+        return [dispatch.resample(*tables, *how)]
+    x = to(random(5, tokens, 8))
+    dispatch.add(x, tables, *how)
     return [x]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shapes": ((6, 8), (5, 8))},
+        {"shapes": ((128, 2, 8),), "antialias": False},
+        {"where": lambda to: OneGrid(3, 4), "tokens": 12},
+    ],
+    ids=["factorized", "gathered", "images"],
+)
+def test_plain_operations_never_wait(options, same_bits):
+    on_device = {"where": lambda to: Coordinates(to(COORD))}
+    same_bits(partial(by_plain_operations, **(on_device | options)))
+
+
+def test_plain_operations_with_what_is_on_the_host(same_bits):
+    by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
+    same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
+    by_sizes = partial(by_plain_operations, where=lambda to: Sizes(torch.tensor(SIZES)))
+    same_bits(by_sizes, ["batch/layout.py"], NAMED_ERROR)
+
+
+def test_embeddings_for_sizes_on_the_device_by_plain_operations(same_bits):
+    where = lambda to: Sizes(to(torch.tensor(SIZES)), length=31)
+    case = partial(by_plain_operations, where=where, tokens=None)
+    same_bits(case, refused=NAMED_ERROR)
 
 
 def rope(to, kind, times, **options):
@@ -107,122 +278,35 @@ def rope(to, kind, times, **options):
         module._buffers[name] = value if value is None else to(value)
     torch.manual_seed(1)
     found = batched_rope(read_rope(module), to(COORD.repeat(times, 1, 1)), torch.float32)
-    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    if kind != "mixed":
+        return [found]
+    tables = list(found)
+    total = sum(table.square().sum() + table.sum() for table in tables)
+    return [*tables, *torch.autograd.grad(total, module.freqs)]
+
+
+TIMES = pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])
+RANDOM = {"shift_coords": 0.2, "jitter_coords": 1.3, "rescale_coords": 1.7}
+
+
+@TIMES
+@pytest.mark.parametrize("options", [{}, {"ref_feat_shape": (4, 4)}], ids=str)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_rotary_embeddings_wait_where_they_are_learned(kind, options, times, same_bits):
+    case = partial(rope, kind=kind, times=times, **options)
     if kind == "mixed":
-        found += torch.autograd.grad(sum(t.square().sum() + t.sum() for t in found), module.freqs)
-    return found
+        same_bits(case, [GRIDS], CUDA_ERROR)
+    else:
+        same_bits(case)
 
 
-HOW = ("bicubic", True)  # interpolation, antialias
-VARIANTS = {
-    "": {},
-    ", reordered": dict(coord=REORDERED),
-    ", ar_preserving": dict(ar_preserving=True),
-}
-CASES = {
-    f"{kind}, {strategy}{variant}": partial(make, strategy=strategy, **options)
-    for kind, make in (("learned", learned), ("factorized", factorized))
-    for strategy in STRATEGY_NAMES
-    for variant, options in VARIANTS.items()
-}
-CASES |= {
-    "learned, bfloat16 tokens": partial(learned, x_dtype=torch.bfloat16),
-    "learned, float64": partial(learned, dtype=torch.float64, x_dtype=torch.float64),
-    "learned, second derivatives": partial(learned, coord=REORDERED, twice=True),
-    "learned, float coordinates": partial(learned, coord=COORD.float()),
-    "learned, grid_sample, float": partial(
-        learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"
-    ),
-    "learned, grid_sample, second derivatives": partial(
-        learned, strategy="grid_sample", twice=True
-    ),
-    "frozen": frozen,  # a grid comes again: nothing is compared with what was kept, which would wait once more
-    "host coordinates": partial(learned, stays=True),
-    "host coordinates, reordered": partial(learned, coord=REORDERED, stays=True),
-    "host coordinates, interpolate_cached": partial(
-        learned, stays=True, strategy="interpolate_cached"
-    ),
-    "host coordinates, factorized": partial(factorized, stays=True),
-    "host coordinates, second derivatives": partial(
-        learned, coord=REORDERED, twice=True, stays=True
-    ),
-    "packed, merge": partial(by_sizes, merge=2),
-    "packed, frames, merge": partial(by_sizes, sizes=((2, 4, 6), (1, 2, 2)), merge=2),
-    "padded, merge": partial(by_sizes, merge=2, length=40, padding="first"),
-    "packed, sizes on the device": partial(by_sizes, tensor=True),
-    "packed, interpolate_cached, merge": partial(by_sizes, merge=2, strategy="interpolate_cached"),
-    "patch kernel": patch_kernel,
-    "patch kernel, bilinear, float64": partial(patch_kernel, mode="bilinear", dtype=torch.float64),
-    "patch kernel, bfloat16": partial(patch_kernel, dtype=torch.bfloat16, size=(8, 8)),
-    "patch kernel, linear": lambda to: [
-        resample_linear_kernel(to(random(6, 192)), (8, 8), (9, 7), 3, True, *HOW)
-    ],
-    "patch kernel, in a graph": lambda to: [
-        axis_inverse(n, 16, "bicubic", True, to(COORD).device) for n in (9, 25)
-    ],
-    "graph, host coordinates": partial(in_graph, where=lambda to: Coordinates(COORD)),
-    "graph, factorized": partial(
-        in_graph, where=lambda to: Coordinates(to(COORD)), shapes=((6, 8), (5, 8))
-    ),
-    "graph, gathered": partial(
-        in_graph, where=lambda to: Coordinates(to(COORD)), shapes=((128, 2, 8),), antialias=False
-    ),
-    "graph, images": partial(in_graph, where=lambda to: OneGrid(3, 4)),
-    "graph, sizes": partial(in_graph, where=lambda to: Sizes(torch.tensor(SIZES))),
-    "graph, padded": partial(
-        in_graph, where=lambda to: Sizes(to(torch.tensor(SIZES)), length=31), resamples=True
-    ),
-}
-UNCHANGED = {"": {}, ", reference size": dict(ref_feat_shape=(4, 4))}
-ALL = dict(shift_coords=0.2, jitter_coords=1.3, rescale_coords=1.7)
-CHANGES = {f", {name}": {name: value} for name, value in ALL.items()} | {", all changes": ALL}
-CASES |= {
-    f"rope, {kind}{name}{', many tokens' * (times > 1)}": partial(
-        rope, kind=kind, times=times, **options
-    )
-    for kind in CLASSES
-    for name, options in (UNCHANGED | (CHANGES if kind in AUGMENTED else {})).items()
-    for times in (1, 20)
-}
-# Where the host waits for the device, by the first words of a case; everything else never waits.
-READS_GRIDS = {"batch/grids.py": 1}
-WAITS = dict.fromkeys(("learned", "factorized", "rope, mixed"), READS_GRIDS)
-WAITS |= {"packed, sizes on the device": {"batch/layout.py": 1}}
-WAITS |= {"frozen": {"batch/grids.py": 3}, "graph, host coordinates": {"backends/traceable.py": 1}}
-WAITS |= {"graph, sizes": {"batch/layout.py": 1}}
-WAITS |= {f"rope, {kind}{name}": READS_GRIDS for kind in AUGMENTED for name in CHANGES}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_second_device_gives_the_cpus_bits(name, monkeypatch):
-    want = CASES[name](lambda t: t.clone())
-    with SecondDevice(monkeypatch):
-        got = CASES[name](lambda t: t.to("cuda"))
-        waits.clear()
-        again = CASES[name](lambda t: t.to("cuda", non_blocking=True))
-        found = Counter(line.split(":")[0] for line in waits.elements())
-        # What was run before runs in a capture without a copy or a wait; or an error says that it
-        # cannot.
-        monkeypatch.setattr(SecondDevice, "captures", True)
-        try:
-            CASES[name](lambda t: OnDevice(t.clone()))
-        except RuntimeError as error:  # rotary embeddings that read the grids leave it to CUDA
-            refused = (
-                "permitted when stream is capturing"
-                if name.startswith("rope")
-                else "no CUDA graph can record"
-            )
-            assert refused in str(error)
-        else:
-            assert "host" not in name
-    for a, b, c in zip(got, want, again, strict=True):
-        assert (
-            type(a) is OnDevice
-            and a.dtype == b.dtype
-            and torch.equal(a.held, c.held)
-            and torch.equal(a.held, b)
-        )
-    assert found == WAITS.get(max(filter(name.startswith, WAITS), key=len, default=""), {})
+@TIMES
+@pytest.mark.parametrize(
+    "options", [*({name: value} for name, value in RANDOM.items()), RANDOM], ids=str
+)
+@pytest.mark.parametrize("kind", AUGMENTED)
+def test_random_rotary_coordinates_are_drawn_for_each_grid(kind, options, times, same_bits):
+    same_bits(partial(rope, kind=kind, times=times, **options), [GRIDS], CUDA_ERROR)
 
 
 def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
@@ -244,7 +328,9 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
 
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
     with SecondDevice(monkeypatch):
-        x, row, index = torch.zeros(3, 4, device="cuda"), torch.ones(4), torch.tensor([0, 2])
+        x = torch.zeros(3, 4, device="cuda")
+        row = torch.ones(4)
+        index = torch.tensor([0, 2])
         for mixed in (
             lambda: x + row,
             lambda: x.index_add_(0, index, x[:2]),
@@ -252,10 +338,12 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         ):
             with pytest.raises(RuntimeError, match="takes a tensor of the CPU"):
                 mixed()
+
         waits.clear()
         x += torch.tensor(1.0)  # a number, as on a GPU
         x.copy_(torch.ones(3, 4), non_blocking=True)
         assert not waits
+
         for read in (
             x.sum().item,
             x.cpu,
