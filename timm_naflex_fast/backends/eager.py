@@ -120,12 +120,16 @@ def _kept_embeddings(tables: Tables, plan: Plan, strategy: Strategy) -> Embeddin
     reads of each cell of a grid.
     """
     met = kept.met_keys(tables)
+    # A grid of a learned table's own size takes the table as it is: nothing is kept, nothing
+    # compared.
+    own_size = None
+    if len(tables) == 1 and not plan.spec.use_grid_sample:
+        own_size = tables[0].shape[-3:-1]
     again: dict[Any, Size] = {}
     others = []
     for size in plan.groups:
         key = (size, strategy, plan.spec, plan.token_dtype, plan.dtype)
-        # A table of the grid's own size is taken as it is: nothing is kept, nothing compared.
-        if key in met and not _is_table_itself(size, tables, plan.spec):
+        if key in met and size != own_size:
             again[key] = size
         else:
             others.append(size)
@@ -151,11 +155,6 @@ def _take_kept(
         return of_grid.to(plan.token_dtype)
 
     return zip(again.values(), kept.kept_of(tables, list(again), resample_one))
-
-
-def _is_table_itself(size: Size, tables: Tables, spec: ResizeSpec) -> bool:
-    is_learned = len(tables) == 1
-    return is_learned and spec.takes_table_itself(size, tables[0].shape[-3:-1])
 
 
 def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:

@@ -88,13 +88,14 @@ class Tokens:
     def _sum_in_order(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The sum of what ``add`` adds if the group has no ``order``."""
         cells = group.h * group.w
+        count, _ = self.counts[group.samples[0]]
 
-        # All samples in one reduction; the only sample as it is.
-        whole = None if group.cell_index else self.whole_batch(group)
-        if whole is not None and whole.shape[1] == cells:
-            if len(whole) > 1:
+        # If all samples are complete and in order, as most are, their tokens are the cells.
+        if count == cells and not (group.cell_index or group.embeds_padding):
+            whole = self.whole_batch(group)
+            if whole is not None and len(whole) > 1:
                 return whole.sum(0, dtype=dtype)
-            return whole[0].to(dtype).contiguous()
+            return self._sum_in_pairs(group.samples, dtype).contiguous()
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
@@ -108,6 +109,17 @@ class Tokens:
             padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]
             summed[0] += torch.stack(padding).sum(0)
         return summed
+
+    def _sum_in_pairs(self, samples: list[int], dtype: torch.dtype) -> Tensor:
+        """The sum of the tokens in the grid of complete samples; of one sample it may be a view."""
+        if len(samples) == 1:
+            return self.in_grid(samples[0]).to(dtype)
+        half = len(samples) // 2
+        left = self._sum_in_pairs(samples[:half], dtype)
+        right = self._sum_in_pairs(samples[half:], dtype)
+        if half == 1:
+            return left + right
+        return left.add_(right)
 
 
 def _of_sample(embeddings: Tensor, cell: Tensor | None, tokens: int) -> Tensor:
