@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..batch.layout import Coordinates, Sizes
-from ..batch.plan import Group, Plan
+from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble, take_by_product
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
@@ -51,8 +51,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
         return
     if not has_float64(x.device):
         # Of a strategy that autograd derives.
-        of_groups = _of_groups(_resample(tables, plan.groups, plan, strategy), plan)
-        _add_at_once(x, of_groups, plan)
+        _add_at_once(x, _resample(tables, plan.groups, plan, strategy), plan)
         return
     with_grad = torch.is_grad_enabled()
     trains = with_grad and any(table.requires_grad for table in tables)
@@ -61,12 +60,9 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     watched = kept.watched()
     if watched:
         _announce_write(x)
-
     # Before we write: autograd may forbid it.
     if with_grad and (trains or x.requires_grad):
-        inputs = tables if trains else ()
-        shapes = [_shape_of(table, tables) for table in inputs]
-        AddedInPlace.apply(x, partial(_gradients, shapes, plan), *inputs)
+        _tell_autograd(x, tables if trains else (), plan)
 
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
@@ -75,25 +71,32 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
             embeddings = _resample(tables, plan.groups, plan, strategy)
         else:
             embeddings = _kept_embeddings(tables, plan, strategy)
-        of_groups = _of_groups(embeddings, plan)
         if watched:
-            # One write to x itself: a selective checkpoint may hand back views of an earlier x.
-            _add_at_once(x, of_groups, plan)
+            _add_at_once(x, embeddings, plan)
             return
         tokens = Tokens(x, plan.counts)
-        for group, of_grid in of_groups:
-            tokens.add(group, of_grid)
+        for size, of_grid in embeddings:
+            tokens.add(plan.groups[size], of_grid)
 
 
-def _of_groups(embeddings: Embeddings, plan: Plan) -> Iterator[tuple[Group, Tensor]]:
-    """Each group with the embeddings of its grid."""
-    for size, of_grid in embeddings:
-        yield plan.groups[size], of_grid
+@torch.no_grad()
+def _announce_write(x: Tensor) -> None:
+    """Let ``allow_mutation_on_saved_tensors`` copy ``x``, which it does at the first write.
+
+    It looks ``x`` up as it was saved: this has to come before autograd hears of the change.
+    """
+    x[:1, :1].add_(-0.0)
 
 
-def _add_at_once(x: Tensor, of_groups: Iterator[tuple[Group, Tensor]], plan: Plan) -> None:
-    """Add the embeddings to all tokens by one write to ``x`` itself."""
-    cast = ((group, of_grid.to(x.dtype)) for group, of_grid in of_groups)
+def _tell_autograd(x: Tensor, trained: Tables, plan: Plan) -> None:
+    """Make the change of ``x`` by these tables, and by others, a node of autograd's graph."""
+    shapes = [_shape_of(table, trained) for table in trained]
+    AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
+
+
+def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
+    """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
+    cast = ((plan.groups[size], of_grid.to(x.dtype)) for size, of_grid in embeddings)
     x.add_(assemble(cast, plan.counts).view(x.shape))
 
 
@@ -109,15 +112,6 @@ def gradient(
     if not plan.groups:
         return g.new_zeros(table_shape, dtype=dtype)
     return _gradients([table_shape], plan, g)[0]
-
-
-@torch.no_grad()
-def _announce_write(x: Tensor) -> None:
-    """Let ``allow_mutation_on_saved_tensors`` copy ``x``, which it does at the first write.
-
-    It looks ``x`` up as it was saved: this has to come before autograd hears of the change.
-    """
-    x[:1, :1].add_(-0.0)
 
 
 def _shape_of(table: Tensor, tables: Tables) -> torch.Size:
@@ -205,6 +199,6 @@ def _gradients_by_autograd(
             embeddings = dense.resample(tables[0], plan.groups, plan.spec)
         else:
             embeddings = dense.resample_factorized(tables, plan.groups, plan.spec, torch.float64)
-        of_groups = _of_groups(embeddings, plan)
+        of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
         tokens = assemble(of_groups, plan.counts, take_by_product).view(g.shape)
     return torch.autograd.grad(tokens, tables, g.double(), create_graph=torch.is_grad_enabled())
