@@ -40,9 +40,10 @@ def context_of(*tensors: Tensor) -> Context:
         return "transform"
     if not tensors or tensors[0].is_cpu:
         return None
-    if not tensors[0].is_cuda:
+    device = tensors[0].device
+    if device.type not in ("cpu", "cuda"):
         return "device"
-    return "capture" if in_cuda_graph(tensors[0].device) else None
+    return "capture" if in_cuda_graph(device) else None
 
 
 def is_tracing() -> bool:
