@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow
-from tests.support.oracles import small_vit, vit_batch
+from tests.support.oracles import OLD_TORCH, small_vit, vit_batch
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import compiled as compiled_graphs
 
@@ -83,3 +83,56 @@ def test_a_copy_and_a_pickle(model, results, backend):
         assert gives(loaded, results) == "exact"
     assert gives(copy, results) == "exact"
     assert gives(loaded, results) == "exact" and status().calls["pos_embed", "matmul"] > 0
+
+
+IMAGES = torch.randn(2, 1, 24, 28, generator=torch.Generator().manual_seed(0))
+
+
+def siglip2():
+    """transformers' embeddings, which compile to one graph, and a batch for them."""
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    module = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+    config = transformers.Siglip2VisionConfig(hidden_size=8, patch_size=4, num_patches=16)
+    embeddings = module.Siglip2VisionEmbeddings(config)
+    return embeddings, (torch.ones(2, 20, 48), torch.tensor([(3, 5), (4, 4)]))
+
+
+MADE = {
+    "images": lambda: (small_vit(depth=0), (IMAGES,)),
+    "images, factorized": lambda: (small_vit(depth=0, pos_embed="factorized"), (IMAGES,)),
+    "coordinates": lambda: (small_vit(depth=0), (B,)),
+    "siglip2": siglip2,
+}
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("for_one", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, for_one, around):
+    model, batch = MADE[kind]()
+    library = "transformers" if kind == "siglip2" else "timm"
+    call = lambda *batch: model(*batch) * 1
+    compiled = torch.compile(call if around else model, backend="eager")
+    with torch.no_grad():
+        want = compiled(*batch)
+        for again in (False, True):
+            for mode in ("matmul", "interpolate_cached"):
+                with enable(mode, model=model if for_one else None, library=library, strict=True):
+                    torch.testing.assert_close(compiled(*batch), want, atol=1e-5, rtol=0)
+                    # A graph of that mode which is found again is not traced.
+                    found_again = again and kind == "coordinates" and not status().calls
+                    assert found_again or status().calls.keys() == {("pos_embed", mode)}
+            disable()
+            assert torch.equal(compiled(*batch), want) and status().calls == {}
+
+
+@pytest.mark.skipif(not compiled_graphs.NAMES_METHODS, reason="its compiler forgets all graphs")
+def test_graphs_of_what_is_not_replaced_are_kept():
+    other, counter = torch.nn.Sequential(torch.nn.Linear(3, 3)), CompileCounterWithBackend("eager")
+    compiled = torch.compile(other, backend=counter)
+    compiled(torch.ones(3))
+    for _ in range(3):
+        with enable():
+            compiled(torch.ones(3))
+    assert counter.frame_count == 1

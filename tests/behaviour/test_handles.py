@@ -17,6 +17,7 @@ from tests.support.checks import during, slow
 from tests.support.oracles import embed, is_pristine, small_vit, uses, vit_batch
 from tests.support.running import ran, running
 from timm_naflex_fast import disable, enable, status
+from timm_naflex_fast.patching import install
 from timm_naflex_fast.patching.choices import CHOICES_ATTRIBUTE, STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
@@ -123,6 +124,28 @@ def test_a_handle_that_was_left_is_not_entered_again():
     assert is_pristine()
     with pytest.raises(RuntimeError, match=r"has ended; call enable\(\) again"), everywhere:
         pass
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_nobody_can_end_is_forgotten_when_a_newer_one_hides_it():
+    """A service that chooses for each request, and drops the handles."""
+    model, other = small_vit(depth=0), small_vit(depth=0)
+    outer = enable("interpolate_cached", model=other)
+    for _ in range(20):
+        for mode in MODES:
+            enable(mode), enable(mode, model=model)
+            with enable("stock", model=model), enable("stock"):
+                assert uses(model) == uses(small_vit(depth=0)) == "stock"
+            assert uses(model) == uses(small_vit(depth=0)) == mode
+            assert uses(other) == "interpolate_cached"
+        assert len(install._choices) <= 6
+    kept = [enable(mode, model=model) for mode in MODES]  # these can be ended
+    for handle in reversed(kept):
+        assert uses(model) == handle.flags.pos_embed
+        handle.restore()
+    assert uses(model) == MODES[-1]
+    outer.restore()
+    assert uses(other) == MODES[-1]
 
 
 def embedded(model, seed):

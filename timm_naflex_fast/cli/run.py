@@ -1,5 +1,4 @@
-"""``naflex-fast run``: Python runs a script, and a library is patched as soon as the script imports
-it.
+"""``naflex-fast run``: a script runs unchanged, and a library is patched as it is imported.
 
 ``run`` only starts Python again, with two environment variables. Every Python process inherits
 them: ``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize`` Python imports as
@@ -30,14 +29,12 @@ ENV_NAME = "TIMM_NAFLEX_FAST_RUN"
 HOOKED_MODULES = {
     "timm": "timm.models.naflexvit",
     "transformers": "transformers",
-    "torchtitan": "torchtitan",
 }
 STARTUP = str(Path(__file__).with_name("startup"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``naflex-fast run``; what follows the script's name belongs to the
-    script."""
+    """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
     from ..patching.choices import MODE_VARIABLE, MODES, VALID_MODES
 
     parser.add_argument(
@@ -59,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="SCRIPT is the name of a module, as in python -m",
     )
-    what = "what python runs (a file, a folder, a zip, or -) or a command written in Python (torchrun), then its words"
+    what = (
+        "what python runs (a file, a folder, a zip, or -) or a command written in Python "
+        "(torchrun), then its words"
+    )
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
 
 
@@ -72,66 +72,89 @@ def run(options: argparse.Namespace) -> int:
         ValueError: an unknown mode or strategy, a Python that ignores ``PYTHONPATH``, or a command
             that is no Python.
     """
-    from ..patching.choices import MODES, VALID_MODES, check_name, default_mode, parse_settings
-
     libraries = options.library or ["timm"]
-    overrides = {component: getattr(options, component) for component in VALID_MODES}
-    flags = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
+    settings = _settings(options, libraries)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError(
             "python -E, -I and -S ignore what patches the script's processes; leave them out"
         )
-    for other in (name for name in libraries if name != "timm"):
-        check_name(
-            f"mode with {other}", flags.pos_embed, [mode for mode in MODES if mode != "grid_sample"]
-        )
     script, *words = options.script
-    wanted = json.dumps(
-        {"flags": asdict(flags), "libraries": libraries, "prefix": sys.prefix, "first": True}
-    )
-    path = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, ENV_NAME: wanted, "PYTHONPATH": path}
-    before = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W; of -X some names only
-    before += [
-        f"-X{name}" if value is True else f"-X{name}={value}"
-        for name, value in sys._xoptions.items()
-    ]
-    before += ["-i"] * sys.flags.interactive + ["-u"] * getattr(
-        sys.__stdout__, "write_through", False
-    )
-    command = [
-        sys.executable,
-        *before,
-        *["-m"] * options.module,
-        script if options.module else _find(script),
-        *words,
-    ]
+    command = [sys.executable, *_python_options()]
+    command += ["-m", script] if options.module else [_find(script)]
+    command += words
+    environment = _environment(settings, libraries)
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
     os.execve(sys.executable, command, environment)
 
 
-def _find(script: str) -> str:
-    """The script itself or, where there is no such file, the command of that name that is written
-    in Python.
+def _settings(options: argparse.Namespace, libraries: list[str]) -> dict[str, Any]:
+    """The arguments of ``enable`` that the options name.
 
     Raises:
-        ValueError: the command is another program.
+        ValueError: an unknown mode or strategy, or one that a library does not have.
     """
-    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    command = None if os.path.exists(script) else shutil.which(script, path=folders)
-    if command is None:
+    from ..patching.choices import MODES, VALID_MODES, check_name, default_mode, parse_settings
+
+    overrides = {component: getattr(options, component) for component in VALID_MODES}
+    settings = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
+    valid = [mode for mode in MODES if mode != "grid_sample"]
+    for library in libraries:
+        if library != "timm":
+            check_name(f"mode with {library}", settings.pos_embed, valid)
+    return asdict(settings)
+
+
+def _environment(settings: dict[str, Any], libraries: list[str]) -> dict[str, str]:
+    """The environment variables of the script's processes."""
+    wanted = dict(flags=settings, libraries=libraries, prefix=sys.prefix, first=True)
+    folders = [STARTUP]
+    if os.environ.get("PYTHONPATH"):
+        folders.append(os.environ["PYTHONPATH"])
+    ours = {ENV_NAME: json.dumps(wanted), "PYTHONPATH": os.pathsep.join(folders)}
+    return {**os.environ, **ours}
+
+
+def _python_options() -> list[str]:
+    """The options that this Python was started with: -O, -W, -X, -i, -u."""
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # Of -X it gives some names only.
+    for name, value in sys._xoptions.items():
+        options.append(f"-X{name}" if value is True else f"-X{name}={value}")
+    if sys.flags.interactive:
+        options.append("-i")
+    if getattr(sys.__stdout__, "write_through", False):
+        options.append("-u")
+    return options
+
+
+def _find(script: str) -> str:
+    """The script itself or, where there is no such file, the command of that name in Python.
+
+    Raises:
+        ValueError: the command is another program, or there is neither.
+    """
+    if script == "-" or os.path.exists(script):
         return script
-    with open(command, "rb") as file:
-        start = file.read(1024)
-    # The second: how pip writes a command of a folder whose path is too long for a first line.
-    if not re.match(rb"#!.*(python|pypy)|#!/bin/sh\n'+exec' ", start) and not zipfile.is_zipfile(
-        command
-    ):
+    folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    command = shutil.which(script, path=folders)
+    if command is None:
+        raise ValueError(f"there is no file {script}, and no command of that name")
+    if not _is_python(command):
         raise ValueError(
             f"{command} is no Python script; valid: naflex-fast run before the Python command in it"
         )
     return command
+
+
+def _is_python(command: str) -> bool:
+    """Whether a command is written in Python: a script, or a zip."""
+    with open(command, "rb") as file:
+        start = file.read(1024)
+    if re.match(rb"#!.*(python|pypy)", start):
+        return True
+    # How pip writes a command of a folder whose path is too long for a first line.
+    return start.startswith(b"#!/bin/sh\n'''exec' ") or zipfile.is_zipfile(command)
 
 
 def prepare_process() -> None:
@@ -160,41 +183,53 @@ def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
 
 
 def _report(libraries: list[str], first: bool, process: int) -> None:
-    """Say in one line what computed: in the script's first process, and in each below it in which
-    something did."""
-    if os.getpid() != process or sys.stderr in (
-        None,
-        sys.stdout,
-    ):  # a fork that ends as this process does; nowhere
+    """Say in one line what computed.
+
+    In the script's first process, and in each below it in which something did.
+    """
+    if os.getpid() != process:  # a fork that ends as this process does
         return
-    calls: dict[tuple[str, str], int] = {}
-    if here := [name for name in libraries if HOOKED_MODULES[name] in sys.modules]:
+    if sys.stderr in (None, sys.stdout):
+        return
+    imported = [name for name in libraries if HOOKED_MODULES[name] in sys.modules]
+    if imported:
         from ..patching.install import status
 
         now = status()
-        calls = now.calls
-        names = ", ".join(
-            f"{name} {getattr(sys.modules[name], '__version__', '?')}" for name in here
-        )
-        ran = (
-            ", ".join(f"{step} by {who} {n} times" for (step, who), n in sorted(calls.items()))
-            or "none of them"
-        )
-        said = [
-            str(now.flags),
-            f"{names}, {len(now.replaced)} functions replaced",
-            f"in this process ran {ran}",
-        ]
-        said += now.why_stock()
+        has_computed = bool(now.calls)
+        sentences = _what_computed(now, imported)
     else:
+        has_computed = False
         wanted = " or ".join(HOOKED_MODULES[name] for name in libraries)
-        said = [
-            f"this process did not import {wanted}; processes that it started are patched if they did"
+        sentences = [
+            f"this process did not import {wanted}; "
+            "processes that it started are patched if they did"
         ]
-    if first or calls:
-        rank = os.environ.get("RANK")
-        who = f" (rank {rank})" if rank else "" if first else f" (process {process})"
-        sys.stderr.write(
-            f"naflex-fast{who}: {'; '.join(said)}\n"
-        )  # in one piece: other processes write there too
+    if first or has_computed:
+        # In one piece: other processes write there too.
+        sys.stderr.write(f"naflex-fast{_who(first)}: {'; '.join(sentences)}\n")
         sys.stderr.flush()
+
+
+def _what_computed(now: Any, imported: list[str]) -> list[str]:
+    """The settings, the libraries, and what ran, from a ``Status``."""
+    releases = []
+    for name in imported:
+        releases.append(f"{name} {getattr(sys.modules[name], '__version__', '?')}")
+    ran = []
+    for (step, strategy), times in sorted(now.calls.items()):
+        ran.append(f"{step} by {strategy} {times} times")
+    return [
+        str(now.flags),
+        f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
+        f"in this process ran {', '.join(ran) or 'none of them'}",
+        *now.why_stock(),
+    ]
+
+
+def _who(first: bool) -> str:
+    """Which of several processes speaks, in words."""
+    rank = os.environ.get("RANK")
+    if rank:
+        return f" (rank {rank})"
+    return "" if first else f" (process {os.getpid()})"

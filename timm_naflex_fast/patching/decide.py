@@ -128,15 +128,10 @@ def count(library: Library, key: Key, decision: Decision) -> None:
 
 
 def decide(
-    library: Library,
-    key: Key,
-    module: nn.Module | None,
-    *tensors: Tensor,
-    tables_at: tuple[Any, ...] = (),
-    reason: str | None = None,
+    library: Library, key: Key, module: nn.Module | None, *tensors: Tensor, **options: Any
 ) -> Decision:
     """What computes a component, and from what: see ``choose``. Counted: see ``count``."""
-    decision = choose(library, key, module, *tensors, tables_at=tables_at, reason=reason)
+    decision = choose(library, key, module, *tensors, **options)
     count(library, key, decision)
     return decision
 

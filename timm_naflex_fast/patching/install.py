@@ -34,7 +34,7 @@ from .choices import (
     parse_settings,
 )
 from .compiled import forget_graphs
-from .decide import call_counts, warn_once
+from .decide import call_counts, warn_once, warned
 from .library import (
     Library,
     Target,
@@ -44,7 +44,13 @@ from .library import (
     originals,
     targets,
 )
-from .others import author_of, foreign_methods, instances_of, users_in
+from .others import (
+    all_carriers,
+    author_of,
+    carries,
+    foreign_methods,
+    users_in,
+)
 from .releases import check_supported, unsupported
 from .status import Status, describe
 
@@ -102,20 +108,15 @@ def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Se
         RuntimeError: a release that is not supported, or, under ``strict``, a method that stays.
     """
     ready = {library: _not_yet_ours(library) for library in libraries}
-    for library, targets_of in ready.items():
-        everywhere = bool(targets_of) and not modules
-        for sentence in _what_stays(library, modules, settings, everywhere=everywhere):
-            message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-            if settings.strict:
-                raise RuntimeError(f"{message}. Nothing was changed")
-            warn_once(message, stacklevel=4)
-        check_supported(library, targets_of)
-    for library, targets_of in ready.items():
-        for owner, name, key in targets_of:
+    for library, places in ready.items():
+        _say_what_stays(library, places, modules, settings)
+        check_supported(library, places)
+    for library, places in ready.items():
+        for owner, name, key in places:
             originals[key] = vars(owner)[name]
             in_place.add(key)
             setattr(owner, name, library.replacements[key].function)
-        forget_graphs(targets_of)
+        forget_graphs(places)
 
 
 def _not_yet_ours(library: Library) -> list[Target]:
@@ -128,29 +129,40 @@ def _not_yet_ours(library: Library) -> list[Target]:
     return ready
 
 
-def _what_stays(
-    library: Library, modules: list[nn.Module], settings: Settings, *, everywhere: bool
-) -> list[str]:
-    """What other packages have changed before, in sentences: in one model, or on the classes.
+def _say_what_stays(
+    library: Library, ready: list[Target], modules: list[nn.Module], settings: Settings
+) -> None:
+    """Warn of what other packages have changed or saved before, in one model or everywhere.
 
-    ``everywhere``: and on every module that there is.
+    Raises:
+        RuntimeError: there is such a thing, and the settings are ``strict``.
     """
     users = users_in(library, modules)
     if settings.strict and not modules:
         # Not a derived class that nobody uses.
         users = [target.owner for target in targets(library)]
-    if not everywhere:
-        _carriers.update(modules)
-        return foreign_methods(library, users)
-    classes = [target.owner for target in targets(library) if isinstance(target.owner, type)]
-    sentences = foreign_methods(library, [*users, *instances_of(classes)])
-    if sentences:
+    sentences = foreign_methods(library, users)
+
+    # For every model: look everywhere, before ours is put on. (A weak set, because a traceback
+    # keeps what this function holds.)
+    carriers = WeakSet([module for module in modules if carries(library, module)])
+    if ready and not modules:
+        carriers = WeakSet(all_carriers(library))
+    if carriers and not modules:
         # A module with hooks refers to itself: one that nobody holds may still be there.
         gc.collect()
-        instances = instances_of(classes)
-        _carriers.update(each for each in instances if foreign_methods(library, [each]))
-        sentences = foreign_methods(library, [*users, *instances])
-    return sentences
+    sentences += foreign_methods(library, carriers)
+
+    new = foreign_methods(library, carriers - _carriers)
+    for sentence in dict.fromkeys(sentences):
+        message = f"{sentence} and stays in force; to put it over ours, call enable() before"
+        if settings.strict:
+            raise RuntimeError(f"{message}. Nothing was changed")
+        # Once in a process, and once more for each module that it is new for.
+        if sentence in new:
+            warned.discard(message)
+        warn_once(message, stacklevel=5)
+    _carriers.update(carriers)
 
 
 def _take_off(library: Library) -> None:
@@ -180,23 +192,30 @@ def _modules_of(
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    names = list(names) or [name for name in LIBRARIES if sys.modules.get(name)]
+    if not names:
+        names = [name for name in LIBRARIES if sys.modules.get(name)]
     libraries = [_import_library(name) for name in names]
     if not libraries:
         raise ValueError(f"a model is one of {' or '.join(LIBRARIES)}, imported before")
     modules: list[nn.Module] = []
     found = []
-    inside = list(model.modules()) if isinstance(model, nn.Module) else []
     for library in libraries:
-        owners = [target.owner for target in targets(library)]
-        classes = tuple(owner for owner in owners if isinstance(owner, type))
-        replaced = [module for module in inside if isinstance(module, classes)]
-        if replaced:
-            modules += replaced
+        inside = _replaced_modules(model, library)
+        if inside:
+            modules += inside
             found.append(_libraries.setdefault(library.name, library))
     if not found:
         raise _nothing_inside(model, libraries)
     return modules, found
+
+
+def _replaced_modules(model: object, library: Library) -> list[nn.Module]:
+    """The modules in a model of which the library's methods are replaced."""
+    if not isinstance(model, nn.Module):
+        return []
+    owners = [target.owner for target in targets(library)]
+    classes = tuple(owner for owner in owners if isinstance(owner, type))
+    return [module for module in model.modules() if isinstance(module, classes)]
 
 
 def _nothing_inside(model: object, libraries: Iterable[Library]) -> ValueError:

@@ -166,15 +166,13 @@ def imported_targets(library: Library) -> list[Target]:
 
 def _importers(library: Library, home: Target) -> list[ModuleType]:
     """The library's other modules in which a function of this name is the one at home, or ours."""
-    ours = library.replacements[home.key].function
-    theirs = without_ours(home.key) if home.key in in_place else vars(home.owner).get(home.name)
+    now = vars(home.owner).get(home.name)
+    known = (library.replacements[home.key].function, originals.get(home.key, now))
     found = []
     for name, module in list(sys.modules.items()):
-        if module is home.owner or not name.startswith(f"{library.name}."):
-            continue
-        if not isinstance(module, ModuleType):
-            continue
-        function = vars(module).get(home.name)
-        if function is ours or (function is theirs and function is not None):
-            found.append(module)
+        is_another = isinstance(module, ModuleType) and module is not home.owner
+        if is_another and name.startswith(f"{library.name}."):
+            function = vars(module).get(home.name)
+            if function is not None and any(function is each for each in known):
+                found.append(module)
     return found

@@ -1,0 +1,149 @@
+"""Whoever wraps or saved a method: ours runs, or somebody says why not; what wraps ours is ours."""
+
+import functools
+import gc
+import types
+
+import pytest
+import torch
+from timm.layers.patch_embed import PatchEmbedInterpolator
+from torch import nn
+
+from tests.support.oracles import embed, small_vit
+from timm_naflex_fast import enable, status
+from timm_naflex_fast.patching import decide
+
+hooks = pytest.importorskip("accelerate.hooks")
+transformers = pytest.importorskip("transformers", minversion="5.21")
+if not transformers.is_torch_available():
+    pytest.skip("this transformers needs a newer torch", allow_module_level=True)
+siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+
+pytestmark = pytest.mark.usefixtures("clean", "nothing_said")
+NAME = "Siglip2VisionEmbeddings.forward"
+
+
+@pytest.fixture
+def nothing_said():
+    """Each test hears its warnings; what it wrapped is gone after it."""
+    decide.warned.clear()
+    yield
+    gc.collect()
+
+
+def tower():
+    """A small tower, and what it computes of a batch."""
+    config = transformers.Siglip2VisionConfig(hidden_size=8, patch_size=4, num_patches=16)
+    model = nn.Sequential(siglip2.Siglip2VisionEmbeddings(config))
+    return model, lambda: model[0](torch.ones(2, 20, 48), torch.tensor([(3, 5), (4, 4)]))
+
+
+def hooked(module):
+    """As accelerate does for a ``device_map`` on one device."""
+    hooks.add_hook_to_module(module, hooks.AlignDevicesHook(execution_device="cpu"))
+
+
+def offloaded(module):
+    """As for a part that lies on the host, and comes to the device for each call."""
+    hook = hooks.AlignDevicesHook(execution_device="cpu", offload=True, place_submodules=True)
+    hooks.add_hook_to_module(module, hook)
+
+
+def partial(module):
+    module.forward = functools.partial(module.forward)
+
+
+def wrapped(module):
+    old = module.forward
+    module.forward = functools.wraps(old)(lambda *args, **options: old(*args, **options))
+
+
+def closed_over(module):
+    old = module.forward
+    module.forward = lambda *args: old(*args)
+
+
+def default(module):
+    module.forward = lambda *args, old=module.forward: old(*args)
+
+
+def method(module):
+    old = type(module).forward
+    module.forward = types.MethodType(lambda self, *args: old(self, *args), module)
+
+
+def bound(module):
+    module.forward = module.forward
+
+
+def twice(module):
+    wrapped(module), hooked(module), partial(module)
+
+
+WRAPPERS = [hooked, offloaded, partial, wrapped, closed_over, default, method, bound, twice]
+wrappers = pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
+for_one_or_all = pytest.mark.parametrize("for_one", [False, True])
+
+
+def chosen(model, for_one, **options):
+    return enable(library="transformers", model=model if for_one else None, **options)
+
+
+@wrappers
+@for_one_or_all
+def test_what_was_wrapped_before_is_named_for_each_model_and_an_error_under_strict(wrap, for_one):
+    towers = [tower(), tower()]
+    wants = [run() for _, run in towers]
+    for (model, run), want in zip(towers, wants):
+        wrap(model[0])
+        with pytest.warns(UserWarning, match=f"one {NAME} is .*call enable.. before"):
+            handle = chosen(model, for_one)
+        assert torch.equal(run(), want) and status().calls == {}
+        assert NAME in str(status().notes) and NAME in str(status(model).notes)
+        assert NAME not in status(model).replaced
+        handle.restore()
+    with pytest.raises(RuntimeError, match=f"one {NAME} is .* Nothing was changed"):
+        chosen(model, for_one, strict=True)
+    assert status().replaced == {}
+
+
+def test_a_wrapped_module_that_nobody_holds_is_no_error():
+    model = tower()[0]
+    hooked(model[0])  # it refers to itself
+    del model
+    with enable(library="transformers", strict=True):
+        assert NAME in status().replaced
+
+
+@wrappers
+@for_one_or_all
+@pytest.mark.filterwarnings("error:timm_naflex_fast")
+def test_what_wraps_ours_is_ours_and_ends_with_it(wrap, for_one):
+    model, run = tower()
+    want = run()
+    with chosen(model, for_one, strict=True):
+        wrap(model[0])
+        torch.testing.assert_close(run(), want)
+        assert status().calls == {("pos_embed", "matmul"): 1}
+        assert status(model).replaced[NAME] == "matmul" and status(model).notes == ()
+        with chosen(model, for_one, mode="interpolate_cached", strict=True):
+            run()
+            assert status().calls == {("pos_embed", "interpolate_cached"): 1}
+    assert torch.equal(run(), want) and status().replaced == {} and status().calls == {}
+    with chosen(model, for_one, strict=True):
+        torch.testing.assert_close(run(), want)
+        assert status().calls == {("pos_embed", "matmul"): 1}
+
+
+@for_one_or_all
+def test_timms_models_under_accelerates_hooks(for_one):
+    model = small_vit()
+    want = embed(model)
+    hooked(model), offloaded(model.embeds)
+    with enable(model=model if for_one else None, strict=True):
+        torch.testing.assert_close(embed(model), want, atol=1e-5, rtol=0)
+        assert status().calls == {("pos_embed", "matmul"): 1} and status(model).notes == ()
+    interpolator = PatchEmbedInterpolator((8, 8), 3, 5)
+    hooked(interpolator)
+    with pytest.raises(RuntimeError, match=r"one PatchEmbedInterpolator\.forward is not"):
+        enable(strict=True)
