@@ -21,66 +21,90 @@ from timm_naflex_fast.patching import install
 from timm_naflex_fast.patching.choices import CHOICES_ATTRIBUTE, STOCK
 
 MODES = ("grid_sample", "matmul", "interpolate_cached")
-ACTS = ["enable", "enable for one", "leave", "leave", "copy", "pickle", "disable one", "disable"]
 FORMS = {  # what a user may hand over as a model
     "model": lambda model: model,
     "part": lambda model: model.embeds,
-    "wrapper": lambda model: torch.nn.ModuleDict(
-        {"trunk": torch.nn.Sequential(model)}
-    ),  # as open_clip's
+    # As open_clip's.
+    "wrapper": lambda model: torch.nn.ModuleDict({"trunk": torch.nn.Sequential(model)}),
 }
+
+
+class Program:
+    """A random program; beside it the rule: the modes that hold for all and for each, newest last.
+
+    Each mode stands under the number of the step that chose it.
+    """
+
+    ACTS = ("enable", "enable_one", "leave", "leave", "copy", "pickle", "disable_one", "disable")
+
+    def __init__(self, data):
+        self.draw = lambda choices: data.draw(st.sampled_from([*choices]))
+        self.models = [small_vit(depth=0)]
+        self.everywhere = {}
+        self.own = [{}]  # by model
+        self.handles = {}
+
+    def run(self, step):
+        self.step = step
+        self.number = self.draw(range(len(self.models)))
+        getattr(self, self.draw(self.ACTS))()
+        for model, modes in zip(self.models, self.own):
+            holding = modes or self.everywhere or {0: "stock"}
+            assert uses(model) == [*holding.values()][-1]
+
+    def enable(self):
+        mode = self.draw([*MODES, "stock"])
+        self.everywhere[self.step] = mode
+        self.keep(enable(mode))
+
+    def enable_one(self):
+        mode, form = self.draw([*MODES, "stock"]), FORMS[self.draw(FORMS)]
+        self.own[self.number][self.step] = mode
+        self.keep(enable(mode, model=form(self.models[self.number])))
+
+    def keep(self, handle):
+        if self.draw([True, False]):  # else nobody can leave it
+            self.handles[self.step] = handle
+
+    def leave(self):
+        if not self.handles:
+            return
+        left = self.draw(sorted(self.handles))
+        self.handles.pop(left).restore()
+        for modes in (self.everywhere, *self.own):
+            modes.pop(left, None)
+
+    def copy(self):
+        if len(self.models) < 3:
+            self.models.append(copy.deepcopy(self.models[self.number]))
+            self.own.append(dict(self.own[self.number]))
+
+    def pickle(self):
+        if len(self.models) < 3:
+            self.models.append(pickle.loads(pickle.dumps(self.models[self.number])))
+            self.own.append({})  # it brings none along
+
+    def disable_one(self):
+        disable(self.models[self.number])
+        newest = [*self.everywhere.values()][-1:]
+        self.own[self.number] = {} if newest in ([], ["stock"]) else {self.step: "stock"}
+
+    def disable(self):
+        disable()
+        self.everywhere = {}
+        self.own = [{} for _ in self.models]
 
 
 @hypothesis.given(st.data())
 def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
-    """A random program; beside it the rule: the modes that hold for every model, and for each,
-    newest last."""
-    models, everywhere, own, handles = [small_vit(depth=0)], {}, [{}], {}
+    program = Program(data)
     try:
         for step in range(data.draw(st.integers(1, 10))):
-            act, number = (
-                data.draw(st.sampled_from(ACTS)),
-                data.draw(st.integers(0, len(models) - 1)),
-            )
-            if act.startswith("enable"):
-                mode, for_one = (
-                    data.draw(st.sampled_from([*MODES, "stock"])),
-                    act == "enable for one",
-                )
-                (own[number] if for_one else everywhere)[step] = mode
-                form = FORMS[data.draw(st.sampled_from([*FORMS]))]
-                handle = enable(mode, model=form(models[number]) if for_one else None)
-                if data.draw(st.booleans()):
-                    handles[step] = handle
-                del handle
-            elif act == "leave" and handles:
-                left = data.draw(st.sampled_from(sorted(handles)))
-                handles.pop(left).restore()
-                for modes in (everywhere, *own):
-                    modes.pop(left, None)
-            elif act == "copy" and len(models) < 3:
-                models.append(copy.deepcopy(models[number]))
-                own.append(dict(own[number]))
-            elif act == "pickle" and len(models) < 3:
-                models.append(pickle.loads(pickle.dumps(models[number])))
-                own.append({})  # it brings none along
-            elif act == "disable one":
-                disable(models[number])
-                own[number] = (
-                    {step: "stock"} if [*everywhere.values()][-1:] not in ([], ["stock"]) else {}
-                )
-            elif act == "disable":
-                disable()
-                everywhere, own = {}, [{} for _ in models]
-            for model, modes in zip(models, own):
-                assert uses(model) == [*(modes or everywhere or {0: "stock"}).values()][-1]
+            program.run(step)
     finally:
         disable()
-    assert (
-        is_pristine()
-        and status().models == ()
-        and CHOICES_ATTRIBUTE not in models[0].embeds.__dict__
-    )
+    assert is_pristine() and status().models == ()
+    assert CHOICES_ATTRIBUTE not in vars(program.models[0].embeds)
 
 
 @pytest.mark.usefixtures("clean")

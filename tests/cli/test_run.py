@@ -24,8 +24,7 @@ from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.patching.choices import Settings
 
 RUN, TORCHRUN = ["-m", "timm_naflex_fast", "run"], "--standalone --nproc-per-node 2"
-NOT_IMPORTED = "this process did not import timm.models.naflexvit; processes that it started are patched if they did"
-NOT_IMPORTED = f"naflex-fast: {NOT_IMPORTED}\n"
+NOT_IMPORTED = "naflex-fast: timm.models.naflexvit was not imported, so nothing was patched\n"
 SCRIPT = """
 import pickle, sys
 count: int = 0
@@ -58,6 +57,18 @@ if __name__ == "__main__":
         said = subprocess.run([python, "-c", "import sitecustomize as s; print(s.mine)"], capture_output=True)
         print(said.stdout + said.stderr)
 """
+PARENT = """
+import importlib, subprocess, sys
+from multiprocessing import get_context
+
+if __name__ == "__main__":
+    name = "timm.models.naflexvit"
+    if sys.argv[1] == "subprocess":
+        subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+    else:
+        process = get_context(sys.argv[1]).Process(target=importlib.import_module, args=(name,))
+        process.start(), process.join()
+"""
 SIGLIP2 = """
 import torch, transformers
 from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
@@ -85,7 +96,6 @@ def run(*arguments, launch=RUN, env=(), given="", cwd=None, redirect=""):
         ("-O", "-m package.tool", "", 7),
         ("", "fails.py", "", 1),
         ("-u -i", "flags.py", "import sys\nsys.exit(3)\n", 3),
-        ("", "no_such_script.py", "", 2),
     ],
 )
 def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_path):
@@ -107,6 +117,23 @@ def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_pat
         "--rope", "stock", *command, launch=[*options.split(), *RUN], cwd=tmp_path, given=given
     )
     assert ours == (code, out, err + NOT_IMPORTED)
+
+
+@pytest.mark.parametrize("words", ["no_such_script.py", "no_such_folder/train.py --lr 1"])
+def test_a_script_that_is_missing_is_named_and_nothing_starts(words):
+    code, out, err = run(*words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"there is no file {words.split()[0]}, and no command of that name" in err
+
+
+@pytest.mark.parametrize("how", ["subprocess", "spawn", "fork"])
+def test_a_library_that_only_a_child_imports_is_not_missed(how, tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    code, _, err = run(str(script), how, env={"TMPDIR": str(tmp_path)})
+    said = "processes that this one started imported timm.models.naflexvit, and were patched"
+    assert (code, err) == (0, f"naflex-fast: {said}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parent.py"]
 
 
 @pytest.mark.parametrize(
@@ -194,8 +221,8 @@ def executed(monkeypatch):
 
 def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", "interpolate-cached")
-    main(["run", "--rope", "stock", "script.py"])
-    main(["run", "--mode", "grid-sample", "--strict", "script.py"])
+    main(["run", "--rope", "stock", "-"])
+    main(["run", "--mode", "grid-sample", "--strict", "-"])
     at_exit = []
     monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
 
@@ -204,9 +231,9 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
         end."""
         monkeypatch.setenv(launcher.ENV_NAME, order)
         launcher.prepare_process()
-        report, libraries, first, own = at_exit.pop()
+        report, wanted, own = at_exit.pop()
         work()
-        report(libraries, first, own + process)
+        report(wanted, own + process)
         return capfd.readouterr().err
 
     (first, second) = (environment[launcher.ENV_NAME] for _, environment in executed)

@@ -8,7 +8,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -66,7 +66,8 @@ recipes = pytest.mark.parametrize("name", LOOPS)
 
 @pytest.fixture(autouse=True)
 def time_of_torchtitan(monkeypatch):
-    module = SimpleNamespace(_get_temporal_pos_embed=time_embed)
+    module = ModuleType(HOMES["kimi_k2_7"])
+    module._get_temporal_pos_embed = time_embed
     monkeypatch.setitem(sys.modules, HOMES["kimi_k2_7"], module)
 
 

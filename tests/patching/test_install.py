@@ -159,7 +159,8 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
         want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
-        by = f"{__name__ if other is spied else type(other).__module__}.{getattr(other, '__qualname__', 'MagicMock')}"
+        home = __name__ if other is spied else type(other).__module__
+        by = f"{home}.{getattr(other, '__qualname__', 'MagicMock')}"
         with pytest.warns(
             UserWarning, match=rf"{named} but {by} and stays .*call enable\(\) before"
         ) as said:
@@ -223,7 +224,8 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
         )
         setattr(model.embeds, LEARNED, theirs)
     decide.warned.clear()
-    named = f"{'Overrides' if how == 'subclass' else 'one NaFlexEmbeds'}.{LEARNED} is not the library's own but"
+    where = "Overrides" if how == "subclass" else "one NaFlexEmbeds"
+    named = f"{where}.{LEARNED} is not the library's own but"
     if strict:
         with pytest.raises(RuntimeError, match=f"{named} .* Nothing was changed"):
             enable(model=model, strict=True)

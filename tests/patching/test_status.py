@@ -3,6 +3,7 @@ expect."""
 
 import re
 import sys
+from unittest import mock
 
 import pytest
 from torch import nn
@@ -46,12 +47,14 @@ def test_the_status_of_one_model():
     assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
     assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
     assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
-    assert "one NaFlexVit has its own: Settings(pos_embed='matmul', " in str(status())
+    own = "one NaFlexVit has its own: pos_embed by matmul, patch_embed by matmul, rope by batched"
+    assert f"\n{own}\n" in str(status())
     assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
     assert re.search(rf"{name} +interpolate_cached\n{name}_grid_sample +stock\n", str(status()))
     with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
         status(nn.Linear(1, 1))
     enable("stock", model=model)
+    assert "one NaFlexVit has its own: the library's own code" in str(status())
     assert status(model).flags == Settings() and set(status(model).replaced.values()) == {"stock"}
 
 
@@ -65,3 +68,11 @@ def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkey
         assert ("SigLIP-2's position table by bicubic" in text) == named
     monkeypatch.delitem(sys.modules, "timm")
     assert describe((), (), "").timm == "(not imported)"
+
+
+def test_a_notebook_shows_the_table():
+    enable(strict=True, model=small_vit())
+    now, printer = status(), mock.Mock()
+    now._repr_pretty_(printer, False)
+    printer.text.assert_called_once_with(str(now))
+    assert now._repr_html_().startswith("<pre>timm_naflex_fast on timm ")

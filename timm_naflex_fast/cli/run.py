@@ -10,6 +10,7 @@ or ``-S`` reads neither, and is not patched.
 
 import argparse
 import atexit
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import uuid
 import zipfile
 from dataclasses import asdict
 from functools import partial
@@ -108,6 +111,8 @@ def _settings(options: argparse.Namespace, libraries: list[str]) -> dict[str, An
 def _environment(settings: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     """The environment variables of the script's processes."""
     wanted = dict(flags=settings, libraries=libraries, prefix=sys.prefix, first=True)
+    # A file that is there once some process has imported one of the libraries.
+    wanted["imported"] = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
     folders = [STARTUP]
     if os.environ.get("PYTHONPATH"):
         folders.append(os.environ["PYTHONPATH"])
@@ -164,10 +169,9 @@ def prepare_process() -> None:
     wanted = json.loads(os.environ.get(ENV_NAME) or "null")
     if wanted is None:  # somebody removed the variable but kept the folder
         return
-    os.environ[ENV_NAME] = json.dumps(
-        {**wanted, "first": False}
-    )  # for the processes that this one starts
-    atexit.register(_report, wanted["libraries"], wanted["first"], os.getpid())
+    # For the processes that this one starts.
+    os.environ[ENV_NAME] = json.dumps({**wanted, "first": False})
+    atexit.register(_report, wanted, os.getpid())
     for library in wanted["libraries"]:
         wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])
 
@@ -179,19 +183,26 @@ def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
         enable(**wanted["flags"], library=library)
     except Exception:
         if sys.prefix == wanted["prefix"]:
-            raise  # another environment, which may be too old for us, goes on without
+            raise
+        return  # another environment, which may be too old for us, goes on without
+    with contextlib.suppress(OSError):
+        Path(wanted["imported"]).touch()
 
 
-def _report(libraries: list[str], first: bool, process: int) -> None:
+def _report(wanted: dict[str, Any], process: int) -> None:
     """Say in one line what computed.
 
     In the script's first process, and in each below it in which something did.
     """
     if os.getpid() != process:  # a fork that ends as this process does
         return
+    somewhere = os.path.exists(wanted["imported"])
+    if somewhere and wanted["first"]:
+        os.remove(wanted["imported"])
     if sys.stderr in (None, sys.stdout):
         return
-    imported = [name for name in libraries if HOOKED_MODULES[name] in sys.modules]
+    imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
+    has_computed = False
     if imported:
         from ..patching.install import status
 
@@ -199,15 +210,13 @@ def _report(libraries: list[str], first: bool, process: int) -> None:
         has_computed = bool(now.calls)
         sentences = _what_computed(now, imported)
     else:
-        has_computed = False
-        wanted = " or ".join(HOOKED_MODULES[name] for name in libraries)
-        sentences = [
-            f"this process did not import {wanted}; "
-            "processes that it started are patched if they did"
-        ]
-    if first or has_computed:
+        names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
+        sentences = [f"{names} was not imported, so nothing was patched"]
+        if somewhere:
+            sentences = [f"processes that this one started imported {names}, and were patched"]
+    if wanted["first"] or has_computed:
         # In one piece: other processes write there too.
-        sys.stderr.write(f"naflex-fast{_who(first)}: {'; '.join(sentences)}\n")
+        sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {'; '.join(sentences)}\n")
         sys.stderr.flush()
 
 

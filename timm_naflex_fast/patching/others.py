@@ -193,8 +193,9 @@ def _sentence(library: Library, name: str, owner: Any, function: Any) -> str:
     if author_of(function, library) == "original":
         return f"{where}.{name} is the library's own that was saved before"
     kind = type(function)
+    home = defined_in(function) or kind.__module__
     by = getattr(function, "__qualname__", kind.__name__)
-    return f"{where}.{name} is not the library's own but {defined_in(function) or kind.__module__}.{by}"
+    return f"{where}.{name} is not the library's own but {home}.{by}"
 
 
 def overridden_by(library: Library, module: Any, skips: tuple[Calls, ...]) -> str | None:

@@ -1,14 +1,16 @@
 """What ``status()`` gives, and how it prints."""
 
+import html
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..text_table import table
-from .choices import CHOICES_ATTRIBUTE, STOCK, Choice, Settings
+from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
 from .decide import call_counts
 from .library import Library, targets
 from .others import foreign_methods, in_force, users_in, users_of
@@ -51,9 +53,17 @@ class Status:
         ]
         lines.append(table(rows))
         for name, settings in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {settings}")
+            lines.append(f"one {name} has its own: {_in_words(settings)}")
         lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
         return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython prints for it at the end of a cell."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _what_ran(self) -> str:
         """The counts, as a table."""
@@ -66,12 +76,22 @@ class Status:
         return table(rows)
 
     def why_stock(self) -> list[str]:
-        """One sentence for each reason why the library's own code ran in place of what was chosen."""
+        """Why the library's own code ran in place of what was chosen, in sentences."""
         sentences = []
         for why, n in self.fallbacks.items():
             times = "1 time" if n == 1 else f"{n} times"
             sentences.append(f"the library's own code ran {times}: {why}")
         return sentences
+
+
+def _in_words(settings: Settings) -> str:
+    """Settings as a sentence has them."""
+    if settings == STOCK:
+        return "the library's own code"
+    words = [f"{component} by {getattr(settings, component)}" for component in VALID_MODES]
+    if settings.strict:
+        words.append("strict")
+    return ", ".join(words)
 
 
 def describe(

@@ -1,7 +1,7 @@
-"""Python imports this as it starts, in the processes of ``naflex-fast run``; the user's
-sitecustomize comes next.
+"""Python imports this as it starts, in the processes of ``naflex-fast run``.
 
-An older Python reads this file too, so it holds nothing that is new.
+The user's own sitecustomize comes next. An older Python reads this file too, so it holds nothing
+that is new.
 """
 
 import os
@@ -9,9 +9,8 @@ import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
-_copy = os.path.dirname(
-    os.path.dirname(os.path.dirname(_folder))
-)  # where the package lies that runs ``run``
+# Where the package lies that runs ``run``.
+_copy = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))
 sys.path.insert(0, _copy)
 try:
     try:
@@ -21,7 +20,8 @@ try:
     from timm_naflex_fast.cli.run import prepare_process
 
     prepare_process()
-except Exception as problem:  # an interpreter that cannot import the package stays as it is, unless it is the script's
+except Exception as problem:
+    # An interpreter that cannot import the package stays as it is, unless it is the script's.
     if '"first": true' in os.environ.get("TIMM_NAFLEX_FAST_RUN", ""):
         if sys.stderr:
             sys.stderr.write(
