@@ -6,6 +6,7 @@ need no such thing, because they follow the settings. Nothing here imports the c
 seconds: where nobody has imported it, nothing is compiled.
 """
 
+import dis
 import sys
 from collections.abc import Collection
 from types import CodeType
@@ -48,17 +49,25 @@ def _compiled_codes() -> list[CodeType]:
 def _may_hold(graph: Any, methods: Collection[Target]) -> bool:
     """Whether one of these methods was read when the graph was made, and is not called by it.
 
-    The compiler writes down which methods it found on a class, and of which class each module was:
-    both are conditions of the graph. An older one does not, and every graph is forgotten.
+    The compiler writes down which methods it found on a class, of which class each module was, and
+    which files it read: all are conditions of the graph. An older one does not, and every graph is
+    forgotten.
     """
     conditions = getattr(getattr(graph, "guard_manager", None), "code_parts", None)
     if not conditions or not NAMES_METHODS:
         return True
     text = "\n".join(conditions)
     for owner, name, _ in methods:
-        found = f"___dict_contains('{name}'," in text
-        # Where the graph breaks at the method, what runs between the graphs looks it up anew.
-        if found and name not in graph.code.co_names:
+        if f"<class '{owner.__module__}." not in text:
+            # In PyTorch's own containers it leaves out the conditions on modules.
+            if f"__import_{owner.__module__.replace('.', '_dot_')}'" in text:
+                return True
+        elif f"___dict_contains('{name}'," in text and not _calls(graph.code, name):
             if any(f", {id(cls)})" in text for cls in derived_from(owner)):
                 return True
     return False
+
+
+def _calls(code: CodeType, name: str) -> bool:
+    """Whether the graph breaks at the method: what runs between two graphs looks it up anew."""
+    return any(instruction.argval == name for instruction in dis.get_instructions(code))
