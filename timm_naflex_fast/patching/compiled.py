@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from .library import Target
+from .library import Library, Target
 from .others import derived_from
 
 # Older compilers write down no method but ``forward`` among the conditions of a graph.
 NAMES_METHODS = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
-def forget_graphs(replaced: Collection[Target]) -> None:
+def forget_graphs(library: Library, replaced: Collection[Target]) -> None:
     """Forget all graphs that may hold the library's own code of what was replaced."""
     methods = [target for target in replaced if isinstance(target.owner, type)]
     if not methods:  # of functions the compiler notices a change
@@ -29,7 +29,7 @@ def forget_graphs(replaced: Collection[Target]) -> None:
     eval_frame = torch._C._dynamo.eval_frame
     for code in _compiled_codes():
         for graph in eval_frame._debug_get_cache_entry_list(code):
-            if _may_hold(graph, methods):
+            if _may_hold(graph, library, methods):
                 eval_frame.reset_code(code)
                 break
 
@@ -46,7 +46,7 @@ def _compiled_codes() -> list[CodeType]:
     return codes
 
 
-def _may_hold(graph: Any, methods: Collection[Target]) -> bool:
+def _may_hold(graph: Any, library: Library, methods: Collection[Target]) -> bool:
     """Whether one of these methods was read when the graph was made, and is not called by it.
 
     The compiler writes down which methods it found on a class, of which class each module was, and
@@ -57,15 +57,22 @@ def _may_hold(graph: Any, methods: Collection[Target]) -> bool:
     if not conditions or not NAMES_METHODS:
         return True
     text = "\n".join(conditions)
+    if _reads(text, f"{__package__}.{library.name}"):  # ours was in place
+        return False
     for owner, name, _ in methods:
         if f"<class '{owner.__module__}." not in text:
             # In PyTorch's own containers it leaves out the conditions on modules.
-            if f"__import_{owner.__module__.replace('.', '_dot_')}'" in text:
+            if _reads(text, owner.__module__):
                 return True
         elif f"___dict_contains('{name}'," in text and not _calls(graph.code, name):
             if any(f", {id(cls)})" in text for cls in derived_from(owner)):
                 return True
     return False
+
+
+def _reads(text: str, module: str) -> bool:
+    """Whether the conditions of a graph name this Python module."""
+    return f"__import_{module.replace('.', '_dot_')}'" in text
 
 
 def _calls(code: CodeType, name: str) -> bool:

@@ -116,7 +116,7 @@ def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Se
             originals[key] = vars(owner)[name]
             in_place.add(key)
             setattr(owner, name, library.replacements[key].function)
-        forget_graphs(places)
+        forget_graphs(library, places)
 
 
 def _not_yet_ours(library: Library) -> list[Target]:
