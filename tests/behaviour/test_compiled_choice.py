@@ -13,7 +13,8 @@ from tests.support.oracles import OLD_TORCH, small_vit, vit_batch
 from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patching import compiled as compiled_graphs
 
-B, BACKENDS = vit_batch([(5, 7), (12, 4), (3, 3)]), ["eager", slow("inductor")]
+B = vit_batch([(5, 7), (12, 4), (3, 3)])
+BACKENDS = ["eager", slow("inductor")]
 
 
 def gives(model, results):
@@ -45,14 +46,16 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
     for _ in range(3):
         assert gives(compiled, results) == gives(model, results) == "grid_sample"
     # One trace, three eager calls.
-    assert counter.frame_count == 1 and status().calls == {("pos_embed", "grid_sample"): 4}
+    assert counter.frame_count == 1
+    assert status().calls == {("pos_embed", "grid_sample"): 4}
     enable("stock", model=model)
     assert gives(compiled, results) == "exact"
     enable("grid_sample", model=model)
     enable("matmul")
     assert gives(compiled, results) == "grid_sample"
     enable("matmul", model=model)
-    assert gives(compiled, results) == "exact" and status().calls == {("pos_embed", "matmul"): 1}
+    assert gives(compiled, results) == "exact"
+    assert status().calls == {("pos_embed", "matmul"): 1}
     disable()
     frames = []
     for _ in range(3):
@@ -82,7 +85,8 @@ def test_a_copy_and_a_pickle(model, results, backend):
             assert gives(loaded, results) == "grid_sample"
         assert gives(loaded, results) == "exact"
     assert gives(copy, results) == "exact"
-    assert gives(loaded, results) == "exact" and status().calls["pos_embed", "matmul"] > 0
+    assert gives(loaded, results) == "exact"
+    assert status().calls["pos_embed", "matmul"] > 0
 
 
 IMAGES = torch.randn(2, 1, 24, 28, generator=torch.Generator().manual_seed(0))
@@ -105,31 +109,50 @@ MADE = {
 }
 
 
+def as_function(model):
+    return torch.compile(lambda *batch: model(*batch) * 1, backend="eager")
+
+
+def in_a_container(model):
+    """Of PyTorch's own modules the compiler takes for granted what they contain."""
+    container = torch.nn.ModuleList([model])
+    return torch.compile(lambda *batch: container[0](*batch), backend="eager", dynamic=True)
+
+
+def as_a_part(model):
+    getattr(model, "embeds", model).compile(backend="eager")
+    return model
+
+
+def alone(model):
+    return torch.compile(model, backend="eager")
+
+
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("for_one", [False, True])
-@pytest.mark.parametrize("around", [False, True])
-def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, for_one, around):
+@pytest.mark.parametrize("compile_it", [alone, as_function, in_a_container, as_a_part])
+def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, compile_it):
     model, batch = MADE[kind]()
     library = "transformers" if kind == "siglip2" else "timm"
-    call = lambda *batch: model(*batch) * 1
-    compiled = torch.compile(call if around else model, backend="eager")
+    compiled = compile_it(model)
     with torch.no_grad():
         want = compiled(*batch)
-        for again in (False, True):
+        for own in (None, model):
             for mode in ("matmul", "interpolate_cached"):
-                with enable(mode, model=model if for_one else None, library=library, strict=True):
+                with enable(mode, model=own, library=library, strict=True):
                     torch.testing.assert_close(compiled(*batch), want, atol=1e-5, rtol=0)
                     # A graph of that mode which is found again is not traced.
-                    found_again = again and kind == "coordinates" and not status().calls
+                    found_again = kind == "coordinates" and own and not status().calls
                     assert found_again or status().calls.keys() == {("pos_embed", mode)}
             disable()
-            assert torch.equal(compiled(*batch), want) and status().calls == {}
+            assert torch.equal(compiled(*batch), want)
+            assert status().calls == {}
 
 
 @pytest.mark.skipif(not compiled_graphs.NAMES_METHODS, reason="its compiler forgets all graphs")
 def test_graphs_of_what_is_not_replaced_are_kept():
-    other, counter = torch.nn.Sequential(torch.nn.Linear(3, 3)), CompileCounterWithBackend("eager")
+    other = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(other, backend=counter)
     compiled(torch.ones(3))
     for _ in range(3):

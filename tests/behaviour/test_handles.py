@@ -58,7 +58,8 @@ class Program:
         self.keep(enable(mode))
 
     def enable_one(self):
-        mode, form = self.draw([*MODES, "stock"]), FORMS[self.draw(FORMS)]
+        mode = self.draw([*MODES, "stock"])
+        form = FORMS[self.draw(FORMS)]
         self.own[self.number][self.step] = mode
         self.keep(enable(mode, model=form(self.models[self.number])))
 
@@ -103,21 +104,22 @@ def test_the_newest_that_is_left_holds_for_each_model_and_its_copies(data):
             program.run(step)
     finally:
         disable()
-    assert is_pristine() and status().models == ()
+    assert is_pristine()
+    assert status().models == ()
     assert CHOICES_ATTRIBUTE not in vars(program.models[0].embeds)
 
 
 @pytest.mark.usefixtures("clean")
 def test_checkpoints_and_pickles_hold_nothing_of_ours():
     model = small_vit()
-    keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    keys = list(model.state_dict())
+    names = [name for name, _ in model.named_modules()]
     enable("grid_sample", model=model)
-    assert list(model.state_dict()) == keys and [name for name, _ in model.named_modules()] == names
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_modules()] == names
     data = pickle.dumps(model)
-    assert (
-        b"timm_naflex_fast" not in data
-        and getattr(pickle.loads(data).embeds, CHOICES_ATTRIBUTE) is None
-    )
+    assert b"timm_naflex_fast" not in data
+    assert getattr(pickle.loads(data).embeds, CHOICES_ATTRIBUTE) is None
 
 
 @ran("grid_sample")
@@ -127,7 +129,8 @@ def test_overlapping_requests_in_threads():
     def serve(seed):
         for _ in range(15):
             with enable(MODES[seed % 3], model=model if seed % 2 else None):
-                copied, now = copy.deepcopy(model), status()
+                copied = copy.deepcopy(model)
+                now = status()
                 assert {*vars(now.flags).values(), *(own.pos_embed for own in now.models)} & set(
                     MODES
                 )
@@ -139,7 +142,9 @@ def test_overlapping_requests_in_threads():
         ThreadPoolExecutor(4) as pool,
     ):
         list(pool.map(serve, range(4)))
-    assert is_pristine() and status().flags == STOCK and status().models == ()
+    assert is_pristine()
+    assert status().flags == STOCK
+    assert status().models == ()
 
 
 def test_a_handle_that_was_left_is_not_entered_again():
@@ -153,7 +158,8 @@ def test_a_handle_that_was_left_is_not_entered_again():
 @pytest.mark.usefixtures("clean")
 def test_what_nobody_can_end_is_forgotten_when_a_newer_one_hides_it():
     """A service that chooses for each request, and drops the handles."""
-    model, other = small_vit(depth=0), small_vit(depth=0)
+    model = small_vit(depth=0)
+    other = small_vit(depth=0)
     outer = enable("interpolate_cached", model=other)
     for _ in range(20):
         for mode in MODES:

@@ -66,11 +66,14 @@ def same(kind, model, inputs, want, graph=None):
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
 @pytest.mark.parametrize("kind", ["vision", "both", "labels"])
 def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
-    model, inputs = made(kind), batch(kind)
-    names, want = list(model.state_dict()), trained(model, inputs, partial(run, kind, model))
+    model = made(kind)
+    inputs = batch(kind)
+    names = list(model.state_dict())
+    want = trained(model, inputs, partial(run, kind, model))
     with enable(mode, model=model):
         same(kind, model, inputs, want)
-        assert status().calls == {("pos_embed", mode): 1} and status().fallbacks == {}
+        assert status().calls == {("pos_embed", mode): 1}
+        assert status().fallbacks == {}
         model.train()
         model.gradient_checkpointing_enable()
         same(kind, model, inputs, want)
@@ -97,7 +100,8 @@ def test_trains_like_transformers_saves_and_loads(kind, mode, tmp_path):
     + [slow("labels", 1, "matmul", "eager", 4), slow("vision", 1, "matmul", "inductor", 1)],
 )
 def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, shapes):
-    model, counter = made(kind, num_hidden_layers=layers), CompileCounterWithBackend(backend)
+    model = made(kind, num_hidden_layers=layers)
+    counter = CompileCounterWithBackend(backend)
     sizes = [SIZES, [(2, 8), (3, 3), (5, 5)], [(9, 2)] * 5, [(1, 6), (4, 4)]][:shapes]
     batches = [batch(kind, each) for each in sizes]
     wants = [trained(model, inputs, partial(run, kind, model)) for inputs in batches]
@@ -105,7 +109,8 @@ def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, 
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
         for inputs, want in zip(batches, wants):
             same(kind, model, inputs, want, compiled)
-        assert set(status().calls) == {("pos_embed", mode)} and status().fallbacks == {}
+        assert set(status().calls) == {("pos_embed", mode)}
+        assert status().fallbacks == {}
     assert counter.frame_count <= 2
 
 
@@ -116,7 +121,8 @@ def test_one_graph_for_every_batch_length_and_grid(kind, layers, mode, backend, 
 @pytest.mark.parametrize(("strict", "layers"), [(False, 0), slow(True, 1)])
 def test_exported_program_takes_other_batches_lengths_and_grids(strict, layers):
     model = made("vision", num_hidden_layers=layers)
-    size, length = torch.export.Dim("size"), torch.export.Dim("length")
+    size = torch.export.Dim("size")
+    length = torch.export.Dim("length")
     free = {0: size, 1: length}
     shapes = dict(pixel_values=free, pixel_attention_mask=free, spatial_shapes={0: size})
     with torch.no_grad():

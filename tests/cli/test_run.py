@@ -23,7 +23,8 @@ from timm_naflex_fast.cli import run as launcher
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.patching.choices import Settings
 
-RUN, TORCHRUN = ["-m", "timm_naflex_fast", "run"], "--standalone --nproc-per-node 2"
+RUN = ["-m", "timm_naflex_fast", "run"]
+TORCHRUN = "--standalone --nproc-per-node 2"
 NOT_IMPORTED = "naflex-fast: timm.models.naflexvit was not imported, so nothing was patched\n"
 SCRIPT = """
 import pickle, sys
@@ -112,7 +113,8 @@ def test_a_script_runs_as_python_runs_it(options, script, given, status, tmp_pat
         archive.writestr("__main__.py", SCRIPT)
     command = [*script.split(), "--", "-h", "--mode", "mine", "--"]
     code, out, err = run(*command, launch=options.split(), cwd=tmp_path, given=given)
-    assert code == status and out.count("\n") == {7: 4, 1: 4, 3: 1}.get(status, 0)
+    assert code == status
+    assert out.count("\n") == {7: 4, 1: 4, 3: 1}.get(status, 0)
     ours = run(
         "--rope", "stock", *command, launch=[*options.split(), *RUN], cwd=tmp_path, given=given
     )
@@ -164,7 +166,9 @@ def test_every_kind_of_process_is_prepared_and_one_speaks(tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import missing_module")
     assert "missing_module" in run("-", cwd=tmp_path, env=env)[2]
     code, _, err = run("-", launch=["-I", *RUN])  # a Python that ignores the environment is refused
-    assert code == 2 and "-E, -I and -S" in err and err.count("\n") == 1
+    assert code == 2
+    assert "-E, -I and -S" in err
+    assert err.count("\n") == 1
 
 
 def test_the_script_is_patched_by_the_copy_that_runs_it_or_does_not_run(tmp_path):
@@ -177,7 +181,8 @@ def test_the_script_is_patched_by_the_copy_that_runs_it_or_does_not_run(tmp_path
         "raise ImportError('none')"
     )  # beside the script: for the script alone
     code, out, err = run(script, env={"PYTHONPATH": str(tmp_path)})
-    assert (code, out, err.count("\n")) == (2, "", 1) and "is not prepared: none" in err
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is not prepared: none" in err
 
 
 def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_path):
@@ -194,7 +199,8 @@ def test_a_command_that_is_written_in_python_is_found_and_another_is_named(tmp_p
         2,
         "",
         1,
-    ) and "valid: naflex-fast run before the Python command" in err
+    )
+    assert "valid: naflex-fast run before the Python command" in err
 
 
 @pytest.mark.slow
@@ -237,17 +243,15 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
         return capfd.readouterr().err
 
     (first, second) = (environment[launcher.ENV_NAME] for _, environment in executed)
-    assert (
-        end(second).startswith("naflex-fast: Settings(pos_embed='grid_sample', ")
-        and status().flags.strict
-    )
+    assert end(second).startswith("naflex-fast: Settings(pos_embed='grid_sample', ")
+    assert status().flags.strict
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='stock'\); timm .* replaced; .*none of them\n"
-    assert re.fullmatch(line, end(first)) and end(first, process=1) == ""  # a fork says nothing
-    assert (
-        status().flags == Settings("interpolate_cached", "matmul", "stock")
-        and not status().flags.strict
-    )
+    # a fork says nothing
+    assert re.fullmatch(line, end(first))
+    assert end(first, process=1) == ""
+    assert status().flags == Settings("interpolate_cached", "matmul", "stock")
+    assert not status().flags.strict
     below = os.environ[launcher.ENV_NAME]
     assert end(below) == ""  # nor does a process below in which nothing ran
     monkeypatch.delenv("RANK")
@@ -271,13 +275,12 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(
     words, mode, message, executed, monkeypatch, capfd
 ):
     monkeypatch.setenv("TIMM_NAFLEX_FAST_MODE", mode)
-    assert (
-        main(["run", *words.split(), "script.py"]) == 2
-        and not executed
-        and status().flags == Settings()
-    )
+    assert main(["run", *words.split(), "script.py"]) == 2
+    assert not executed
+    assert status().flags == Settings()
     err = capfd.readouterr().err
-    assert message in err and err.count("\n") == 1
+    assert message in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -293,7 +296,8 @@ def test_what_is_wrong_is_one_line_and_starts_nothing(
     ],
 )
 def test_torchrun_trains_the_digits_like_one_process(launch, words, others, children, tmp_path):
-    weights, script = [], str(Path(digits.__file__).with_name("train_digits.py"))
+    weights = []
+    script = str(Path(digits.__file__).with_name("train_digits.py"))
     for start, before in ([], []), (launch, words.split()):
         out = tmp_path / f"{len(start)}.safetensors"
         code, _, err = run(

@@ -45,21 +45,23 @@ LEARNED = "_apply_learned_naflex_pos_embed"
 )
 def test_enable_replaces_and_disable_restores_exactly(mode):
     enable(mode=mode)
-    assert not is_pristine() and uses(small_vit()) == mode.replace("-", "_").replace(
-        "_resample", ""
-    )
+    assert not is_pristine()
+    assert uses(small_vit()) == mode.replace("-", "_").replace("_resample", "")
     enable(mode, pos_embed="grid_sample", patch_embed="stock", rope="stock")
     assert status().flags == Settings("grid_sample", "stock", "stock")
     disable()
-    assert is_pristine() and status().flags == STOCK
+    assert is_pristine()
+    assert status().flags == STOCK
 
 
 def test_threads_never_see_half_a_patch(monkeypatch):
-    model, seen = small_vit(), []
+    model = small_vit()
+    seen = []
     wants = [embed(model)]
     with running("grid_sample"):
         wants.append(embed(model))
-    found, count = set(), itertools.count()
+    found = set()
+    count = itertools.count()
 
     def look():
         while next(count) < (
@@ -73,9 +75,8 @@ def test_threads_never_see_half_a_patch(monkeypatch):
         while not all(thread.done() for thread in threads):
             enable("grid_sample"), embed(model)
             disable(), embed(model)
-    assert found == {(True, False), (False, True)} and not any(
-        thread.exception() for thread in threads
-    )
+    assert found == {(True, False), (False, True)}
+    assert not any(thread.exception() for thread in threads)
     monkeypatch.setattr(
         install, "_begin", lambda *new, real=install._begin: (seen.append(uses(model)), real(*new))
     )
@@ -119,19 +120,22 @@ def test_bad_arguments_name_what_is_valid_and_change_nothing(arguments, message)
         enable(mode)
         with pytest.raises(ValueError, match=re.escape(message)):
             enable(**arguments)
-        assert status().flags.pos_embed == mode and is_pristine() == (mode == "stock")
+        assert status().flags.pos_embed == mode
+        assert is_pristine() == (mode == "stock")
 
 
 @pytest.mark.filterwarnings("error")
 def test_another_plugin_on_top_is_left_alone(monkeypatch):
     enable()
-    ours, model = NaFlexEmbeds.__dict__[LEARNED], small_vit()
+    ours = NaFlexEmbeds.__dict__[LEARNED]
+    model = small_vit()
     theirs = lambda self, x, patch_coord: ours(self, x, patch_coord)
     with monkeypatch.context() as patched:  # which puts back what it found
         patched.setattr(NaFlexEmbeds, LEARNED, theirs)
         for mode in ("stock", "matmul", "stock", "grid_sample", "stock"):
             enable(mode)
-            assert uses(model) == mode and NaFlexEmbeds.__dict__[LEARNED] is theirs
+            assert uses(model) == mode
+            assert NaFlexEmbeds.__dict__[LEARNED] is theirs
 
 
 @functools.wraps(STOCK_METHODS[LEARNED])
@@ -154,11 +158,13 @@ def doubled(wrapped, _, args, options):
 )
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_one, monkeypatch):
-    model, factorized = small_vit(), small_vit(pos_embed="factorized")
+    model = small_vit()
+    factorized = small_vit(pos_embed="factorized")
     decide.warned.clear()
     with monkeypatch.context() as patched:
         patched.setattr(NaFlexEmbeds, LEARNED, other)
-        want, named = embed(model), f"NaFlexEmbeds.{LEARNED} is not the library's own"
+        want = embed(model)
+        named = f"NaFlexEmbeds.{LEARNED} is not the library's own"
         home = __name__ if other is spied else type(other).__module__
         by = f"{home}.{getattr(other, '__qualname__', 'MagicMock')}"
         with pytest.warns(
@@ -166,19 +172,23 @@ def test_what_another_has_put_on_before_stays_in_force_and_is_named(other, for_o
         ) as said:
             enable("grid_sample", model=model if for_one else None)
         assert said[0].filename == __file__
-        assert torch.equal(embed(model), want) and NaFlexEmbeds.__dict__[LEARNED] is other
-        assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced and named in str(status())
+        assert torch.equal(embed(model), want)
+        assert NaFlexEmbeds.__dict__[LEARNED] is other
+        assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
+        assert named in str(status())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             enable("matmul")  # said once
         embed(factorized)
         assert status().calls == {("pos_embed", "matmul"): 1}  # the other methods are replaced
         disable()
-        assert NaFlexEmbeds.__dict__[LEARNED] is other and torch.equal(embed(model), want)
+        assert NaFlexEmbeds.__dict__[LEARNED] is other
+        assert torch.equal(embed(model), want)
         enable("matmul")
     assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced  # it left; status() says what is
     enable("matmul")
-    assert uses(model) == "matmul" and f"NaFlexEmbeds.{LEARNED}" in status().replaced
+    assert uses(model) == "matmul"
+    assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
 
 
 @pytest.fixture
@@ -204,14 +214,17 @@ def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
     decide.warned.clear()
     with pytest.warns(UserWarning, match=f"Doubles.{LEARNED} is not the library's own") as said:
         enable()
-    assert len(said) == 1 and f"Doubles.{LEARNED} is" in str(status()) and derived
+    assert len(said) == 1
+    assert f"Doubles.{LEARNED} is" in str(status())
+    assert derived
 
 
 @pytest.mark.usefixtures("no_subclass_stays")
 @pytest.mark.parametrize("how", ["partial", "mock", "subclass"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
-    model, other = small_vit(), small_vit()
+    model = small_vit()
+    other = small_vit()
     if how == "subclass":
         model.embeds.__class__ = type(
             "Overrides", (NaFlexEmbeds,), {LEARNED: lambda self, x, patch_coord: x.mul_(2)}
@@ -229,11 +242,13 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
     if strict:
         with pytest.raises(RuntimeError, match=f"{named} .* Nothing was changed"):
             enable(model=model, strict=True)
-        assert is_pristine() and status().models == ()
+        assert is_pristine()
+        assert status().models == ()
         return
     with pytest.warns(UserWarning, match=named):
         enable(model=model)
-    assert named in str(status(model)) and f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
+    assert named in str(status(model))
+    assert f"NaFlexEmbeds.{LEARNED}" not in status(model).replaced
     embed(model)
     assert status().calls == {}
     enable(model=other)
@@ -241,9 +256,8 @@ def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):
         other.embeds, LEARNED
     )  # as a mock that has ended leaves it
     assert uses(other) == status(other).replaced[f"NaFlexEmbeds.{LEARNED}"] == "matmul"
-    assert status().calls == {("pos_embed", "matmul"): 1} and "library's own but" not in str(
-        status(other)
-    )
+    assert status().calls == {("pos_embed", "matmul"): 1}
+    assert "library's own but" not in str(status(other))
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="transformers needs a newer torch")
@@ -254,7 +268,8 @@ def test_of_several_libraries_all_are_checked_before_the_first_is_changed(monkey
     for order in (("timm", "transformers"), ("transformers", "timm")):
         with pytest.raises(RuntimeError, match=r"extra=None.*Nothing was changed"):
             enable(library=order)
-        assert is_pristine() and status().replaced == {}
+        assert is_pristine()
+        assert status().replaced == {}
 
 
 def test_a_replaced_function_pickles_by_the_librarys_own_name():
@@ -272,10 +287,13 @@ def test_a_replaced_function_pickles_by_the_librarys_own_name():
 
 
 def test_strict_raises_where_the_librarys_own_code_would_run():
-    model, other = small_vit(), small_vit()
+    model = small_vit()
+    other = small_vit()
     with enable(strict=True) as handle:
-        assert uses(model) == "matmul" and handle.flags.strict
-        x, coord = torch.zeros(2, 6, 32), torch.zeros(2, 6, 2)
+        assert uses(model) == "matmul"
+        assert handle.flags.strict
+        x = torch.zeros(2, 6, 32)
+        coord = torch.zeros(2, 6, 2)
         with pytest.raises(
             RuntimeError, match=r"a torch.func transform needs timm's own code.*strict=True"
         ):
@@ -294,13 +312,15 @@ def test_strict_raises_where_the_librarys_own_code_would_run():
             assert status().fallbacks == {"a torch.func transform": 1}
         with enable("stock", model=other):
             assert uses(other) == "stock"
-    assert uses(model) == "stock" and is_pristine()
+    assert uses(model) == "stock"
+    assert is_pristine()
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
     """A mock, as tests put it on: it keeps what it found, and puts that back."""
-    model, found = small_vit(), []
+    model = small_vit()
+    found = []
 
     def put_on():
         found.append(NaFlexEmbeds.__dict__[LEARNED])
@@ -337,20 +357,23 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
 def test_a_reloaded_library_is_enabled_again_and_status_shows_the_loss(monkeypatch):
     """``importlib.reload`` defines the classes anew. One rule: call ``enable()`` again."""
     enable("grid_sample")
-    old, again = small_vit(), type("NaFlexEmbeds", (nn.Module,), PRISTINE[NaFlexEmbeds].copy())
+    old = small_vit()
+    again = type("NaFlexEmbeds", (nn.Module,), PRISTINE[NaFlexEmbeds].copy())
     with monkeypatch.context() as reloaded:
         reloaded.setattr(naflexvit, "NaFlexEmbeds", again)
         assert f"NaFlexEmbeds.{LEARNED}" not in status().replaced
         with pytest.raises(ValueError, match="contains no timm NaFlexEmbeds"):
             enable("matmul", model=old.embeds)  # a model of before
         enable("grid_sample")
-        assert f"NaFlexEmbeds.{LEARNED}" in status().replaced and uses(old) == "grid_sample"
+        assert f"NaFlexEmbeds.{LEARNED}" in status().replaced
+        assert uses(old) == "grid_sample"
         assert (
             again.__dict__[LEARNED]
             is patching_timm.REPLACEMENTS[patching_timm.EMBEDS, LEARNED].function
         )
     disable()
-    assert is_pristine() and not library.in_place
+    assert is_pristine()
+    assert not library.in_place
 
 
 def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(monkeypatch):
@@ -371,7 +394,8 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
 def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(monkeypatch):
     """Another thread may hold a library's import lock and wait for ours."""
     pytest.importorskip("transformers", minversion="5.21")
-    imported, model = [], small_vit()
+    imported = []
+    model = small_vit()
 
     def watch(real, name, *rest, **options):
         if name.startswith(("timm", "transformers")):

@@ -98,8 +98,10 @@ def test_what_was_wrapped_before_is_named_for_each_model_and_an_error_under_stri
         wrap(model[0])
         with pytest.warns(UserWarning, match=f"one {NAME} is .*call enable.. before"):
             handle = chosen(model, for_one)
-        assert torch.equal(run(), want) and status().calls == {}
-        assert NAME in str(status().notes) and NAME in str(status(model).notes)
+        assert torch.equal(run(), want)
+        assert status().calls == {}
+        assert NAME in str(status().notes)
+        assert NAME in str(status(model).notes)
         assert NAME not in status(model).replaced
         handle.restore()
     with pytest.raises(RuntimeError, match=f"one {NAME} is .* Nothing was changed"):
@@ -125,11 +127,14 @@ def test_what_wraps_ours_is_ours_and_ends_with_it(wrap, for_one):
         wrap(model[0])
         torch.testing.assert_close(run(), want)
         assert status().calls == {("pos_embed", "matmul"): 1}
-        assert status(model).replaced[NAME] == "matmul" and status(model).notes == ()
+        assert status(model).replaced[NAME] == "matmul"
+        assert status(model).notes == ()
         with chosen(model, for_one, mode="interpolate_cached", strict=True):
             run()
             assert status().calls == {("pos_embed", "interpolate_cached"): 1}
-    assert torch.equal(run(), want) and status().replaced == {} and status().calls == {}
+    assert torch.equal(run(), want)
+    assert status().replaced == {}
+    assert status().calls == {}
     with chosen(model, for_one, strict=True):
         torch.testing.assert_close(run(), want)
         assert status().calls == {("pos_embed", "matmul"): 1}
@@ -142,7 +147,8 @@ def test_timms_models_under_accelerates_hooks(for_one):
     hooked(model), offloaded(model.embeds)
     with enable(model=model if for_one else None, strict=True):
         torch.testing.assert_close(embed(model), want, atol=1e-5, rtol=0)
-        assert status().calls == {("pos_embed", "matmul"): 1} and status(model).notes == ()
+        assert status().calls == {("pos_embed", "matmul"): 1}
+        assert status(model).notes == ()
     interpolator = PatchEmbedInterpolator((8, 8), 3, 5)
     hooked(interpolator)
     with pytest.raises(RuntimeError, match=r"one PatchEmbedInterpolator\.forward is not"):

@@ -32,24 +32,19 @@ def test_a_newer_timm_is_patched_after_every_replaced_method_was_compared(newer,
     monkeypatch.delattr(
         pos_embed_sincos, "RotaryEmbeddingMixed"
     )  # a class that is gone stays timm's business
-    real, checked, patch_embed_function = (
-        contract.attributes_of,
-        set(),
-        patch_embed.resample_patch_embed,
-    )
+    real = contract.attributes_of
+    checked = set()
+    patch_embed_function = patch_embed.resample_patch_embed
     monkeypatch.setattr(
         contract, "attributes_of", lambda function: checked.add(function) or real(function)
     )
     enable()
-    assert (
-        not is_pristine()
-        and status().timm == "1.0.99.dev0"
-        and contract.version_of(LIBRARY) == (1, 0, 99)
-    )
+    assert not is_pristine()
+    assert status().timm == "1.0.99.dev0"
+    assert contract.version_of(LIBRARY) == (1, 0, 99)
     originals = {library.originals[key] for key in library.in_place}
-    assert len(originals) == len(LIBRARY.replacements) and originals - checked == {
-        patch_embed_function
-    }
+    assert len(originals) == len(LIBRARY.replacements)
+    assert originals - checked == {patch_embed_function}
     enable("grid_sample")
 
 
@@ -57,16 +52,15 @@ def refused(*words):
     before = dict(NaFlexEmbeds.__dict__)
     with pytest.raises(RuntimeError) as error:
         enable()
-    assert (
-        dict(NaFlexEmbeds.__dict__) == before
-        and status().flags == STOCK
-        and status().replaced == {}
-    )
+    assert dict(NaFlexEmbeds.__dict__) == before
+    assert status().flags == STOCK
+    assert status().replaced == {}
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_a_release_that_reads_or_calls_something_else(newer, monkeypatch):
-    real, scope = contract.attributes_of, {"__name__": "timm.without_source"}
+    real = contract.attributes_of
+    scope = {"__name__": "timm.without_source"}
     without_source = "_apply_factorized_naflex_pos_embed"
     # With a file's name of its own: Python 3.13 knows what "<string>" holds, the line that started
     # pytest's worker.
@@ -163,7 +157,8 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
         (PatchEmbedInterpolator((16, 16), 3, 5) for _ in "ab"),
         torch.randn(1, 4, 8, 8, 3),
     )
-    weight, bias = torch.randn(5, 768, requires_grad=not frozen), torch.zeros(5, requires_grad=True)
+    weight = torch.randn(5, 768, requires_grad=not frozen)
+    bias = torch.zeros(5, requires_grad=True)
     once = plain(patches, weight, bias, (8, 8))
     if how not in ("subclass", "resample_linear_weight") and not hasattr(plain, "resampler"):
         pytest.skip("this timm has no resampler")
@@ -195,7 +190,8 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
             if how not in ("no_grad", "module")
             else set()
         )
-        assert status().fallbacks == stays and status().calls.keys() == ran
+        assert status().fallbacks == stays
+        assert status().calls.keys() == ran
         monkeypatch.undo()
         plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
         before = status().calls.get(("patch_embed", "matmul"), 0)
@@ -208,17 +204,16 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
 )
 def test_a_patched_rotary_module_keeps_its_effect():
     model = small_vit(rope_type="axial")
-    want, cls = model(BATCH), type(model.rope)
+    want = model(BATCH)
+    cls = type(model.rope)
     name = "get_batch_embeds" if hasattr(cls, "get_batch_embeds") else "get_embed"
     with (
         mock.patch.object(cls, name, autospec=True, side_effect=getattr(cls, name)) as spy,
         enable(pos_embed="stock"),
     ):
-        assert (
-            torch.allclose(model(BATCH), want, atol=1e-5)
-            and spy.called
-            and status().calls["rope", "stock"] == 1
-        )
+        assert torch.allclose(model(BATCH), want, atol=1e-5)
+        assert spy.called
+        assert status().calls["rope", "stock"] == 1
 
 
 @pytest.mark.parametrize(
@@ -226,7 +221,9 @@ def test_a_patched_rotary_module_keeps_its_effect():
 )
 @pytest.mark.parametrize("on_all", [False, True])
 def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all, request):
-    module, patches, fired = PatchEmbedInterpolator((16, 16), 3, 5), torch.randn(1, 4, 8, 8, 3), []
+    module = PatchEmbedInterpolator((16, 16), 3, 5)
+    patches = torch.randn(1, 4, 8, 8, 3)
+    fired = []
     if not hasattr(module, "resampler"):
         pytest.skip("this timm has no resampler")
     register = getattr(
@@ -238,6 +235,6 @@ def test_every_kind_of_hook_on_a_module_that_ours_skips_fires(kind, on_all, requ
     )
     with enable():
         module(patches, torch.randn(5, 768, requires_grad=True), None, (8, 8)).sum().backward()
-        assert fired.count(True) == 1 and status().calls == {
-            ("patch_embed", "matmul"): 1
-        }  # that of the resampler
+        # that of the resampler
+        assert fired.count(True) == 1
+        assert status().calls == {("patch_embed", "matmul"): 1}

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 
 def test_each_enable_counts_what_ran_since():
-    model, first = small_vit(), enable()
+    model = small_vit()
+    first = enable()
     assert re.match(
         r"timm_naflex_fast on timm \d.*, torch \d.*\n\nreplaced +by, in every model\n",
         str(status()),
@@ -35,27 +36,30 @@ def test_each_enable_counts_what_ran_since():
     assert status().calls == {("pos_embed", "grid_sample"): 2, ("pos_embed", "stock"): 1}
     assert status().model_classes == ("NaFlexVit",)
     disable()
-    assert status().calls == {} and str(status()).splitlines()[2].startswith(
-        "nothing is patched in this process"
-    )
+    assert status().calls == {}
+    assert str(status()).splitlines()[2].startswith("nothing is patched in this process")
 
 
 def test_the_status_of_one_model():
-    model, other = small_vit(), small_vit(pos_embed_use_grid_sample=True)
+    model = small_vit()
+    other = small_vit(pos_embed_use_grid_sample=True)
     enable("interpolate_cached", patch_embed="stock"), enable("matmul", model=model)
     name = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
     assert status(model).flags.pos_embed == status(model).replaced[name] == "matmul"
     assert status(other).flags.pos_embed == status(other).replaced[name] == "interpolate_cached"
-    assert "by, in this NaFlexVit" in str(status(model)) and "has its own" not in str(status(model))
+    assert "by, in this NaFlexVit" in str(status(model))
+    assert "has its own" not in str(status(model))
     own = "one NaFlexVit has its own: pos_embed by matmul, patch_embed by matmul, rope by batched"
     assert f"\n{own}\n" in str(status())
-    assert status().model_classes == ("NaFlexVit",) and "by, in every model" in str(status())
+    assert status().model_classes == ("NaFlexVit",)
+    assert "by, in every model" in str(status())
     assert re.search(rf"{name} +interpolate_cached\n{name}_grid_sample +stock\n", str(status()))
     with pytest.raises(ValueError, match="Linear contains no timm NaFlexEmbeds"):
         status(nn.Linear(1, 1))
     enable("stock", model=model)
     assert "one NaFlexVit has its own: the library's own code" in str(status())
-    assert status(model).flags == Settings() and set(status(model).replaced.values()) == {"stock"}
+    assert status(model).flags == Settings()
+    assert set(status(model).replaced.values()) == {"stock"}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,8 @@ def test_a_timm_that_resamples_siglip_by_bicubic_is_named(version, named, monkey
 
 def test_a_notebook_shows_the_table():
     enable(strict=True, model=small_vit())
-    now, printer = status(), mock.Mock()
+    now = status()
+    printer = mock.Mock()
     now._repr_pretty_(printer, False)
     printer.text.assert_called_once_with(str(now))
     assert now._repr_html_().startswith("<pre>timm_naflex_fast on timm ")

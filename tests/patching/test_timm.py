@@ -34,13 +34,12 @@ from timm_naflex_fast.resampling import kept
 
 pytestmark = pytest.mark.usefixtures("clean")
 
-PATCHES, COORD = torch.randn(2, 6, 6, 5, 1), row_major([(2, 3)] * 2)
-LINES, IMAGES, SIZE, BIAS = (
-    torch.randn(1, 2, 6, 9, 3),
-    torch.randn(1, 3, 12, 9),
-    (6, 9),
-    torch.randn(5),
-)
+PATCHES = torch.randn(2, 6, 6, 5, 1)
+COORD = row_major([(2, 3)] * 2)
+LINES = torch.randn(1, 2, 6, 9, 3)
+IMAGES = torch.randn(1, 3, 12, 9)
+SIZE = (6, 9)
+BIAS = torch.randn(5)
 CALLS = {
     "function": lambda module, w: patch_embed.resample_patch_embed(
         w, [*SIZE], module.interpolation, module.antialias
@@ -64,7 +63,8 @@ def model():
 
 
 def test_frozen_kernels_are_kept_and_never_out_of_date(model, monkeypatch):
-    weight, want = model.requires_grad_(False).embeds.proj.weight, project(model)
+    weight = model.requires_grad_(False).embeds.proj.weight
+    want = project(model)
     enable(model=model, pos_embed="stock")
     for _ in range(3):
         assert relative(project(model), want) <= 1e-5
@@ -75,24 +75,23 @@ def test_frozen_kernels_are_kept_and_never_out_of_date(model, monkeypatch):
     weight.data.view(-1)[-1:].mul_(1 + 2**-10)  # moves no version counter
     got = project(model)
     kept.clear_all()
-    assert (
-        not torch.equal(got, before)
-        and torch.equal(got, project(model))
-        and project(model, 0).shape == (0, 6, 32)
-    )
+    assert not torch.equal(got, before)
+    assert torch.equal(got, project(model))
+    assert project(model, 0).shape == (0, 6, 32)
     disable()
     assert finished_tables() == 0
     weight.requires_grad_(), enable(model=model), model.embeds(PATCHES, patch_coord=COORD)
-    assert (
-        status().calls["patch_embed", "matmul"] == 1 and finished_tables() == 0
-    )  # one that is trained is not kept
+    # one that is trained is not kept
+    assert status().calls["patch_embed", "matmul"] == 1
+    assert finished_tables() == 0
 
 
 def test_resample_patch_embed_is_replaced_where_it_was_imported_and_put_back(monkeypatch):
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("timm.")]
     holders = [module for module in loaded if vars(module).get("resample_patch_embed") is timms]
     assert len(holders) >= 2  # timm.layers.patch_embed and those that load checkpoints with it
-    late, weight = ModuleType("timm.imported_late"), torch.randn(5, 3, 8, 8)
+    late = ModuleType("timm.imported_late")
+    weight = torch.randn(5, 3, 8, 8)
     monkeypatch.setitem(sys.modules, late.__name__, late)
     want = timms(weight, [6, 10])
     with running(component="patch_embed"):
@@ -128,8 +127,10 @@ def test_exports_at_a_fixed_size(model):
 @pytest.mark.parametrize("who", ["matmul", "stock"])
 def test_who_resamples_a_kernel(who, how, call, monkeypatch):
     """Ours or timm's own code, as chosen; counted once, and not done by the other one too."""
-    module, weight = PatchEmbedInterpolator((8, 8), 3, 5, *how), torch.randn(5, 3, 8, 8)
-    want, ran = CALLS[call](module, weight), []
+    module = PatchEmbedInterpolator((8, 8), 3, 5, *how)
+    weight = torch.randn(5, 3, 8, 8)
+    want = CALLS[call](module, weight)
+    ran = []
     for name in ("resample_patch_kernel", "resample_linear_kernel"):
         ours = getattr(patching, name)
         monkeypatch.setattr(
@@ -137,17 +138,16 @@ def test_who_resamples_a_kernel(who, how, call, monkeypatch):
         )
     enable("matmul", patch_embed=who)
     assert relative(CALLS[call](module, weight), want) <= 1e-5
-    assert (
-        status().calls == {("patch_embed", who): 1}
-        and len(ran) == (who == "matmul")
-        and status().fallbacks == {}
-    )
+    assert status().calls == {("patch_embed", who): 1}
+    assert len(ran) == (who == "matmul")
+    assert status().fallbacks == {}
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_mode_that_is_not_separable_is_left_to_timm(call):
-    module, weight = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False), torch.randn(5, 3, 8, 8)
+    module = PatchEmbedInterpolator((8, 8), 3, 5, "nearest", False)
+    weight = torch.randn(5, 3, 8, 8)
     module.interpolation = (
         "bicubic" if call == "forward" and hasattr(module, "resampler") else "nearest"
     )
@@ -160,21 +160,16 @@ def test_a_mode_that_is_not_separable_is_left_to_timm(call):
         with pytest.raises(ValueError, match="align_corners option"):
             embed(small_vit(pos_embed_interp_mode="nearest"))
         (why,) = status().fallbacks
-        assert why.startswith("a position table (replaced are bilinear, bicubic)") and why.endswith(
-            "with interpolation mode 'nearest'"
-        )
+        assert why.startswith("a position table (replaced are bilinear, bicubic)")
+        assert why.endswith("with interpolation mode 'nearest'")
 
 
 def test_kernels_of_other_shapes_and_patches_of_the_kernels_own_size_are_left_to_timm():
-    module, weight, patches = (
-        PatchEmbedInterpolator((8, 8), 3, 5),
-        torch.randn(5, 192),
-        torch.randn(2, 7, 8, 8, 3),
-    )
-    want, resampler = (
-        module(patches, weight),
-        getattr(module, "resampler", patch_embed.resample_patch_embed),
-    )
+    module = PatchEmbedInterpolator((8, 8), 3, 5)
+    weight = torch.randn(5, 192)
+    patches = torch.randn(2, 7, 8, 8, 3)
+    want = module(patches, weight)
+    resampler = getattr(module, "resampler", patch_embed.resample_patch_embed)
     enable()
     for function in (patch_embed.resample_patch_embed, resampler):
         for wrong, size in ((torch.randn(3, 8, 8), [6, 9]), (torch.randn(5, 3, 8, 8), [6])):
@@ -205,7 +200,8 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     want = embed(model)
     enable(mode)
     got = [embed(model) for _ in range(2)]
-    assert status().calls == {("pos_embed", who): 2} and status().fallbacks == {}
+    assert status().calls == {("pos_embed", who): 2}
+    assert status().fallbacks == {}
     if flagged:  # a model keeps the result that it was made for
         torch.testing.assert_close(got, [want, want], atol=5e-6, rtol=0)
     enable(mode), model.embeds(torch.zeros(1, 1, 24, 28))
@@ -222,11 +218,9 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain, m
     patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped"
 )
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
-    model, patches, coord = (
-        small_vit().requires_grad_(False),
-        BATCH["patches"],
-        BATCH["patch_coord"],
-    )
+    model = small_vit().requires_grad_(False)
+    patches = BATCH["patches"]
+    coord = BATCH["patch_coord"]
 
     def by_sample(patches, coord, suffix=""):
         x = model.embeds.proj(patches[None])
@@ -246,9 +240,8 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
             )  # timm's own code of the flag, not that of its default
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
         assert f"\nthe library's own code ran {times}: a torch.func transform" in str(status())
-    assert status().calls == {("pos_embed", "stock"): 2} and status().fallbacks == {
-        "a torch.func transform": 2
-    }
+    assert status().calls == {("pos_embed", "stock"): 2}
+    assert status().fallbacks == {"a torch.func transform": 2}
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
@@ -258,11 +251,9 @@ def test_fallbacks_are_named_and_the_chosen_result_is_kept():
 def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flagged, kind):
     """Spectral norm, weight norm and LoRA compute it at each reading; the first also changes its
     state then."""
-    model, other, computed = (
-        small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged),
-        small_vit(),
-        Counter(),
-    )
+    model = small_vit(pos_embed=kind, pos_embed_use_grid_sample=flagged)
+    other = small_vit()
+    computed = Counter()
     names = ["pos_embed"] if kind == "learned" else ["pos_embed_y", "pos_embed_x"]
     for name in names:
         twice = nn.Module()
@@ -274,10 +265,8 @@ def test_a_parametrized_table_is_computed_as_often_as_by_timm_or_once(mode, flag
         return computed.copy()
 
     def transformed():
-        x, add = (
-            model.embeds.proj(BATCH["patches"]),
-            getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed"),
-        )
+        x = model.embeds.proj(BATCH["patches"])
+        add = getattr(model.embeds, f"_apply_{kind}_naflex_pos_embed")
         torch.func.grad(lambda x: (add(x.mul(1), patch_coord=BATCH["patch_coord"]), x.sum())[1])(x)
 
     by_mode = patching.AS_GRID_SAMPLE if flagged else patching.AS_CHOSEN

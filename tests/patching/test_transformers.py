@@ -102,7 +102,8 @@ def table_of(model):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", TOWERS)
 def test_equals_transformers(kind, mode, own):
-    model, other = made(kind), made(kind)
+    model = made(kind)
+    other = made(kind)
     parameters = [p for name, p in model.named_parameters() if not name.startswith("0.video")]
     want = embed(kind, model)
     want_grads = torch.autograd.grad(want.square().sum(), parameters)
@@ -115,26 +116,30 @@ def test_equals_transformers(kind, mode, own):
             got = embed(kind, model)
         (patches,), (table,) = (each.call_args.args for each in watch.values())
         assert all(each.call_count == 1 for each in watch.values())  # tracing is asked once
-        assert patches.shape[-1] == 48 and table.data_ptr() == table_of(model).data_ptr()
+        assert patches.shape[-1] == 48
+        assert table.data_ptr() == table_of(model).data_ptr()
         grads = torch.autograd.grad(got.square().sum(), parameters)
-        assert status().calls == {("pos_embed", mode): 4} and status().fallbacks == {}
+        assert status().calls == {("pos_embed", mode): 4}
+        assert status().fallbacks == {}
         assert torch.equal(embed(kind, other), want) or not keeps_bits(kind, mode)
         assert (
             status().calls.get(("pos_embed", "stock")) == 1
         ) == own  # another model keeps its own code
     for ours in (got, *plain):
-        assert ours.shape == want.shape and ours.dtype == want.dtype
+        assert ours.shape == want.shape
+        assert ours.dtype == want.dtype
         assert (ours - want).abs().max() <= 2e-6 * max(1.0, table_of(model).abs().max().item())
         assert torch.equal(ours, want) or not keeps_bits(kind, mode)
-    assert (
-        max(map(relative, grads, want_grads)) <= 1e-5 and is_pristine() and status().replaced == {}
-    )
+    assert max(map(relative, grads, want_grads)) <= 1e-5
+    assert is_pristine()
+    assert status().replaced == {}
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["siglip2", "cosmos3"])
 def test_width_one_is_right_where_a_loop_of_transformers_is_wrong(kind, mode):
-    model, size = made(kind, spatial_merge_size=1), {"siglip2": (6, 1), "cosmos3": (1, 6, 1)}[kind]
+    model = made(kind, spatial_merge_size=1)
+    size = {"siglip2": (6, 1), "cosmos3": (1, 6, 1)}[kind]
     (truth,) = one_by_one(table_of(model).view(4, 4, 32), [size], mode="bilinear")
     for parameter in model[0].patch_embedding.parameters():
         parameter.data.zero_()
@@ -153,13 +158,16 @@ def test_half_precision_is_one_cast_from_float32_and_autocast_keeps_the_dtypes(k
             want = embed(kind, model)
             with running(mode, library="transformers"):
                 got = embed(kind, model)
-        assert got.dtype == want.dtype and relative(got, want) <= 2**-7
+        assert got.dtype == want.dtype
+        assert relative(got, want) <= 2**-7
         assert torch.equal(got, want) or not (autocast and keeps_bits(kind, mode))
 
 
 @pytest.mark.parametrize("kind", ["cosmos3", "radio", "hunyuan"])
 def test_packed_towers_compile_and_a_list_of_sizes_breaks_no_graph(kind):
-    model, counter, sizes = made(kind), CompileCounter(), [list(size) for size in SIZES[kind]]
+    model = made(kind)
+    counter = CompileCounter()
+    sizes = [list(size) for size in SIZES[kind]]
     want = embed(kind, model)
     with enable(library="transformers"):
         gots = [embed(kind, torch.nn.Sequential(torch.compile(model[0], backend=counter)))]
@@ -174,13 +182,16 @@ def test_packed_towers_compile_and_a_list_of_sizes_breaks_no_graph(kind):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_hunyuans_other_modes_and_one_patch_for_every_position(mode):
-    model, size = made("hunyuan", interpolate_mode="bicubic"), torch.tensor([(1, 4, 6)])
-    want, one = embed("hunyuan", model), model[0](torch.ones(1, 48), size)
+    model = made("hunyuan", interpolate_mode="bicubic")
+    size = torch.tensor([(1, 4, 6)])
+    want = embed("hunyuan", model)
+    one = model[0](torch.ones(1, 48), size)
     with enable(mode, library="transformers"):
         assert (embed("hunyuan", model) - want).abs().max() <= 2e-6 * table_of(
             model
         ).abs().max() * (mode == "matmul")
-        assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6 and one.shape == (1, 24, 32)
+        assert relative(model[0](torch.ones(1, 48), size), one) <= 2e-6
+        assert one.shape == (1, 24, 32)
         assert status().calls == {("pos_embed", mode): 2}
         model[
             0
@@ -210,7 +221,8 @@ def test_bad_sizes_are_refused():
 
 
 def test_both_libraries_and_what_is_refused():
-    model, vit = made("siglip2"), small_vit()
+    model = made("siglip2")
+    vit = small_vit()
     with enable(library=("timm", "transformers")):
         timms = "NaFlexEmbeds._apply_learned_naflex_pos_embed"
         assert {
@@ -241,7 +253,8 @@ def test_both_libraries_and_what_is_refused():
         ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"
     ):
         enable(library="vllm")
-    assert is_pristine() and status().replaced == {}
+    assert is_pristine()
+    assert status().replaced == {}
 
 
 def test_other_releases(monkeypatch):
@@ -256,11 +269,9 @@ def test_other_releases(monkeypatch):
             enable(**wrong)
     model = small_vit()
     with enable(model=model):  # a model of timm is none of its business
-        assert (
-            status().models
-            and is_pristine()
-            and "Siglip2VisionEmbeddings.forward" not in status().replaced
-        )
+        assert status().models
+        assert is_pristine()
+        assert "Siglip2VisionEmbeddings.forward" not in status().replaced
     monkeypatch.undo()
     if version_of(LIBRARY) != LIBRARY.newest:
         pytest.skip("what a newer release may change is compared with the newest known one")
@@ -284,8 +295,10 @@ def test_other_releases(monkeypatch):
 @pytest.mark.parametrize("kind", TOWERS)
 def test_what_stays_with_transformers(kind, monkeypatch):
     """A packed batch in an exported program; a table that somebody resizes otherwise."""
-    tower, skipped = made(kind), SKIPPED.get(kind, "resize_positional_embeddings")
-    want, resize = embed(kind, tower), getattr(tower[0], skipped)
+    tower = made(kind)
+    skipped = SKIPPED.get(kind, "resize_positional_embeddings")
+    want = embed(kind, tower)
+    resize = getattr(tower[0], skipped)
     with enable(library="transformers"), monkeypatch.context() as patched:
         patched.setattr(decide, "context_of", lambda *_: "export")
         assert torch.equal(embed(kind, tower), want) or kind == "siglip2"
@@ -295,7 +308,8 @@ def test_what_stays_with_transformers(kind, monkeypatch):
     tower[0].__dict__[skipped] = lambda *args, **options: 3 * resize(*args, **options)
     changed = embed(kind, tower)
     with enable(library="transformers"):
-        assert torch.equal(embed(kind, tower), changed) and not torch.allclose(changed, want)
+        assert torch.equal(embed(kind, tower), changed)
+        assert not torch.allclose(changed, want)
         assert status().fallbacks == {
             f"{type(tower[0]).__name__}.{skipped} (not the library's own)": 1
         }

@@ -9,7 +9,8 @@ import pytest
 from timm_naflex_fast.patching import decide
 from timm_naflex_fast.tracing import constant_while_traced
 
-asked, overridden_by = [], decide.overridden_by
+asked = []
+overridden_by = decide.overridden_by
 
 
 @constant_while_traced

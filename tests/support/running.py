@@ -27,7 +27,8 @@ def running(mode="matmul", *, component="pos_embed", **options):
     inside."""
     with enable(mode, **options) as handle:
         yield handle
-        strategy, calls = getattr(handle.flags, component), status().calls
+        strategy = getattr(handle.flags, component)
+        calls = status().calls
         found = strategy == "stock" or (component, strategy) in calls
         assert found, f"{component} by {strategy} never ran; what ran: {calls}"
 

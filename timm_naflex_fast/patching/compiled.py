@@ -6,6 +6,7 @@ need no such thing, because they follow the settings. Nothing here imports the c
 seconds: where nobody has imported it, nothing is compiled.
 """
 
+import dis
 import sys
 from collections.abc import Collection
 from types import CodeType
@@ -13,14 +14,14 @@ from typing import Any
 
 import torch
 
-from .library import Target
+from .library import Library, Target
 from .others import derived_from
 
 # Older compilers write down no method but ``forward`` among the conditions of a graph.
 NAMES_METHODS = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
-def forget_graphs(replaced: Collection[Target]) -> None:
+def forget_graphs(library: Library, replaced: Collection[Target]) -> None:
     """Forget all graphs that may hold the library's own code of what was replaced."""
     methods = [target for target in replaced if isinstance(target.owner, type)]
     if not methods:  # of functions the compiler notices a change
@@ -28,7 +29,7 @@ def forget_graphs(replaced: Collection[Target]) -> None:
     eval_frame = torch._C._dynamo.eval_frame
     for code in _compiled_codes():
         for graph in eval_frame._debug_get_cache_entry_list(code):
-            if _may_hold(graph, methods):
+            if _may_hold(graph, library, methods):
                 eval_frame.reset_code(code)
                 break
 
@@ -45,20 +46,35 @@ def _compiled_codes() -> list[CodeType]:
     return codes
 
 
-def _may_hold(graph: Any, methods: Collection[Target]) -> bool:
+def _may_hold(graph: Any, library: Library, methods: Collection[Target]) -> bool:
     """Whether one of these methods was read when the graph was made, and is not called by it.
 
-    The compiler writes down which methods it found on a class, and of which class each module was:
-    both are conditions of the graph. An older one does not, and every graph is forgotten.
+    The compiler writes down which methods it found on a class, of which class each module was, and
+    which files it read: all are conditions of the graph. An older one does not, and every graph is
+    forgotten.
     """
     conditions = getattr(getattr(graph, "guard_manager", None), "code_parts", None)
     if not conditions or not NAMES_METHODS:
         return True
     text = "\n".join(conditions)
+    if _reads(text, f"{__package__}.{library.name}"):  # ours was in place
+        return False
     for owner, name, _ in methods:
-        found = f"___dict_contains('{name}'," in text
-        # Where the graph breaks at the method, what runs between the graphs looks it up anew.
-        if found and name not in graph.code.co_names:
+        if f"<class '{owner.__module__}." not in text:
+            # In PyTorch's own containers it leaves out the conditions on modules.
+            if _reads(text, owner.__module__):
+                return True
+        elif f"___dict_contains('{name}'," in text and not _calls(graph.code, name):
             if any(f", {id(cls)})" in text for cls in derived_from(owner)):
                 return True
     return False
+
+
+def _reads(text: str, module: str) -> bool:
+    """Whether the conditions of a graph name this Python module."""
+    return f"__import_{module.replace('.', '_dot_')}'" in text
+
+
+def _calls(code: CodeType, name: str) -> bool:
+    """Whether the graph breaks at the method: what runs between two graphs looks it up anew."""
+    return any(instruction.argval == name for instruction in dis.get_instructions(code))

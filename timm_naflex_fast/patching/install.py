@@ -116,7 +116,7 @@ def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Se
             originals[key] = vars(owner)[name]
             in_place.add(key)
             setattr(owner, name, library.replacements[key].function)
-        forget_graphs(places)
+        forget_graphs(library, places)
 
 
 def _not_yet_ours(library: Library) -> list[Target]:
@@ -143,14 +143,7 @@ def _say_what_stays(
         users = [target.owner for target in targets(library)]
     sentences = foreign_methods(library, users)
 
-    # For every model: look everywhere, before ours is put on. (A weak set, because a traceback
-    # keeps what this function holds.)
-    carriers = WeakSet([module for module in modules if carries(library, module)])
-    if ready and not modules:
-        carriers = WeakSet(all_carriers(library))
-    if carriers and not modules:
-        # A module with hooks refers to itself: one that nobody holds may still be there.
-        gc.collect()
+    carriers = _carriers_now(library, ready, modules)
     sentences += foreign_methods(library, carriers)
 
     new = foreign_methods(library, carriers - _carriers)
@@ -163,6 +156,23 @@ def _say_what_stays(
             warned.discard(message)
         warn_once(message, stacklevel=5)
     _carriers.update(carriers)
+
+
+def _carriers_now(
+    library: Library, ready: list[Target], modules: list[nn.Module]
+) -> WeakSet[nn.Module]:
+    """Those with a method of their own in place of ours: in a model, or, without one, everywhere.
+
+    Everywhere it is looked for before ours is put on, and not again. In a weak set, because a
+    traceback keeps what the functions hold.
+    """
+    if modules:
+        return WeakSet([module for module in modules if carries(library, module)])
+    found: WeakSet[nn.Module] = WeakSet(all_carriers(library) if ready else ())
+    if found:
+        # A module with hooks refers to itself: one that nobody holds may still be there.
+        gc.collect()
+    return found
 
 
 def _take_off(library: Library) -> None:
