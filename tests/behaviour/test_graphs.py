@@ -28,6 +28,7 @@ from tests.support.oracles import (
 )
 from tests.support.running import running
 from timm_naflex_fast import enable
+from timm_naflex_fast.cli.export import runtimes_for
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
 from timm_naflex_fast.measure import export
 
@@ -151,7 +152,7 @@ MODELS = [
 def test_every_runtime_equals_stock_on_batches_lengths_and_grids_not_seen(
     runtime, kind, mode, size, files
 ):
-    if runtime not in export.runtimes_for(Path("model.onnx")):
+    if runtime not in runtimes_for(Path("model.onnx")):
         pytest.skip("it is not installed")
     module, program, file = files(kind, mode, size, "matmul")
     run = export.LOADERS[runtime](file, program)

@@ -46,7 +46,7 @@ class Tokens:
         of the time.
         """
         batch = len(self.counts)
-        if self.x.ndim != 3 or len(group.samples) != batch:
+        if batch == 0 or self.x.ndim != 3 or len(group.samples) != batch:
             return None
         if group.cell_index and batch > 1:
             return None
