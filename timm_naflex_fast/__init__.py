@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from . import functional
     from .patching.install import Handle, disable, enable, status
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0rc2"
 __all__ = ["Handle", "disable", "enable", "functional", "status"]
 
 
