@@ -1,5 +1,6 @@
 """SigLIP-2 weights in the forms of three libraries: the same tower, and nothing left out."""
 
+import json
 import os
 
 import pytest
@@ -137,6 +138,14 @@ def test_heads_that_nothing_tells_must_be_given(whole, tmp_path):
     assert model.blocks[0].attn.num_heads == 2
 
 
+def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tmp_path):
+    save_file(whole.state_dict(), tmp_path / "model.safetensors")
+    # Older releases write only what differs from the defaults.
+    settings = {"vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert read_checkpoint(tmp_path).config["num_attention_heads"] == 12
+
+
 @pytest.mark.parametrize(("width", "inside", "heads"), [(768, 3072, 12), (1152, 4304, 16)])
 def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
     with torch.device("meta"):
@@ -199,6 +208,38 @@ def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
     lost.unlink()
     with pytest.raises(FileNotFoundError, match=lost.name):
         read_checkpoint(index)
+
+
+def test_a_file_that_git_lfs_has_not_fetched_is_told(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for name in ("pytorch_model.bin", "model.safetensors.index.json", "model.safetensors"):
+        (tmp_path / name).write_text(pointer)
+        with pytest.raises(ValueError, match=f"{name} .*run git lfs pull"):
+            read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", [[torch.ones(1)], torch.ones(1)])
+def test_tensors_without_names_are_no_state_dict(content, tmp_path):
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="it holds no state dict"):
+        read_checkpoint(tmp_path / "weights.pt")
+
+
+def test_of_two_towers_none_is_chosen(tower, tmp_path):
+    state = {}
+    for before in ("student.", "teacher."):
+        state |= {before + name: tensor.clone() for name, tensor in tower.items()}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"it holds 2 image towers \(student., teacher.\)"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_tower_of_open_clip_without_its_table_is_an_error_that_names_it(tower, tmp_path):
+    state = {f"visual.trunk.{name}": tensor for name, tensor in to_timm(tower).items()}
+    del state["visual.trunk.embeds.pos_embed"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match=r"the tower lacks embeds.pos_embed\)"):
+        load_model(FAMILY, tmp_path, num_heads=4)
 
 
 class Evil:

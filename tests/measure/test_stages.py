@@ -1,6 +1,7 @@
 """Two pipelines from picture to embedding: right ones part nowhere, a planted fault is found at its
 stage, and its reason where a change of one thing can prove it."""
 
+import json
 import sys
 
 import numpy as np
@@ -270,6 +271,24 @@ def test_another_table_filter_in_timm_is_the_reason(tower, model, pictures):
     assert model.embeds.pos_embed_interp_mode == "bicubic"
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "trained"),
+    [
+        ("pos_embed_antialias", False, True),
+        ("pos_embed_use_grid_sample", True, False),
+        ("pos_embed_ar_preserving", True, False),
+    ],
+)
+def test_the_setting_of_timms_table_that_differs_is_named(setting, value, trained, model, pictures):
+    setattr(model.embeds, setting, value)
+    found = against.against_transformers(
+        model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
+    )
+    assert found["first"] == "position_embedding"
+    assert f"timm resamples the table by bilinear, {setting}={value}, " in found["reason"]
+    assert found["mend"] == f"--model-kwargs {setting}={trained}"
+
+
 def test_transformers_own_code_is_measured_whatever_is_enabled(model, tower, pictures):
     pipeline = against.transformers_pipeline(tower, processor())
     expected = refer(pipeline, pictures).outputs["position_embedding"]
@@ -302,6 +321,22 @@ def test_settings_beside_the_weights_are_followed(model, tmp_path):
     assert tower.config.hidden_act == "relu"
     assert tower.dtype == torch.float32
     assert tower.config.num_attention_heads == 4
+
+
+def test_settings_of_a_processor_of_transformers_5_are_followed(model, tmp_path):
+    file = tmp_path / "processor_config.json"
+    file.write_text('{"processor_class": "Siglip2Processor"}')
+    assert against.build_processor(model, LENGTH, tmp_path).resample == 2
+    file.write_text(json.dumps({"image_processor": processor(resample=3).to_dict()}))
+    assert against.build_processor(model, LENGTH, tmp_path).resample == 3
+    assert against.build_processor(model, LENGTH, tmp_path).max_num_patches == LENGTH
+
+
+@pytest.mark.parametrize("config", [{"num_patches": 256}, {"hidden_act": "none"}])
+def test_settings_of_another_tower_are_told_in_a_line(config, model):
+    with pytest.raises(RuntimeError, match=r"config\.json must be that of the weights") as error:
+        against.build_tower(model, config)
+    assert "\n" not in str(error.value)
 
 
 # Any functions are a pipeline.

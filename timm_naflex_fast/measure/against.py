@@ -1,5 +1,6 @@
 """timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from .bench.workloads import coordinates
 from .checkpoints import to_transformers
 from .contenders import BASELINE, use
 from .images import eval_transform
+from .models import load_errors
 from .stages import (
     Comparison,
     Inputs,
@@ -34,6 +36,14 @@ LIMITS = (
     "Beyond rounding: another grid; a pixel off by more than one grey level of 255; embeddings by "
     "more than 2e-6 of the stage's largest number, what follows by more than 2e-5. A picture whose "
     "pixels agree goes on with the other library's, so that no later stage counts them again."
+)
+# How SigLIP-2's table is resampled, in timm's settings.
+TRAINED = dict(
+    pos_embed_interp_mode="bilinear",
+    pos_embed_antialias=True,
+    pos_embed_align_corners=False,
+    pos_embed_ar_preserving=False,
+    pos_embed_use_grid_sample=False,
 )
 HOW_TO_INSTALL = "--against transformers needs transformers: pip install transformers"
 
@@ -121,7 +131,8 @@ def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
         config: transformers' settings; what they leave open follows from the model.
 
     Raises:
-        RuntimeError: transformers is not installed, or has no Siglip2.
+        RuntimeError: transformers is not installed, or has no Siglip2, or ``config`` is that of
+            other weights.
         ValueError: the model is no Siglip2 tower; counts and names the tensors.
     """
     try:
@@ -138,8 +149,9 @@ def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
         patch_size=model.embeds.patch_size[0],
     )
     settings |= config or {}
-    tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
-    getattr(tower, "vision_model", tower).load_state_dict(weights)
+    with load_errors("transformers' tower", "config.json must be that of the weights"):
+        tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
+        getattr(tower, "vision_model", tower).load_state_dict(weights)
     return tower.eval()
 
 
@@ -148,9 +160,17 @@ def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = No
     from transformers import Siglip2ImageProcessor
 
     options = dict(patch_size=model.embeds.patch_size[0], max_num_patches=max_seq_len)
-    if folder and (Path(folder) / "preprocessor_config.json").is_file():
+    if folder and _holds_settings(Path(folder)):
         return Siglip2ImageProcessor.from_pretrained(folder, **options)
     return Siglip2ImageProcessor(**options)
+
+
+def _holds_settings(folder: Path) -> bool:
+    """Whether an image processor was saved there: by itself, or as a part of a whole processor."""
+    if (folder / "preprocessor_config.json").is_file():
+        return True
+    whole = folder / "processor_config.json"
+    return whole.is_file() and "image_processor" in json.loads(whole.read_text(encoding="utf-8"))
 
 
 def resize_trial(
@@ -171,13 +191,20 @@ def resize_trial(
 def table_trials(model: Any, ours: Pipeline, contender: str = BASELINE) -> list[Trial]:
     """The position table resampled as SigLIP-2 was trained, and with rows for columns."""
     embeds = model.embeds
-    if contender == BASELINE or embeds.pos_embed_interp_mode != "bilinear":
+    # An older timm lacks some of these settings.
+    here = {name: getattr(embeds, name, TRAINED[name]) for name in TRAINED}
+    other = [name for name in TRAINED if here[name] != TRAINED[name]]
+    if contender == BASELINE or other:
         reason = f"timm resamples the table by {embeds.pos_embed_interp_mode}"
-        mend = "--model-kwargs pos_embed_interp_mode=bilinear"
+        for name in other:
+            if name != "pos_embed_interp_mode":
+                reason += f", {name}={here[name]}"
+        settings = [f"{name}={TRAINED[name]}" for name in other]
+        mend = f"--model-kwargs {' '.join(settings)}"
     else:
         reason = f"{contender} resamples the table without antialiasing"
         mend = "the mode matmul"
-    trained = _inside(_tower(model, BASELINE), lambda: _trained_filter(embeds))
+    trained = _inside(_tower(model, BASELINE), lambda: patch.dict(embeds.__dict__, TRAINED))
     transposed = _inside(ours.tower, lambda: _transposed_table(embeds))
     stage = "position_embedding"
     reason = f"table filter: {reason}, transformers by bilinear with antialiasing"
@@ -193,17 +220,6 @@ def _inside(tower: Callable[[Inputs], Outputs], change: Callable[[], Any]) -> An
             return tower(inputs)
 
     return changed
-
-
-def _trained_filter(embeds: Any) -> Any:
-    """Inside, the table is resampled as SigLIP-2 was trained."""
-    settings = dict(
-        pos_embed_interp_mode="bilinear",
-        pos_embed_antialias=True,
-        pos_embed_align_corners=False,
-        pos_embed_use_grid_sample=False,
-    )
-    return patch.dict(embeds.__dict__, settings)
 
 
 @contextmanager
@@ -235,7 +251,7 @@ def against_transformers(
         model: a NaFlexVit of SigLIP-2's design in eval mode; transformers' tower gets its weights.
         batches: lists of PIL images in RGB.
         config: transformers' settings of the tower.
-        folder: where its ``preprocessor_config.json`` may lie.
+        folder: where its ``preprocessor_config.json`` or ``processor_config.json`` may lie.
         contenders: the modes to measure beside timm's own code.
         max_seq_len: most patches of a picture.
         interpolation: timm's filter of the resize, in place of the data configuration's.
@@ -249,7 +265,7 @@ def against_transformers(
         each contender; "verdict", in sentences.
 
     Raises:
-        RuntimeError: transformers is not installed.
+        RuntimeError: transformers is not installed, or ``config`` is that of other weights.
         ValueError: another design, another number type, or no pictures.
     """
     from PIL.Image import Resampling

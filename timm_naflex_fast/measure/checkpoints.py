@@ -31,6 +31,7 @@ FILES = (
 TITLES = {"transformers": "transformers' Siglip2", "open_clip": "open_clip's image tower"}
 OPEN_CLIP = "visual.trunk."
 PATCH_EMBEDDING = "embeddings.patch_embedding.weight"
+LFS_POINTER = b"version https://git-lfs"
 
 # One tower in two libraries: transformers' tensors on the left, put one below the other, are timm's
 # on the right. "#" stands for the number of a block, "*" for "weight" and "bias".
@@ -59,6 +60,8 @@ PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("head.mlp.fc2.*",), ("attn_pool.mlp.fc2.*",)),
 )
 TABLE = "embeds.pos_embed"  # (1, n, n, C); transformers' has one row for each cell: (n * n, C)
+# The tensors whose shapes tell the size of a tower: patch embedding, a block's MLP, table.
+SIZED_BY = ("embeds.proj.weight", "blocks.0.mlp.fc1.weight", TABLE)
 # Attention heads of the published towers, by their channels: no tensor tells them.
 HEADS = {768: 12, 1152: 16}
 
@@ -81,8 +84,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises:
         FileNotFoundError: a file, or a shard that the index names, is not there.
-        ValueError: no state dict; or transformers' tower lacks tensors or has others than Siglip2,
-            counted and named.
+        ValueError: no state dict; two towers; or transformers' tower lacks tensors or has others
+            than Siglip2, counted and named.
     """
     tensors: Tensors = {}
     key = ""
@@ -139,8 +142,22 @@ def shards(file: Path) -> list[Path]:
     """The files of weights that an index names, each once; or the file alone."""
     if not file.name.endswith(".index.json"):
         return [file]
+    _refuse_pointer(file)
     places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
     return [file.parent / name for name in sorted(set(places.values()))]
+
+
+def _refuse_pointer(file: str | Path) -> None:
+    """What git keeps in place of a large file that was not fetched is a few lines of text.
+
+    Raises:
+        ValueError: the file is that.
+    """
+    with open(file, "rb") as opened:
+        start = opened.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        name = printable(Path(file).name)
+        raise ValueError(f"{name} is git-lfs's pointer to the file: run git lfs pull")
 
 
 def read_tensors(file: str | Path) -> tuple[Tensors, str]:
@@ -156,10 +173,13 @@ def read_tensors(file: str | Path) -> tuple[Tensors, str]:
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
+    _refuse_pointer(file)
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
     _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict):
+        raise ValueError("it holds no state dict")
     state, key = found, ""
     for name in STATES:
         if found.get(name) is not None:
@@ -183,7 +203,10 @@ def _allow_what_trainers_keep() -> None:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """transformers' settings of the image tower in ``folder``; empty where there are none."""
+    """transformers' settings of the image tower in ``folder``; empty where there are none.
+
+    Without a number of heads they mean transformers' default: older releases did not write it.
+    """
     file = folder / "config.json"
     if not file.is_file():
         return {}
@@ -191,16 +214,26 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     config = config.get("vision_config", config)
     if config.get("model_type") != "siglip2_vision_model":
         return {}
-    return config
+    return {"num_attention_heads": 12, **config}
 
 
 def recognise(tensors: Mapping[str, Any]) -> tuple[str, str]:
-    """The library whose names these are, and what stands before the names of the image tower."""
+    """The library whose names these are, and what stands before the names of the image tower.
+
+    Raises:
+        ValueError: there are several towers of transformers.
+    """
+    towers = []
     for name in tensors:
         if name.startswith(OPEN_CLIP):
             return "open_clip", OPEN_CLIP
         if name.endswith(PATCH_EMBEDDING):
-            return "transformers", name.removesuffix(PATCH_EMBEDDING)
+            towers.append(name.removesuffix(PATCH_EMBEDDING))
+    if len(towers) > 1:
+        names = ", ".join(sorted(towers))
+        raise ValueError(f"it holds {len(towers)} image towers ({names}): save one of them alone")
+    if towers:
+        return "transformers", towers[0]
     return "timm", ""
 
 
@@ -304,11 +337,16 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
     """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
     Raises:
-        ValueError: nothing tells how many attention heads the tower has.
+        ValueError: a tensor that tells a size is missing, or nothing tells how many attention heads
+            the tower has.
     """
     tensors = checkpoint.tensors
-    width, pixels = tensors["embeds.proj.weight"].shape
-    inside = tensors["blocks.0.mlp.fc1.weight"].shape[0]
+    for name in SIZED_BY:
+        if name not in tensors:
+            raise ValueError(f"the tower lacks {name}")
+    projection, first_layer, table = (tensors[name] for name in SIZED_BY)
+    width, pixels = projection.shape
+    inside = first_layer.shape[0]
     heads = heads or checkpoint.config.get("num_attention_heads", HEADS.get(width))
     if heads is None:
         raise ValueError(f"no tensor tells how many heads {width} channels have: give num_heads")
@@ -317,7 +355,7 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
         "depth": count_blocks(tensors, "blocks."),
         "num_heads": heads,
         "patch_size": round((pixels / 3) ** 0.5),
-        "pos_embed_grid_size": tuple(tensors[TABLE].shape[1:3]),
+        "pos_embed_grid_size": tuple(table.shape[1:3]),
         # timm multiplies and cuts off what follows the point: half a channel more is no channel.
         "mlp_ratio": (inside + 0.5) / width,
     }

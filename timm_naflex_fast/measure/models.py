@@ -20,7 +20,10 @@ HOW_TO_FIT = (
     "--model-kwargs takes the options with which its model was made, e.g. "
     "'pos_embed_grid_size=(24, 24)'"
 )
-HOW_TO_MATCH = f"the file must hold the state dict of timm's model itself; {HOW_TO_FIT}"
+HOW_TO_MATCH = (
+    "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers or "
+    f"open_clip saves it; {HOW_TO_FIT}"
+)
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 # timm's modules with models called vit_... of which timm makes no NaFlexVit.
 OTHER_VITS = ("vision_transformer_hybrid", "vision_transformer_relpos")
@@ -175,9 +178,10 @@ def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str
         # These are timm's own names: a head would have the first one.
         overlay["num_classes"] = classes
         options = {"num_classes": classes, **options}
-    with load_errors(f"the checkpoint {file}", HOW_TO_MATCH):
-        if checkpoint.library != "timm":
+    if checkpoint.library != "timm":
+        with load_errors(f"the checkpoint {file}", HOW_TO_FIT):
             options = {**sizes(checkpoint, options.get("num_heads")), **options}
+    with load_errors(f"the checkpoint {file}", HOW_TO_MATCH):
         model, head = _create_whole(name, {**options, "pretrained_cfg_overlay": overlay})
     model.pretrained_cfg.pop("state_dict", None)
     return model, checkpoint.words + head

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from dataclasses import fields, replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -177,6 +178,22 @@ def test_a_contender_looks_the_same_in_every_picture_and_like_no_other(key, meas
     (line,) = curves(measured.grids, ["matmul"], 4.0).axes[0].lines
     assert getattr(line, f"get_{key}")() == LOOKS["matmul"][key]
     assert line.get_markerfacecolor() == "none"  # what lies below is seen
+
+
+@pytest.mark.parametrize("width", [4.0, 9.0])
+@pytest.mark.parametrize("blocks", [2, 12, 27])
+def test_no_name_of_a_stage_lies_on_another(blocks, width):
+    from timm_naflex_fast.measure.drift.plots import stages
+
+    names = ["grid", "pixels", *(f"block_{number}" for number in range(blocks)), "pooled"]
+    found = {"stages": [{"stage": name, "largest": 1e-6, "scale": 1} for name in names]}
+    figure = stages({**found, "modes": {}}, width)
+    figure.draw_without_rendering()
+    words = figure.axes[0].get_xticklabels()
+    assert {label.get_text() for label in words} <= set(names)
+    assert len(words) >= len(names) / 2
+    boxes = [label.get_window_extent() for label in words]
+    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
 
 
 def test_colours_end_at_the_largest_value(measured):

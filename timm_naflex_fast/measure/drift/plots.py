@@ -5,6 +5,7 @@ They have no background. No pyplot: nothing global changes and no display is nee
 
 import base64
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -93,6 +94,9 @@ def stages(against: Mapping[str, Any], width: float) -> Figure:
             shares.append(max(stage["largest"] / (stage["scale"] or 1.0), FLOOR))
         names = [stage["stage"] for stage in one["stages"]]
         axes.plot(names, shares, **{**LOOKS[name], "linestyle": "-", "linewidth": 0.8})
+    # Names that would lie on each other are left out.
+    every = math.ceil(len(names) * POINTS * 1.3 / 72 / width)  # 72 points are an inch
+    axes.set_xticks(range(0, len(names), every), names[::every])
     axes.set(yscale="log", ylabel="largest difference / largest number")
     axes.tick_params(axis="x", rotation=90)
     figure.legend(loc="outside upper center", ncols=max(1, int(width / 2)))
