@@ -46,12 +46,12 @@ def one_more(state):
     return state | {"teacher": torch.ones(2)}
 
 
-def of_a_wrapper(state):
-    return prefixed(state, "timm_model.")  # as transformers' TimmWrapper
+def without_a_block(state):
+    return {name: tensor for name, tensor in state.items() if not name.startswith("blocks.0.")}
 
 
-def of_an_encoder(state):
-    return prefixed(state, "encoder.")
+def of_another_library(state):
+    return {name.replace("blocks.", "layers."): tensor for name, tensor in state.items()}
 
 
 def write(state, file):
@@ -95,11 +95,36 @@ def test_a_file_of_nothing_but_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+# As transformers' TimmWrapper, Lightning and others write them.
+@pytest.mark.parametrize("prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."])
+def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
+    own = trained(num_classes=5).state_dict()
+    torch.save(prefixed(own, prefix) | {"n_averaged": torch.tensor(3)}, tmp_path / "last.pth")
+
+    model, words = load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+    assert all(torch.equal(model.state_dict()[name], own[name]) for name in own)
+    # timm itself leaves out "module.".
+    assert (repr(prefix) in words) == (prefix in ("timm_model.", "model.", "encoder."))
+
+
+def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
+    own = trained(num_classes=5).state_dict()
+    table = next(name for name in own if name.endswith("pos_embed"))
+    own[table] = torch.randn(1, 7, own[table].shape[-1])  # no square
+    torch.save(own, tmp_path / "last.pth")
+
+    with pytest.raises(RuntimeError, match="timm's own conversion of these weights failed") as error:
+        load_model(NAME, tmp_path / "last.pth", **SMALL)
+
+    assert "state dict of timm's model itself" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("change", "has_head"),
     [
-        (of_a_wrapper, False),
-        (of_an_encoder, False),
+        (without_a_block, True),
+        (of_another_library, True),
         (half, True),
         (deeper, True),
         (shallower, True),

@@ -31,6 +31,8 @@ FILES = (
 TITLES = {"transformers": "transformers' Siglip2", "open_clip": "open_clip's image tower"}
 OPEN_CLIP = "visual.trunk."
 PATCH_EMBEDDING = "embeddings.patch_embedding.weight"
+# timm's own patch embedding, of a NaFlexVit and of a ViT: a name before it is a trainer's.
+TIMM_PATCH_EMBEDDINGS = ("embeds.proj.weight", "patch_embed.proj.weight")
 LFS_POINTER = b"version https://git-lfs"
 
 # One tower in two libraries: transformers' tensors on the left, put one below the other, are timm's
@@ -97,14 +99,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if key:
         words += f" ({key})"
     library, prefix = recognise(tensors)
-    if library == "timm":
-        return Checkpoint(tensors, library, words, {})
     tower, left = _tower_apart(tensors, prefix)
     config: Mapping[str, Any] = {}
     if library == "transformers":
         config = read_config(path.parent)
         tower = to_timm(tower)
-    words += f": {TITLES[library]}{describe(tower)}"
+    if library != "timm":
+        words += f": {TITLES[library]}{describe(tower)}"
+    elif prefix:
+        words += f": timm's names after {prefix!r}"
     if left:
         rooms = dict.fromkeys(name.split(".")[0] for name in left)
         words += f"; left alone: {len(left)} other tensors ({', '.join(rooms)})"
@@ -186,6 +189,7 @@ def read_tensors(file: str | Path) -> tuple[Tensors, str]:
             state, key = found[name], name
             break
     state = clean_state_dict(state)
+    state.pop("n_averaged", None)  # how many models torch's AveragedModel has averaged
     if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it holds no state dict")
     return state, key
@@ -234,6 +238,10 @@ def recognise(tensors: Mapping[str, Any]) -> tuple[str, str]:
         raise ValueError(f"it holds {len(towers)} image towers ({names}): save one of them alone")
     if towers:
         return "transformers", towers[0]
+    for name in tensors:
+        for own in TIMM_PATCH_EMBEDDINGS:
+            if name.endswith(own):
+                return "timm", name.removesuffix(own)
     return "timm", ""
 
 

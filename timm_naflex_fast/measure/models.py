@@ -24,6 +24,7 @@ HOW_TO_MATCH = (
     "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers or "
     f"open_clip saves it; {HOW_TO_FIT}"
 )
+HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 # timm's modules with models called vit_... of which timm makes no NaFlexVit.
 OTHER_VITS = ("vision_transformer_hybrid", "vision_transformer_relpos")
@@ -181,7 +182,7 @@ def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str
     if checkpoint.library != "timm":
         with load_errors(f"the checkpoint {file}", HOW_TO_FIT):
             options = {**sizes(checkpoint, options.get("num_heads")), **options}
-    with load_errors(f"the checkpoint {file}", HOW_TO_MATCH):
+    with load_errors(f"the checkpoint {file}", HOW_TO_CONVERT):
         model, head = _create_whole(name, {**options, "pretrained_cfg_overlay": overlay})
     model.pretrained_cfg.pop("state_dict", None)
     return model, checkpoint.words + head
@@ -230,7 +231,7 @@ def _check_whole(model: Any, given: dict[str, Any]) -> str:
     if unused:
         wrong.append(f"{len(unused)} tensors that it does not use ({_first(unused)})")
     if wrong:
-        raise ValueError("; ".join(wrong))
+        raise NamesDiffer("; ".join(wrong))
     if is_new_head and model.num_classes:
         return f"; an untrained head of {model.num_classes} classes"
     return ""
@@ -239,6 +240,12 @@ def _check_whole(model: Any, given: dict[str, Any]) -> str:
 def _first(names: set[str]) -> str:
     """The first three of these names."""
     return ", ".join(sorted(names)[:3])
+
+
+class NamesDiffer(ValueError):
+    """A checkpoint lacks parameters of the model, or has tensors that the model does not use."""
+
+    advice = HOW_TO_MATCH
 
 
 @contextmanager
@@ -255,4 +262,6 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
         if text.startswith("Weights only load failed"):  # torch goes on with unsafe advice
             text = "Weights only load failed"
         reason = f"{type(error).__name__}: {text}"[:300]
+        if isinstance(error, NamesDiffer):
+            advice = error.advice
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
