@@ -237,6 +237,15 @@ def assert_reason(ours, theirs, pictures, stage, reason):
     assert trial.reason.startswith(reason)
 
 
+def test_a_classifier_of_its_own_does_not_matter(model, pictures):
+    model.reset_classifier(3)
+    found = against.against_transformers(
+        model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
+    )
+    assert found["first"] is None
+    assert found["stages"][-1]["stage"] == "pooled"
+
+
 @ran("matmul", "interpolate_cached")
 def test_right_pipelines_part_nowhere_with_exact_modes(tower, model, pictures):
     found = against.against_transformers(
