@@ -212,6 +212,40 @@ def test_a_planted_fault_is_named_at_its_stage(fault, tower, model, pictures):
         assert trial.reason.startswith(reason)
 
 
+def test_another_patch_order_on_our_side_is_the_reason_too(tower, model, pictures):
+    theirs = against.transformers_pipeline(tower, processor())
+    right = against.timm_pipeline(model, LENGTH, "bilinear")
+    ours = Pipeline(lambda given: channels_first_of(right.read(given)), right.tower)
+    assert_reason(ours, theirs, pictures, "pixels", "patch order: one side has")
+    kernel = model.embeds.proj.weight
+    kernel.data = kernel.data.view(64, 16, 16, 3).permute(0, 3, 1, 2).reshape(64, -1)
+    assert_reason(right, theirs, pictures, "patch_embedding", "patch order: one side has")
+
+
+def channels_first_of(inputs):
+    pixels = inputs.pixels.view(-1, LENGTH, 16, 16, 3).permute(0, 1, 4, 2, 3)
+    return inputs._replace(pixels=pixels.flatten(2))
+
+
+def assert_reason(ours, theirs, pictures, stage, reason):
+    """They part at this stage, for a reason that begins so."""
+    comparison = Comparison()
+    comparison.add(pictures, compare(ours, refer(theirs, pictures)))
+    assert comparison.first() == stage
+    trial = comparison.explain(theirs, input_trials(ours))
+    assert trial is not None
+    assert trial.reason.startswith(reason)
+
+
+def test_a_classifier_of_its_own_does_not_matter(model, pictures):
+    model.reset_classifier(3)
+    found = against.against_transformers(
+        model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
+    )
+    assert found["first"] is None
+    assert found["stages"][-1]["stage"] == "pooled"
+
+
 @ran("matmul", "interpolate_cached")
 def test_right_pipelines_part_nowhere_with_exact_modes(tower, model, pictures):
     found = against.against_transformers(

@@ -139,7 +139,10 @@ def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
     except ImportError as error:
         raise RuntimeError(f"{HOW_TO_INSTALL} ({error})") from error
-    weights = to_transformers(model.state_dict())
+    # A classifier is left out: what it takes is compared, not what it gives.
+    own = model.state_dict()
+    image_tower = {name: own[name] for name in own if not name.startswith("head.")}
+    weights = to_transformers(image_tower)
     settings: dict[str, Any] = dict(
         hidden_size=model.embed_dim,
         intermediate_size=model.blocks[0].mlp.fc1.out_features,

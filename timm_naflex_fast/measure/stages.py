@@ -285,6 +285,8 @@ def input_trials(ours: Pipeline) -> list[Trial]:
     return [
         Trial("grid", swapped, "", reads(swap_grid)),
         Trial("pixels", order, "", reads(channels_first)),
+        Trial("pixels", order, "", reads(channels_last)),
+        Trial("patch_embedding", f"{order}, in the weights", "", takes(channels_first)),
         Trial("patch_embedding", f"{order}, in the weights", "", takes(channels_last)),
         Trial("position_embedding", f"{swapped}, in the coordinates", "", takes(swap_grid)),
         Trial("block_0", mask, "", without_padding(ours), without_padding),
