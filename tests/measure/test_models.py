@@ -94,7 +94,6 @@ def test_a_file_of_nothing_but_the_weights(tmp_path):
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 # As transformers' TimmWrapper, Lightning and others write them.
 @pytest.mark.parametrize("prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."])
 def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
@@ -120,6 +119,7 @@ def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
     assert "state dict of timm's model itself" not in str(error.value)
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize(
     ("change", "has_head"),
     [
