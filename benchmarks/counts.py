@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from costs import counting
 from pos_embed import PLAIN_ADD, WORKLOADS, race
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -187,6 +188,48 @@ def count_graphs(library: str, contender: Any, way: str) -> dict[str, Any]:
             batches.append(draw(library, length, seed=number))
         counted = whole.count_graphs(model, batches, train, backend="aot_eager", **options)
     return dict(zip(("graphs", "breaks", "recompiled"), counted.values()))
+
+
+def rounding(tiny: bool) -> Iterator[Rows]:
+    """A row for each contender: how far Siglip2's position embeddings are off, with and without
+    autocast.
+
+    64 images of the grids of ``siglip``, a table of 16 x 16 normal numbers, patch projection 0. The
+    difference is that from ``F.interpolate`` in float64, relative to the table's largest number.
+    """
+    from transformers import Siglip2VisionConfig
+    from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+    torch.manual_seed(0)
+    embeddings = Siglip2VisionEmbeddings(Siglip2VisionConfig())
+    for parameter in embeddings.patch_embedding.parameters():
+        torch.nn.init.zeros_(parameter)
+    table = torch.nn.init.normal_(embeddings.position_embedding.weight)
+    grids = WORKLOADS["siglip"].grids(2 if tiny else 64)
+    patches = torch.zeros(len(grids), 256, 768)
+    for contender in LIBRARIES["transformers"]:
+        row: dict[str, Any] = {"library": "transformers", "contender": contender}
+        for autocast in (False, True):
+            with (
+                torch.no_grad(),
+                enable(contender, library="transformers"),
+                torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+            ):
+                got = embeddings(patches, torch.tensor(grids))
+            off = _difference_from_float64(got.double(), table, grids)
+            row["autocast" if autocast else "float32"] = off / table.abs().max().item()
+        yield [row]
+
+
+def _difference_from_float64(got: torch.Tensor, table: torch.Tensor, grids: Any) -> float:
+    """The largest, of the tokens in their grids."""
+    image = table.detach().double().view(16, 16, -1).permute(2, 0, 1)[None].contiguous()
+    largest = 0.0
+    for tokens, (h, w) in zip(got, grids):
+        options: dict[str, Any] = dict(mode="bilinear", antialias=True)
+        want = F.interpolate(image, (h, w), **options)[0].flatten(1).t()  # (h*w, C)
+        largest = max(largest, (tokens[: h * w] - want).abs().max().item())
+    return largest
 
 
 def graphs(tiny: bool) -> Iterator[Rows]:

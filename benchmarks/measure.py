@@ -64,7 +64,7 @@ POS_EMBED: dict[str, dict[str, Any]] = {
         phases=["infer", "train"],
     ),
 }
-COUNTED = {"counts": counts.steps, "graphs": counts.graphs}
+COUNTED = {"counts": counts.steps, "graphs": counts.graphs, "rounding": counts.rounding}
 # Functions that yield the rows of race after race; given True, tiny ones.
 MADE_HERE: dict[str, Any] = {
     name: partial(pos_embed.races, **options) for name, options in POS_EMBED.items()

@@ -338,6 +338,17 @@ def model_sentence() -> str:
     )
 
 
+def rounding() -> str:
+    """How far Siglip2's position embeddings are off in transformers, and in ours."""
+    (record,) = read("rounding")
+    lines = []
+    for row in record["rows"]:
+        off = [f"{row[how]:.1e}" for how in ("float32", "autocast")]
+        lines.append([f"`{row['contender']}`", *off])
+    headings = ["Siglip2's position embeddings are off by", "float32", "bf16 autocast"]
+    return table(headings, lines, [record], measure_again([record]))
+
+
 def never_slower() -> str:
     """The smallest ratio to timm in any race, of the two modes that keep timm's result."""
     timed = races("speed/*", (*STEP, "dtype")).values()
@@ -472,6 +483,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "graphs": graphs,
     "model_sentence": model_sentence,
     "never_slower": never_slower,
+    "rounding": rounding,
     "drift_peers": drift_peers,
     "versions": versions,
     "timm_tests": timm_tests,
