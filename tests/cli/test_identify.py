@@ -1,4 +1,4 @@
-"""``naflex-fast identify`` says in one line which convention a port followed.
+"""``naflex-fast identify`` says which convention a port followed, and what it should have.
 
 With ``--family``, that of its library's own code.
 """
@@ -10,126 +10,91 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.checks import one_by_one, slow
+from tests.support.checks import one_by_one
 from tests.support.oracles import relative
-from timm_naflex_fast.cli import identify as command
+from timm_naflex_fast.cli.identify import FAMILIES
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import FAMILIES, Convention, example_inputs
+from timm_naflex_fast.identify import Convention, conventions
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]
+ASKED = [(12, 20), (30, 8), (4, 18)]
 CHANNELS = 8
-TABLE = torch.randn(8, 9, 3, generator=torch.Generator().manual_seed(6))
-EQUAL = "bilinear with antialiasing: this is the reference (largest difference "
-CORNERS = dict(mode="bicubic", cubic_coefficient=-0.5, align_corners=True, half_pixel=False)
-BLOCKS = dict(merge=2, transposed="order", antialias=False, dtype=torch.bfloat16, sizes=[(1, 4, 6)])
+
+
+def random_table(side):
+    return torch.randn(side, side, CHANNELS, generator=torch.Generator().manual_seed(6))
 
 
 @pytest.fixture
 def identify(tmp_path, capsys):
-    """The command's exit status and its line, about a file of these tensors (or a text)."""
+    """The command's exit status and what it prints, about a file of these tensors."""
 
-    def identify(contents, *options):
+    def identify(table, sizes, result, *options):
         file = tmp_path / "port.safetensors"
-        if isinstance(contents, dict):
-            save_file(contents, file)
-        elif contents is not None:
-            file.write_text(contents)
+        save_file({"table": table, "sizes": torch.tensor(sizes), "result": result}, file)
         code = main(["identify", str(file), *options])
         out, err = capsys.readouterr()
-        lines = [*out.splitlines(), *err.splitlines()]
-        (line,) = [line for line in lines if not line.startswith("comparing ")]
-        return code, line
+        return code, out + err.partition("\n")[2]
 
     return identify
 
 
-def port(dtype=torch.float32, sizes=SIZES, **settings):
-    """What a port computed that errs in these settings, beside its table and sizes."""
-    convention = Convention(**{"mode": "bilinear", "cubic_coefficient": None, **settings})
-    result = convention.tokens(TABLE.double(), sizes).to(dtype)
-    return {"table": TABLE, "sizes": torch.tensor(sizes), "result": result.contiguous()}
+def ported(sizes, dtype=torch.float32, **settings):
+    """The table, the sizes, and what a port of SigLIP-2 made of them that errs in ``settings``."""
+    table = random_table(9)
+    convention = Convention(**{**FAMILIES["siglip2"], **settings})
+    return table, sizes, convention.tokens(table.double(), sizes).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_reference_is_equal_in_every_dtype(dtype, identify):
+    code, out = identify(*ported(SIZES, dtype))
+    assert code == 0 and out.startswith("equal to the reference: ")
 
 
 @pytest.mark.parametrize(
-    ("made", "options", "status", "words"),
+    ("settings", "words"),
     [
-        ({}, "", 0, EQUAL),
-        ({"dtype": torch.bfloat16}, "", 0, EQUAL),
-        ({"dtype": torch.float16}, "", 0, EQUAL),
+        (dict(antialias=False), "antialias=False (not True)"),
+        (dict(bfloat16="table"), "bfloat16=table (not None)"),
         (
-            {"antialias": False},
-            "",
-            1,
-            "bilinear without antialiasing; the reference is bilinear with antialiasing: ",
+            dict(align_corners=True, positions="corners"),
+            "align_corners=True (not False), positions=corners (not half_pixel)",
         ),
-        (
-            CORNERS,
-            "",
-            1,
-            "bicubic with antialiasing, aligned corners; the reference is bilinear with "
-            "antialiasing: ",
-        ),
-        (
-            BLOCKS,
-            "--family qwen3-vl",
-            1,
-            "column by column, tokens in 2 x 2 blocks; the reference is bilinear without",
-        ),
-        ({"bfloat16": "table"}, "", 1, "table rounded to bfloat16; the reference"),
-        # Where the table grows, zeros or border decide nothing.
-        ({"sizes": [(1, 17, 19)]}, "", 0, "; on these sizes 1 other conventions give the same"),
     ],
 )
-def test_a_port_is_named(made, options, status, words, identify):
-    code, line = identify(port(**made), *options.split())
-    assert code == status and words in line
+def test_what_a_port_does_otherwise_comes_first(settings, words, identify):
+    code, out = identify(*ported(SIZES, **settings))
+    first, nearest, *_ = out.splitlines()
+    assert code == 1 and first.startswith("different from the reference: ")
+    assert nearest.endswith(f" %  {words}")
+
+
+def test_conventions_that_agree_are_shown(identify):
+    code, out = identify(*ported([(1, 17, 19)]))
+    assert code == 0
+    _, nearest, next_to_it, _ = out.splitlines()
+    # A table that grows shows nothing of antialiasing.
+    assert next_to_it == nearest.replace("the reference", "antialias=False (not True)")
 
 
 def test_noise_follows_no_known_convention(identify):
-    noise = torch.randn(89, 3, generator=torch.Generator().manual_seed(9))
-    code, line = identify({**port(), "result": noise})
-    assert code == 1
-    assert re.match(r"no known convention; the nearest is .* \d+ % away; the reference is ", line)
+    noise = torch.randn(89, CHANNELS, generator=torch.Generator().manual_seed(9))
+    code, out = identify(random_table(9), SIZES, noise)
+    distances = re.findall(r"(\S+) %", out)
+    assert code == 1 and len(distances) == 4
+    assert min(map(float, distances)) > 50
 
 
 def test_what_cannot_be_compared_is_one_line(identify):
-    code, line = identify({**port(), "result": torch.zeros(7, 3)})
+    code, out = identify(random_table(9), SIZES, torch.zeros(7, CHANNELS))
     assert code == 2
-    assert line == (
-        "naflex-fast identify: result must have 89 tokens of 3 channels; got shape (7, 3)"
+    assert (
+        out == "naflex-fast identify: result must have 89 tokens of 8 channels; got shape (7, 8)\n"
     )
-    code, line = identify(port(), "--family", "ovis2.5")
-    assert code == 2 and "sizes must be multiples of 2" in line
-
-
-def test_every_family_may_be_named():
-    assert command.FAMILIES == tuple(FAMILIES)
-
-
-def test_a_familys_question_is_written_the_same_everywhere(identify, tmp_path, capsys):
-    new = tmp_path / "port.safetensors"
-    assert main(["identify", str(new), "--family", "qwen3-vl", "--write"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"{new}: table (48, 48, 8), sizes [[12, 20], [30, 8], [4, 18]]\nNext: ")
-    assert "`result` (552, 8)" in out
-    numbers = example_inputs("siglip2")["table"][0, 0, :3].tolist()
-    assert numbers == pytest.approx([0.68884, 0.51591, -0.15885], abs=1e-5)
-
-    written = new.read_bytes()
-    assert "lacks result" in identify(None, "--family", "qwen3-vl")[1]
-    code, line = identify(None, "--write")
-    assert code == 2 and "File exists" in line and new.read_bytes() == written
-
-
-def asked(family):
-    """The family's table (H0, W0, C), its sizes [(h, w), ...], and what its convention makes of
-    them."""
-    inputs = example_inputs(family)
-    table = inputs["table"]
-    sizes = [tuple(size) for size in inputs["sizes"].tolist()]
-    frames = [(1, h, w) for h, w in sizes]
-    return table, sizes, FAMILIES[family].convention.tokens(table.double(), frames)
+    code, out = identify(random_table(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
+    assert code == 2 and "sizes must be multiples of the reference's merge, 2" in out
 
 
 def fill(parameter, table):
@@ -150,13 +115,11 @@ def siglip2(table, sizes):
 def lfm2_vl(table, sizes):
     vision = modeling("lfm2_vl").Lfm2VlConfig().vision_config
     assert isinstance(vision, modeling("siglip2").Siglip2VisionConfig)
-    assert vision.num_patches == len(table) ** 2
     return siglip2(table, sizes)
 
 
 def moonvit(table, sizes):
     config = modeling("kimi_k25").Kimi_K25VisionConfig(hidden_size=CHANNELS)
-    assert config.pos_emb_height == config.pos_emb_width == len(table)
     embeddings = modeling("kimi_k25").Kimi_K25VisionPositionEmbeddings(config)
     fill(embeddings.position_embeddings, table)
     tokens = torch.zeros(sum(h * w for h, w in sizes), CHANNELS)
@@ -166,7 +129,6 @@ def moonvit(table, sizes):
 def qwen3_vl(table, sizes):
     small = dict(depth=0, hidden_size=CHANNELS, num_heads=2, intermediate_size=8, out_hidden_size=8)
     config = modeling("qwen3_vl").Qwen3VLVisionConfig(**small, deepstack_visual_indexes=[])
-    assert config.num_position_embeddings == len(table) ** 2
     model = modeling("qwen3_vl").Qwen3VLVisionModel(config).eval()
     fill(model.pos_embed.weight, table)
     # What leaves the patch embedding is zero, so the first to read the sum reads the position
@@ -181,7 +143,6 @@ def qwen3_vl(table, sizes):
 
 def radio(table, sizes):
     config = modeling("radio").RadioConfig(hidden_size=CHANNELS)
-    assert config.max_img_size // config.patch_size == len(table)
     embeddings = modeling("radio").RadioPatchEmbeddings(config)
     fill(embeddings.position_embedding, table)
     resize = embeddings._interpolate_position_embedding
@@ -193,49 +154,48 @@ def ovis(table, sizes):
     return torch.cat(one_by_one(table, sizes, mode="bicubic", antialias=False, merge=2))
 
 
-ORIGINALS = dict(zip(FAMILIES, (siglip2, lfm2_vl, moonvit, qwen3_vl, ovis, radio), strict=True))
+# And the side of its table.
+ORIGINALS = {
+    "siglip2": (siglip2, 16),
+    "lfm2-vl": (lfm2_vl, 16),
+    "moonvit": (moonvit, 64),
+    "qwen3-vl": (qwen3_vl, 48),
+    "ovis2.5": (ovis, 32),
+    "radio": (radio, 128),
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_convention_is_that_of_the_original_library(family):
     if family != "ovis2.5":
         pytest.importorskip("transformers", minversion="5.23")
-    table, sizes, got = asked(family)
+    original, side = ORIGINALS[family]
+    table = random_table(side)
     with torch.no_grad():
-        want = ORIGINALS[family](table, sizes)
-    assert relative(got, want.double()) <= 2**-22 * len(table)  # PyTorch's positions are float32
-
-
-@pytest.mark.parametrize("family", [name if name == "siglip2" else slow(name) for name in FAMILIES])
-def test_a_right_port_is_said_to_be_equal(family, identify):
-    code, line = identify({"result": asked(family)[2].float()}, "--family", family)
-    assert code == 0 and "this is the reference" in line
-    # Where RADIO's table of 128 x 128 shrinks, no position lies outside of it: zeros or border
-    # there, nobody can tell.
-    assert ("other conventions" in line) == (family == "radio")
+        want = original(table, ASKED)
+    sizes = [(1, h, w) for h, w in ASKED]
+    convention = Convention(**FAMILIES[family])
+    got = convention.tokens(table.double(), sizes)
+    assert relative(got, want.double()) <= 2**-22 * side  # PyTorch's positions are float32
+    assert convention in conventions(sizes)
 
 
 @pytest.mark.parametrize(
-    ("family", "port", "found", "reference"),
+    ("family", "port", "words"),
     [  # openvino.genai pull request 4444 and llama.cpp before 17577; llama.cpp before 25781
-        (
-            "lfm2-vl",
-            dict(antialias=False),
-            "bilinear without antialiasing",
-            "bilinear with antialiasing",
-        ),
+        ("lfm2-vl", dict(antialias=False), "antialias=False (not True)"),
         (
             "qwen3-vl",
             dict(merge=2),
-            "bilinear with antialiasing, tokens in 2 x 2 blocks",
-            "bilinear without antialiasing, aligned corners, tokens in 2 x 2 blocks",
+            "antialias=True (not False), align_corners=False (not True), "
+            "positions=half_pixel (not corners)",
         ),
     ],
 )
-def test_ports_that_erred_are_named(family, port, found, reference, identify):
-    table, sizes, _ = asked(family)
-    result = torch.cat(one_by_one(table, sizes, mode="bilinear", **port))
-    code, line = identify({"result": result.float()}, "--family", family)
-    words = f"{found}; the reference is {reference}: embeddings differ by "
-    assert code == 1 and line.startswith(words)
-    assert float(line.removeprefix(words).split(" %")[0]) > 10
+def test_ports_that_erred_are_named(family, port, words, identify):
+    table = random_table(32)
+    result = torch.cat(one_by_one(table, ASKED, mode="bilinear", **port))
+    code, out = identify(table, ASKED, result.float(), "--family", family)
+    first, nearest, *_ = out.splitlines()
+    assert code == 1 and nearest.endswith(f" %  {words}")
+    assert float(re.search(r"(\S+) %", first)[1]) > 10

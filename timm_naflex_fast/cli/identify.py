@@ -1,17 +1,27 @@
 """``naflex-fast identify``: by which convention did a port resample its position embeddings?"""
 
 import argparse
-from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..measure.output import printable
 from .checks import announce
 
-FAMILIES = ("siglip2", "lfm2-vl", "moonvit", "qwen3-vl", "ovis2.5", "radio")
-HOW_TO_GO_ON = """Next: the port resamples this table to these sizes and writes its tokens, one image after \
-the other, as
-`result` {shape} into R.safetensors; then naflex-fast identify --family {family} R.safetensors
-The table is random. A trained one is smoother: there the same mistake makes a smaller difference."""
+NEEDED = ("table", "sizes", "result")
+POSITIONS_IN_FLOAT32 = 2e-4  # the largest error that their rounding explains
+EXACT = 1e-9  # conventions that agree on these sizes differ by less
+# Settings of ``identify.Convention``, here where torch need not be imported for their names.
+_SIGLIP2 = dict(mode="bilinear", cubic_coefficient=None)
+_BILINEAR = dict(mode="bilinear", cubic_coefficient=None, antialias=False)
+_BICUBIC = dict(mode="bicubic", cubic_coefficient=-0.75, antialias=False)
+FAMILIES: dict[str, dict[str, Any]] = {  # the models that share a vision tower
+    "siglip2": _SIGLIP2,  # NaFlex
+    "lfm2-vl": _SIGLIP2,
+    "moonvit": _BICUBIC,  # Kimi-VL, Kimi-K2.5
+    "qwen3-vl": dict(**_BILINEAR, align_corners=True, positions="corners", merge=2),
+    "ovis2.5": dict(**_BICUBIC, merge=2),
+    "radio": dict(**_BILINEAR, ar_preserving=True),
+}
+"""Tests compare each with the original library's own code, where it is installed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE.safetensors",
-        help="tensors: result (sum of t*h*w, C) or padded (B, N, C); table (H0, W0, C) and sizes "
-        "(B, 2) or with frames (B, 3), without which they are the family's",
+        help="tensors: table (H0, W0, C), sizes (B, 2) or with frames (B, 3), and what the port "
+        "made of them: result (sum of t*h*w, C) or padded (B, N, C)",
     )
     parser.add_argument(
         "--family",
@@ -33,49 +43,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FAMILIES,
         help=f"the reference: {', '.join(FAMILIES)} (siglip2)",
     )
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write the family's table and sizes into FILE, for the port to resample",
-    )
 
 
 def identify(options: argparse.Namespace) -> int:
-    """Print the nearest convention in a sentence; return 0 if it is the reference, else 1.
+    """Print the nearest conventions; return 0 if the port follows the reference, else 1.
 
     Raises:
         ValueError: a file that is no safetensors file, lacks a tensor, or holds what cannot be
             compared.
-        OSError: the file cannot be read; or written, if that is asked for.
+        OSError: the file cannot be read.
     """
-    if options.write:
-        with open(options.file, "xb") as file:  # never over what is there
-            _write_example(file, options)
-        return 0
     check_tensors(options.file)
     announce(f"comparing {printable(options.file)} with what is known ...")
 
     import torch
     from safetensors.torch import load_file
 
-    from ..identify import FAMILIES, Convention, example_inputs, identify_resampling
+    from ..identify import Convention, identify_resampling
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    tensors = {**example_inputs(options.family), **load_file(options.file)}
-    found = identify_resampling(tensors["table"], tensors["sizes"], tensors["result"])
-    errors = {Convention(**settings): error for error, settings in found}
-    reference = FAMILIES[options.family].convention
-    if reference not in errors:
-        raise ValueError(
-            f"sizes must be multiples of {reference.merge}, the reference's blocks of tokens"
-        )
-    sentence, equal = _judge(errors, reference, tensors["result"])
-    print(sentence)
-    return 0 if equal else 1
+    tensors = load_file(options.file)
+    found = identify_resampling(*(tensors[name] for name in NEEDED))
+    reference = Convention(**FAMILIES[options.family])._asdict()
+    is_equal = _tell(found, reference, 2 * torch.finfo(tensors["result"].dtype).eps)
+    return 0 if is_equal else 1
+
+
+def _tell(
+    found: list[tuple[float, dict[str, Any]]], reference: dict[str, Any], rounding: float
+) -> bool:
+    """Print the errors of the reference and of the nearest conventions, and return if it is equal.
+
+    Args:
+        found: errors and conventions, the smallest error first.
+        reference: the convention that is expected.
+        rounding: the largest error that the result's dtype explains.
+
+    Raises:
+        ValueError: sizes that the reference does not allow.
+    """
+    expected = [error for error, settings in found if settings == reference]
+    if not expected:
+        raise ValueError(f"sizes must be multiples of the reference's merge, {reference['merge']}")
+    # Where no other is nearer, it is the reference. Rounding of a half dtype decides nothing.
+    nearest = min(found[0][0] + EXACT, POSITIONS_IN_FLOAT32)
+    is_equal = expected[0] <= max(nearest, rounding)
+    verdict = "equal to" if is_equal else "different from"
+    print(f"{verdict} the reference: {100 * expected[0]:.2g} % of the largest value. The nearest:")
+    for error, settings in found[:3]:
+        print(f"{100 * error:10.2g} %  {_differences(settings, reference)}")
+    return is_equal
+
+
+def _differences(settings: dict[str, Any], reference: dict[str, Any]) -> str:
+    """The settings that are not those of the reference."""
+    differences = []
+    for name, value in settings.items():
+        if value != reference[name]:
+            differences.append(f"{name}={value} (not {reference[name]})")
+    return ", ".join(differences) or "the reference"
 
 
 def check_tensors(file: str) -> None:
-    """Find out which tensors a file holds, without torch; table and sizes may both be missing.
+    """Find out whether a file holds the tensors, without torch.
 
     Raises:
         ValueError: no safetensors file, or one that lacks a tensor.
@@ -85,68 +115,8 @@ def check_tensors(file: str) -> None:
 
     try:
         with safe_open(file, "numpy") as opened:
-            names = set(opened.keys())
+            missing = set(NEEDED) - set(opened.keys())
     except SafetensorError as problem:
         raise ValueError(f"{file} is not a safetensors file: {problem}") from problem
-    if not names & {"table", "sizes"}:
-        names |= {"table", "sizes"}
-    missing = [name for name in ("table", "sizes", "result") if name not in names]
     if missing:
-        raise ValueError(
-            f"{file} lacks {', '.join(missing)}; it must hold result, and table and sizes or "
-            "neither"
-        )
-
-
-def _write_example(file: BinaryIO, options: argparse.Namespace) -> None:
-    """Write the family's table and sizes, and print what the port has to do with them."""
-    announce(f"writing {printable(options.file)} ...")
-    from safetensors.torch import save
-
-    from ..identify import example_inputs
-
-    asked = example_inputs(options.family)
-    table, sizes = asked["table"], asked["sizes"]
-    file.write(save(asked))
-    shape = (int(sizes.prod(1).sum()), table.shape[-1])
-    print(f"{options.file}: table {tuple(table.shape)}, sizes {sizes.tolist()}")
-    print(HOW_TO_GO_ON.format(shape=shape, family=options.family))
-
-
-def _judge(errors: dict[Any, float], reference: Any, result: Any) -> tuple[str, bool]:
-    """What the errors of all conventions tell, in a sentence, and whether it is the reference.
-
-    Args:
-        errors: by convention, the smallest first.
-        reference: one of these conventions.
-        result: the port's tokens.
-    """
-    from ..identify import DECIMALS, describe, tolerance
-
-    rounding = tolerance(result)
-    best = next(iter(errors))
-    # Where others are no better, it is the reference; rounding of a half dtype decides nothing.
-    enough = errors[best] + 10**-DECIMALS
-    if result.element_size() < 4:
-        enough = max(enough, rounding)
-    if errors[reference] <= enough:
-        best = reference
-    error = errors[best]
-    if error > rounding:
-        nearest = describe(replace(best, bfloat16=None))
-        return (
-            f"no known convention; the nearest is {nearest}, {100 * error:.3g} % away; "
-            f"the reference is {describe(reference)}"
-        ), False
-    rounded = [round(other, DECIMALS) for other in errors.values()]
-    alike = rounded.count(round(error, DECIMALS)) - 1
-    unsure = f"; on these sizes {alike} other conventions give the same" if alike else ""
-    if best == reference:
-        return (
-            f"{describe(best)}: this is the reference (largest difference {error:.1e} of the "
-            f"largest value){unsure}"
-        ), True
-    return (
-        f"{describe(best)}; the reference is {describe(reference)}: embeddings differ by "
-        f"{100 * errors[reference]:.3g} % of the largest value{unsure}"
-    ), False
+        raise ValueError(f"{file} lacks {', '.join(sorted(missing))}")
