@@ -62,16 +62,21 @@ class Convention(NamedTuple):
         table_edge = 0.0 if self.align_corners else 0.5
         grid_edge = 0.0 if self.positions == "corners" else 0.5
         length = n - 1 + 2 * grid_edge
-        step = (n0 - 1 + 2 * table_edge) / length if length else 0.0
+        step = 0.0
+        if length:
+            step = (n0 - 1 + 2 * table_edge) / length
         if self.positions == "asymmetric":
             table_edge = grid_edge = 0.0
         elif self.align_corners and self.antialias:
             table_edge = grid_edge = 0.5  # PyTorch changes the step here and not the centres
         centres = step * (torch.arange(n).double() + grid_edge) - table_edge
-        return self._weights(centres, max(step, 1.0) if self.antialias else 1.0, n0)
+        return self._weights(centres, step, n0)
 
-    def _weights(self, centres: Tensor, stretch: float, n0: int) -> Tensor:
-        """What each of n0 cells, at 0, 1, ..., gives to each of n centres, (n, n0)."""
+    def _weights(self, centres: Tensor, step: float, n0: int) -> Tensor:
+        """What each of n0 cells, at 0, 1, ..., gives to n centres a step apart, (n, n0)."""
+        stretch = 1.0
+        if self.antialias:
+            stretch = max(step, 1.0)
         cells = torch.arange(-OUTSIDE, n0 + OUTSIDE)
         distance = (cells - centres[:, None]).abs() / stretch  # (n, cells)
         if self.cubic_coefficient is None:
@@ -96,11 +101,11 @@ class Convention(NamedTuple):
             table = table.transpose(0, 1)
         packed = []
         for frames, h, w in sizes:
-            height = width = max(h, w)
-            if not self.ar_preserving:
-                height, width = h, w
-            rows = self.matrix(height, table.shape[0])[:h]
-            columns = self.matrix(width, table.shape[1])[:w]
+            resized = [h, w]
+            if self.ar_preserving:
+                resized = [max(h, w)] * 2
+            rows = self.matrix(resized[0], table.shape[0])[:h]
+            columns = self.matrix(resized[1], table.shape[1])[:w]
             grid = torch.einsum("yh,hwc,xw->yxc", rows, table, columns)
             if self.transposed in ("size", "order"):
                 grid = grid.transpose(0, 1)
@@ -109,21 +114,12 @@ class Convention(NamedTuple):
         return torch.cat(packed)
 
 
-LINEAR_ZEROS = ("bilinear", None, False, "zeros")
-FILTERS = [  # mode, cubic coefficient, antialias, outside
-    ("bilinear", None, True, "border"),
-    ("bicubic", -0.5, True, "border"),
-    ("bicubic", -0.75, True, "border"),
-    ("bilinear", None, False, "border"),
-    ("bicubic", -0.5, False, "border"),
-    ("bicubic", -0.75, False, "border"),
-    # Bilinear taps lie outside where all weight is on the border's cell: none is dropped.
-    ("bicubic", -0.5, False, "dropped"),
-    ("bicubic", -0.75, False, "dropped"),
-    LINEAR_ZEROS,
-    ("bicubic", -0.75, False, "zeros"),
-]
-POSITIONS = [  # align_corners, positions
+# mode, cubic_coefficient
+KERNELS = [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75)]
+# antialias, outside
+BORDERS = [(True, "border"), (False, "border"), (False, "dropped"), (False, "zeros")]
+# align_corners, positions
+POSITIONS = [
     (False, "half_pixel"),
     (True, "corners"),
     (False, "asymmetric"),
@@ -141,13 +137,19 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
         (None, "order", "size", "table"),  # transposed
         (False, True),  # ar_preserving
         POSITIONS,
-        FILTERS,
+        BORDERS,
+        KERNELS,
     )
-    for bfloat16, merge, transposed, ar_preserving, position, resize in choices:
-        convention = Convention(*resize, *position, ar_preserving, transposed, merge, bfloat16)
-        if resize == LINEAR_ZEROS and convention.align_corners:
-            continue  # no bilinear tap lies outside
-        yield convention
+    for bfloat16, merge, transposed, ar_preserving, position, border, kernel in choices:
+        convention = Convention(
+            *kernel, *border, *position, ar_preserving, transposed, merge, bfloat16
+        )
+        # Of bilinear weights none is left to drop outside, and with aligned corners none is there.
+        same = ["dropped"]
+        if convention.align_corners:
+            same = ["dropped", "zeros"]
+        if convention.mode == "bicubic" or convention.outside not in same:
+            yield convention
 
 
 def identify_resampling(
@@ -189,8 +191,8 @@ def identify_resampling(
         )
     sizes = sizes_on_host(torch.atleast_2d(torch.as_tensor(size)))
     result = _packed(_float64("result", result), sizes, table.shape[-1])
-    some = slice(None, None, -(-table.shape[-1] // SOME_CHANNELS))
-    ranked = _ranked(conventions(sizes), table[..., some], sizes, result[:, some])
+    some = result[:, :SOME_CHANNELS]
+    ranked = _ranked(conventions(sizes), table[..., :SOME_CHANNELS], sizes, some)
     best = _ranked([convention for _, convention in ranked[:BEST]], table, sizes, result)
     return [(error, convention._asdict()) for error, convention in best + ranked[BEST:]]
 

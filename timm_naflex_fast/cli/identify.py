@@ -89,9 +89,9 @@ def _tell(
     nearest = min(found[0][0] + EXACT, POSITIONS_IN_FLOAT32)
     is_equal = expected[0] <= max(nearest, rounding)
     verdict = "equal to" if is_equal else "different from"
-    print(f"{verdict} the reference: {100 * expected[0]:.2g} % of the largest value. The nearest:")
+    print(f"{verdict} the reference: {100 * expected[0]:.3g} % of the largest value. The nearest:")
     for error, settings in found[:3]:
-        print(f"{100 * error:10.2g} %  {_differences(settings, reference)}")
+        print(f"{100 * error:10.3g} %  {_differences(settings, reference)}")
     return is_equal
 
 
