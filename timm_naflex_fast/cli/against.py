@@ -38,11 +38,11 @@ def check(options: argparse.Namespace) -> None:
 
     Raises:
         RuntimeError: the library is not installed.
-        ValueError: another number type than float32, or no comparison was asked for.
+        ValueError: another number type than float32, or ``--stage-from`` without ``--against``.
     """
     if options.against is None:
         if options.stage_from != "pictures":
-            raise ValueError("--stage-from needs --against transformers")
+            raise ValueError("--stage-from goes with --against; valid: --against transformers")
         return
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:

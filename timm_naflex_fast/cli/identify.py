@@ -1,6 +1,7 @@
 """``naflex-fast identify``: by which convention did a port resample its position embeddings?"""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ..measure.output import printable
@@ -113,6 +114,8 @@ def check_tensors(file: str) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(file).is_dir():
+        raise ValueError(f"{file} is a folder; valid: a safetensors file")
     try:
         with safe_open(file, "numpy") as opened:
             missing = set(NEEDED) - set(opened.keys())
