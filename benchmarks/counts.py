@@ -207,6 +207,7 @@ def rounding(tiny: bool) -> Iterator[Rows]:
     table = torch.nn.init.normal_(embeddings.position_embedding.weight)
     grids = WORKLOADS["siglip"].grids(2 if tiny else 64)
     patches = torch.zeros(len(grids), 256, 768)
+    contender: Any
     for contender in LIBRARIES["transformers"]:
         row: dict[str, Any] = {"library": "transformers", "contender": contender}
         for autocast in (False, True):

@@ -95,7 +95,9 @@ def test_a_file_of_nothing_but_the_weights(tmp_path):
 
 
 # As transformers' TimmWrapper, Lightning and others write them.
-@pytest.mark.parametrize("prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."])
+@pytest.mark.parametrize(
+    "prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."]
+)
 def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
     own = trained(num_classes=5).state_dict()
     torch.save(prefixed(own, prefix) | {"n_averaged": torch.tensor(3)}, tmp_path / "last.pth")
@@ -113,7 +115,9 @@ def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
     own[table] = torch.randn(1, 7, own[table].shape[-1])  # no square
     torch.save(own, tmp_path / "last.pth")
 
-    with pytest.raises(RuntimeError, match="timm's own conversion of these weights failed") as error:
+    with pytest.raises(
+        RuntimeError, match="timm's own conversion of these weights failed"
+    ) as error:
         load_model(NAME, tmp_path / "last.pth", **SMALL)
 
     assert "state dict of timm's model itself" not in str(error.value)
