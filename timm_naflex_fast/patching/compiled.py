@@ -17,8 +17,9 @@ import torch
 from .library import Library, Target
 from .others import derived_from
 
-# Older compilers write down no method but ``forward`` among the conditions of a graph.
-NAMES_METHODS = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 15)
+# What it writes down as a graph's conditions is known of this release alone. With any other, all
+# graphs are forgotten.
+NAMES_METHODS = tuple(int(n) for n in torch.__version__.split(".")[:2]) == (2, 15)
 
 
 def forget_graphs(library: Library, replaced: Collection[Target]) -> None:
@@ -50,8 +51,7 @@ def _may_hold(graph: Any, library: Library, methods: Collection[Target]) -> bool
     """Whether one of these methods was read when the graph was made, and is not called by it.
 
     The compiler writes down which methods it found on a class, of which class each module was, and
-    which files it read: all are conditions of the graph. An older one does not, and every graph is
-    forgotten.
+    which files it read: all are conditions of the graph.
     """
     conditions = getattr(getattr(graph, "guard_manager", None), "code_parts", None)
     if not conditions or not NAMES_METHODS:
