@@ -124,13 +124,21 @@ def as_a_part(model):
     return model
 
 
+def with_given_weights(model):
+    weights = dict(model.named_parameters())
+    call = torch.func.functional_call
+    return torch.compile(lambda *batch: call(model, weights, batch), backend="eager", dynamic=True)
+
+
 def alone(model):
     return torch.compile(model, backend="eager")
 
 
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("compile_it", [alone, as_function, in_a_container, as_a_part])
+@pytest.mark.parametrize(
+    "compile_it", [alone, as_function, in_a_container, as_a_part, with_given_weights]
+)
 def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, compile_it):
     model, batch = MADE[kind]()
     library = "transformers" if kind == "siglip2" else "timm"

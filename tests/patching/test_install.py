@@ -220,6 +220,17 @@ def test_strict_for_every_model_does_not_refuse_a_subclass_that_nobody_uses():
 
 
 @pytest.mark.usefixtures("no_subclass_stays")
+def test_strict_for_every_model_refuses_a_subclass_that_a_model_uses():
+    saved = vars(NaFlexEmbeds)[LEARNED]
+    own = lambda self, x, patch_coord: saved(self, x, patch_coord)
+    model = small_vit()
+    model.embeds.__class__ = type("Saved", (NaFlexEmbeds,), {LEARNED: own})
+    with pytest.raises(RuntimeError, match=f"Saved.{LEARNED} is .* Nothing was changed"):
+        enable(strict=True)
+    assert status().replaced == {}
+
+
+@pytest.mark.usefixtures("no_subclass_stays")
 @pytest.mark.parametrize("how", ["partial", "mock", "subclass"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_an_instance_or_a_subclass_carries_is_named(how, strict):

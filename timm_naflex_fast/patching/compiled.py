@@ -60,13 +60,15 @@ def _may_hold(graph: Any, library: Library, methods: Collection[Target]) -> bool
     if _reads(text, f"{__package__}.{library.name}"):  # ours was in place
         return False
     for owner, name, _ in methods:
-        if f"<class '{owner.__module__}." not in text:
-            # In PyTorch's own containers it leaves out the conditions on modules.
-            if _reads(text, owner.__module__):
+        if _calls(graph.code, name):
+            continue
+        if any(f", {id(cls)})" in text for cls in derived_from(owner)):
+            if f"___dict_contains('{name}'," in text:
                 return True
-        elif f"___dict_contains('{name}'," in text and not _calls(graph.code, name):
-            if any(f", {id(cls)})" in text for cls in derived_from(owner)):
-                return True
+        elif _reads(text, owner.__module__):
+            # In PyTorch's own containers, and where ``functional_call`` gives other weights, the
+            # compiler leaves out the conditions on modules.
+            return True
     return False
 
 

@@ -139,7 +139,7 @@ def _say_what_stays(
     """
     users = users_in(library, modules)
     if settings.strict and not modules:
-        # Not a derived class that nobody uses.
+        # Not a derived class that nobody uses; one that is used has a module among the carriers.
         users = [target.owner for target in targets(library)]
     sentences = foreign_methods(library, users)
 

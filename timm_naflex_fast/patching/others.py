@@ -76,10 +76,11 @@ def _parts(function: Any) -> list[Any]:
 
 
 def carries(library: Library, module: nn.Module) -> bool:
-    """Whether a method that hides ours was set on this one module, as accelerate's hooks do."""
+    """Whether a method hides ours: its class's, or one that was set on it, as by accelerate."""
     for target in targets(library):
-        if _has_methods_of(module, target.owner) and target.name in vars(module):
-            if _stays(library, target, module, vars(module)[target.name]):
+        if _has_methods_of(module, target.owner):
+            owner, function = look_up(module, target.name)
+            if owner is not target.owner and _stays(library, target, owner, function):
                 return True
     return False
 
