@@ -105,7 +105,6 @@ def wrong_calls():
         (["bench", *MODEL, "--sizes-from", "good", "--workload", "siglip"], "not allowed with"),
         (["bench", *MODEL, "--contenders", "plain-add"], "invalid choice: 'plain-add'"),
         (["bench", *MODEL, "--phase", "frozen"], "invalid choice: 'frozen' .*train.*infer"),
-        (["drift", *MODEL, "--stage-from", "patches"], "--stage-from goes with --against"),
         ([*export, "m.bin"], "--out must end with .onnx or .pt2; got m.bin"),
         ([*export, "no/m.pt2"], "No such file or directory: 'no/m.pt2'"),
         ([*identify, "no.safetensors"], "no.safetensors"),

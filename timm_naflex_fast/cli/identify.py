@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..measure.output import printable
@@ -83,6 +84,8 @@ def check_tensors(file: str) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(file).is_dir():
+        raise ValueError(f"{file} is a folder; valid: a safetensors file")
     try:
         with safe_open(file, "numpy") as opened:
             names = set(opened.keys())
