@@ -140,3 +140,12 @@ def test_what_was_changed_is_counted(photos):
     assert words == (
         "1 turned upright, as their EXIF data say; 2 with 16 or 32 bits per pixel, scaled to 8 bits"
     )
+
+
+def test_eight_bits_in_32_bit_integers_stay_as_they_are():
+    numbers = np.arange(256, dtype=np.int32).reshape(16, 16)
+
+    picture, done = images.convert(Image.fromarray(numbers))
+
+    assert np.array_equal(np.asarray(picture)[..., 0], numbers)
+    assert done == [images.SCALED]

@@ -150,8 +150,9 @@ def _orientation(image: Any) -> int:
 def _scaled(image: Any) -> Any:
     """A gray image of 16 or 32 bits, integers or floats, in 8 bits.
 
-    0 becomes black; 65535 becomes white, or 1.0 where the numbers are floats. Where a number lies
-    outside, the picture's smallest number becomes black and its largest white.
+    0 becomes black; 65535 becomes white, or 1.0 where the numbers are floats, or 255 where they are
+    integers of 32 bits and none is larger. Where a number lies outside, the picture's smallest
+    number becomes black and its largest white.
     """
     import numpy as np
     from PIL import Image
@@ -161,6 +162,8 @@ def _scaled(image: Any) -> Any:
         raise ValueError("it holds infinity or NaN")
     black = 0.0
     white = 1.0 if image.mode == "F" else 65535.0
+    if image.mode == "I" and values.max() <= 255:  # 8 bits in a wider array
+        white = 255.0
     if values.min() < black or values.max() > white:
         black = values.min()
         white = max(values.max(), black + 1e-6)  # all numbers may be the same one
