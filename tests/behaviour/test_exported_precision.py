@@ -30,6 +30,19 @@ TABLES = {
         pos_embed_grid_size=(128, 128), pos_embed_interp_mode="bilinear", pos_embed_antialias=False
     ),
     "factorized": dict(pos_embed="factorized", pos_embed_grid_size=(16, 16)),
+    "128 bilinear, grid_sample": dict(
+        pos_embed_grid_size=(128, 128),
+        pos_embed_interp_mode="bilinear",
+        pos_embed_use_grid_sample=True,
+    ),
+    "128 bicubic, grid_sample, align_corners": dict(
+        pos_embed_grid_size=(128, 128),
+        pos_embed_use_grid_sample=True,
+        pos_embed_align_corners=True,
+    ),
+    "factorized, grid_sample": dict(
+        pos_embed="factorized", pos_embed_grid_size=(37, 16), pos_embed_use_grid_sample=True
+    ),
 }
 # Of every kind: one cell, one row, one column, the table's own size, 1,024 tokens.
 BATCHES = [

@@ -5,7 +5,7 @@ know. A graph does not know them. This file computes the same weights where the 
 float32 alone: many devices and runtimes have no float64.
 
 Scale and centre are rounded exactly as PyTorch rounds them; at a table of 128 cells another
-rounding of the scale alone would move a weight by 8e-6. The weights are then within 1e-6 of
+rounding of the scale alone would move a weight by 8e-6. The weights are then within 1.2e-6 of
 PyTorch's own, for tables of 16 to 128 cells and lengths up to 1,024 (tests/resampling).
 """
 
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from .spec import ResizeSpec
+
+LONGEST = 1024  # positions on axes of up to so many cells are rounded as PyTorch rounds them
 
 
 def axis_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
@@ -88,17 +90,22 @@ def _antialiased_weights(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec)
 def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Table cells for each position, float32."""
     if not spec.align_corners:
-        return divide(n0, n)
+        return divide(n0, n, most=n0)
     if n0 == 1:
         return torch.zeros_like(n)
-    return divide(n0 - 1, (n - 1).clamp(min=1)) * (n > 1)
+    return divide(n0 - 1, (n - 1).clamp(min=1), most=n0) * (n > 1)
 
 
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
     position, n = position.to(torch.float32), n.to(torch.float32)
     if spec.reference == "grid_sample":
-        return _sampled_centre(_cell_position(position, n, spec), n0, spec)
+        # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
+        # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
+        cells = n0 - 1 if spec.align_corners else n0
+        return multiply_add(
+            _cell_position(position, n, spec), cells / 2, (n0 - 1) / 2, most=max(cells, 1)
+        )
     if spec.reference == "affine_grid":
         return _sampled_centre(_affine_position(position, n), n0, spec)
     scale = _scale(n, n0, spec)
@@ -119,35 +126,41 @@ def _sampled_centre(position: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 def _cell_position(position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
     """Where newer timm's grid_sample flag puts cell ``position`` of n, in [-1, 1]."""
     if spec.align_corners:
-        return 2 * position / (n - 1).clamp(min=1) - 1
-    return (2 * position + 1) / n - 1
+        return divide(2 * position, (n - 1).clamp(min=1), 2 * LONGEST) - 1
+    return divide(2 * position + 1, n, 2 * LONGEST) - 1
 
 
 def _affine_position(position: Tensor, n: Tensor) -> Tensor:
     """The same in older timm: ``torch.linspace(-1, 1, longest)``, then the grid's part of it."""
     longest = n.amax(0)  # of the batch
     position = position + longest * (position < 0)  # timm's index -1 is the last one
-    zoom = longest / n
-    step = 2 / (longest - 1).clamp(min=1)
+    zoom = divide(longest, n, LONGEST)
+    step = divide(2, (longest - 1).clamp(min=1), most=2)
     # linspace goes from both ends to the middle.
     from_left = multiply_add(step, position, -1, most=2)
     from_right = multiply_add(-step, longest - 1 - position, 1, most=2)
     line = torch.where(2 * position + 1 < longest, from_left, from_right)
-    return line * (longest - 1) / longest * zoom + (zoom - 1)
+    return divide(line * (longest - 1), longest, LONGEST) * zoom + (zoom - 1)
 
 
-def divide(a: int, n: Tensor) -> Tensor:
+def divide(a: Tensor | int, n: Tensor, most: int) -> Tensor:
     """``a / n`` in float32, rounded once.
 
     Also where a runtime computes ``a * (1 / n)``, which rounds twice (OpenVINO): what is missing
     is added.
+
+    Args:
+        n: with a fraction, the quotient is what the runtime computes.
+        most: the largest ``abs(a)``. Beyond it the quotient may be rounded twice.
     """
     quotient = a / n
-    too_much = multiply_add(quotient, n, -a, most=a)
-    return quotient - too_much / n
+    too_much = multiply_add(quotient, n, -a, most)
+    # Of an infinite quotient nothing is missing; of one by a fraction the products cannot tell.
+    is_told = quotient.isfinite() & (n == n.floor())
+    return quotient - torch.where(is_told, too_much / n, 0)
 
 
-def multiply_add(a: Tensor, b: Tensor | float, c: float, most: float) -> Tensor:
+def multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, most: float) -> Tensor:
     """``a * b + c`` in float32, rounded once, as the fused multiply-add of PyTorch's kernels does.
 
     ``a`` is split in two (Dekker 1971): the products of ``b`` with the upper digits, and their sum
@@ -156,7 +169,7 @@ def multiply_add(a: Tensor, b: Tensor | float, c: float, most: float) -> Tensor:
 
     Args:
         b: multiples of 1/2.
-        c: a multiple of 1/2.
+        c: a multiple of 1/2, or about ``-a * b``.
         most: the largest ``abs(a * b)``. Beyond it the sum may be rounded twice.
     """
     unit = 2.0 ** (math.ceil(math.log2(most)) - 22)
