@@ -149,7 +149,7 @@ def complaints_about(record: Row) -> Iterator[str]:
                 yield f"{name} passes without ours"
         case ["against" | "drift", *_]:
             yield from outdated([record["made"]], CODE)
-        case ["counts" | "graphs" | "exported"]:  # not timed, or not against the same
+        case ["counts" | "graphs" | "exported" | "rounding"]:  # not timed, or not against the same
             yield from outdated([record], CODE)
         case _:
             yield from outdated([record], CODE)
