@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,21 +23,26 @@ class Tokens:
         self.counts = counts
 
     @cached_property
-    def samples(self) -> Sequence[Tensor]:
-        """Of each sample a view of all its tokens, (N, C)."""
-        if self.x.ndim == 3:
-            return self.x.unbind()
-        return self.x.split_with_sizes([in_grid + after for in_grid, after in self.counts])
+    def parts(self) -> Sequence[Tensor]:
+        """Of each sample two views, (tokens, C): its tokens in the grid, and those after them.
+
+        Of a contiguous batch all at once. To slice it sample by sample would cost a fifth of a call
+        with a frozen table (16 images).
+        """
+        if self.x.ndim == 3 and not self.x.is_contiguous():
+            parts: list[Tensor] = []
+            for sample, count in zip(self.x, self.counts):
+                parts += sample.split_with_sizes(count)
+            return parts
+        return self.x.flatten(0, -2).split_with_sizes(list(chain.from_iterable(self.counts)))
 
     def in_grid(self, sample: int) -> Tensor:
         """The tokens of a sample that lie in its grid, (tokens, C)."""
-        count, after = self.counts[sample]
-        return self.samples[sample][:count] if after else self.samples[sample]
+        return self.parts[2 * sample]
 
     def after_grid(self, sample: int) -> Tensor:
         """The tokens of a sample that come after its grid: padding."""
-        count, _ = self.counts[sample]
-        return self.samples[sample][count:]
+        return self.parts[2 * sample + 1]
 
     def whole_batch(self, group: Group) -> Tensor | None:
         """The tokens in the grid, (B, tokens, C), if one operation serves all samples.
