@@ -85,13 +85,6 @@ def test_what_cannot_be_compared_is_said_before_a_model_is_loaded(
     assert err.count("\n") == 1
 
 
-def test_where_to_begin_means_nothing_without_a_comparison(photos, monkeypatch, capsys):
-    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)
-    given = ["drift", *MODEL, "--random-weights", "--images", str(photos)]
-    assert cli.main([*given, "--stage-from", "patches"]) == 2
-    assert "--stage-from needs --against transformers" in capsys.readouterr().err
-
-
 def test_another_design_is_refused_with_numbers_and_names(photos, capsys):
     given = ["drift", "--model", "naflexvit_base_patch16_gap", "--random-weights"]
     given += ["--model-kwargs", "depth=1", "embed_dim=24", "num_heads=2", "--images", str(photos)]
