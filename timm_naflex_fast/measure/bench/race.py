@@ -114,9 +114,8 @@ def median_range(seconds: Sequence[float]) -> tuple[float, float]:
     """The range of the median of many more rounds (95 %), by the normal approximation."""
     ordered = sorted(seconds)
     rounds = len(ordered)
-    outside = max(
-        0, int(rounds / 2 - 0.98 * math.sqrt(rounds))
-    )  # rounds that it leaves at each end
+    # Rounds that it leaves at each end.
+    outside = max(0, int(rounds / 2 - 0.98 * math.sqrt(rounds)))
     return ordered[outside], ordered[-1 - outside]
 
 
