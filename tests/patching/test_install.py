@@ -32,7 +32,7 @@ from tests.support.oracles import (
 from tests.support.oracles import STOCK as STOCK_METHODS
 from tests.support.running import running
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import decide, install, library, transformers
+from timm_naflex_fast.patching import choices, decide, install, library, transformers
 from timm_naflex_fast.patching import timm as patching_timm
 from timm_naflex_fast.patching.choices import STOCK, VALID_MODES, Settings, parse_settings
 
@@ -410,7 +410,7 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
 
     def watch(real, name, *rest, **options):
         if name.startswith(("timm", "transformers")):
-            assert not install._lock._is_owned(), name
+            assert not choices.lock._is_owned(), name
             imported.append(name)
         return real(name, *rest, **options)
 

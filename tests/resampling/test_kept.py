@@ -17,7 +17,7 @@ from timm_naflex_fast.functional import (
     resample_patch_kernel,
     resample_pos_embeds,
 )
-from timm_naflex_fast.patching import install
+from timm_naflex_fast.patching import choices
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.matrices import affine_positions
 
@@ -218,7 +218,7 @@ def test_a_table_is_made_once_until_its_source_changes():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("lock", [kept._lock, install._lock], ids=["kept", "install"])
+@pytest.mark.parametrize("lock", [kept._lock, choices.lock], ids=["kept", "choices"])
 def test_a_fork_waits_for_who_holds_a_lock_and_leaves_it_free(lock):
     held = threading.Event()
 

@@ -9,6 +9,7 @@
 """
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": (
 ALIASES = {"matmul_resample": "matmul"}
 MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 CHOICES_ATTRIBUTE = "_naflex_fast_own"
+
+lock = threading.RLock()
+"""Held by whoever adds, ends or copies choices."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,13 @@ class Choices:
     """
 
     def __init__(self, choices: Iterable[Choice] = ()) -> None:
-        self.choices = list(choices)  # oldest first
         # Those that hold; None: no choice is left. Replaced in one step, for threads and compilers.
         self.settings: Settings | None = None
-        self.update()
-        every_choices.add(self)
+        # A model may be copied while another thread goes through all choices.
+        with lock:
+            self.choices = list(choices)  # oldest first
+            self.update()
+            every_choices.add(self)
 
     def add(self, choice: Choice) -> None:
         """Let a choice hold from now on."""

@@ -12,7 +12,6 @@ call ``enable()``.
 import gc
 import importlib
 import sys
-import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from .choices import (
     Settings,
     check_name,
     every_choices,
+    lock,
     parse_settings,
 )
 from .compiled import forget_graphs
@@ -58,8 +58,7 @@ __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "st
 
 LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with its ``LIBRARY``
 
-_lock = threading.RLock()
-kept.hold_over_fork(_lock)  # after the cache's lock, which is taken while this one is held
+kept.hold_over_fork(lock)  # after the cache's lock, which is taken while this one is held
 
 _choices: list[Choice] = []  # all that can still hold, oldest first
 _modules: WeakSet[nn.Module] = WeakSet()  # those that were given choices of their own
@@ -306,7 +305,7 @@ class Handle:
 
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
-        with _lock:
+        with lock:
             if not self._choice.ended:
                 _end([self._choice])
 
@@ -384,7 +383,7 @@ def enable(
     choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
     handle = Handle(choice)
     choice.handle = weakref.ref(handle)
-    with _lock:
+    with lock:
         if settings != STOCK:
             _put_on(libraries, modules, settings)
         _begin(choice, modules)
@@ -415,12 +414,12 @@ def disable(model: nn.Module | None = None) -> None:
     {}
     """
     if model is None:
-        with _lock:
+        with lock:
             kept.clear_all()
             _end(_choices)
         return
     modules, libraries = _modules_of(model)
-    with _lock:
+    with lock:
         if any(library.settings != STOCK for library in libraries):
             counts = replace(call_counts)  # what was counted goes on
             _begin(Choice(STOCK, type(model).__name__, counts=counts), modules)
@@ -441,10 +440,10 @@ def status(model: nn.Module | None = None) -> Status:
     """
     if model is not None:
         modules, libraries = _modules_of(model)
-        with _lock:
+        with lock:
             _tidy()
             return describe(libraries, modules, f"this {type(model).__name__}")
-    with _lock:
+    with lock:
         _tidy()
         holding = {where.choices[-1] for where in list(every_choices) if where.choices}
         models = [choice for choice in _choices if choice.model and choice in holding]
