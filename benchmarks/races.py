@@ -208,35 +208,59 @@ class Embeddings(export.Naflex):
         return self.model.get_submodule("embeds")(patches, patch_coord, patch_valid)[0]
 
 
+EXPORTED = (
+    ("embeddings", "siglip", 8),
+    ("embeddings", "siglip", 64),
+    ("embeddings", "diverse", 8),
+    ("whole model", "siglip", 8),
+)
+PARTS = {"embeddings": Embeddings, "whole model": export.Naflex}
+
+
 def exported(tiny: bool) -> Iterator[list[Row]]:
-    """A ViT-S's embeddings, and the whole of it, exported, in each runtime: 8 images of other
-    grids, padded to 256.
+    """A ViT-S's embeddings, and the whole of it, exported, in each runtime, on other grids than
+    those of the export.
 
     Beside timm's loop and timm's grid_sample in PyTorch.
     """
     small: dict[str, Any] = dict(depth=1, embed_dim=64, num_heads=2) if tiny else {}
     model, _ = load_model("vit_small_patch16_224", random_weights=True, **small)
+    for part, workload, batch in EXPORTED:
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            race = _exported_race(model, part, workload, batch, Path(folder))
+            yield time_race(race, 10.0, tiny)
+
+
+def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Path) -> Race:
+    grids = WORKLOADS[workload].grids(batch)
+    inputs = random_batch(model, grids, max(h * w for h, w in grids))
     flagged = copy.deepcopy(model)
     flagged.embeds.pos_embed_use_grid_sample = True
+    wrap = PARTS[part]
+    module = wrap(model).eval()
     task = export.make_task(model, size=None)
-    inputs = random_batch(model, WORKLOADS["siglip"].grids(8), 256)
-    for part, wrap in {"embeddings": Embeddings, "whole model": export.Naflex}.items():
-        module = wrap(model).eval()
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "model.onnx")
-            with enable("matmul", model=model):
-                program = export.write(module, task.example, task.free, file)
-            runs: dict[str, Callable[[Any], Any]] = {
-                BASELINE: partial(_call, module),
-                "timm-flag-bicubic": partial(_call, wrap(flagged).eval()),
-            }
-            for name, load in export.LOADERS.items():
-                runs[name] = load(file, program)
-            contenders = [Timed(name, run, partial(_same, inputs)) for name, run in runs.items()]
-            race = Race(
-                "exported", "siglip", "infer", 8, "float32", tuple(contenders), {"part": part}
-            )
-            yield time_race(race, 10.0, tiny)
+    file = folder / "model.onnx"
+    with enable("matmul", model=model):
+        program = export.write(module, task.example, task.free, file)
+
+    runs: dict[str, Callable[[Any], Any]] = {
+        BASELINE: partial(_call, module),
+        "timm-flag-bicubic": partial(_call, wrap(flagged).eval()),
+        "AOTInductor": _aot_inductor(program, folder),
+    }
+    for name, load in export.LOADERS.items():
+        runs[name] = load(file, program)
+    contenders = [Timed(name, run, partial(_same, inputs)) for name, run in runs.items()]
+    about = {"part": part}
+    return Race("exported", workload, "infer", batch, "float32", tuple(contenders), about)
+
+
+def _aot_inductor(program: Any, folder: Path) -> Callable[[Any], Any]:
+    """The program as AOTInductor compiles it."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    package = aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    return partial(_call, aoti_load_package(package))
 
 
 def _call(module: Any, inputs: dict[str, Tensor]) -> Any:

@@ -208,6 +208,17 @@ def gigabytes(name: str) -> Column:
     return lambda race: figure(name)(race) / 1e9
 
 
+LAUNCH_MS = 0.005  # for each operator, as an order of magnitude
+GPU_BYTES_A_MS = 3.35e9  # of the memory of an H100
+
+
+def gpu_estimate(race: Race) -> float:
+    """Milliseconds on a GPU as they follow from the counts alone: nobody has measured them."""
+    count = figure("operators")(race)
+    moved = figure("read")(race) + figure("written")(race)
+    return float(count * LAUNCH_MS + moved / GPU_BYTES_A_MS)
+
+
 def share(contender: str) -> Column:
     """The embeddings' share of a step."""
     return lambda race: f"{100 * race[contender]['embeds_share'][contender]:.1f} %"
@@ -226,7 +237,7 @@ STEP = ("workload", "phase", "batch")
 FASTER: dict[str, Column] = {
     "times faster than timm": ratio(BASELINE),
     "than timm's grid_sample": ratio("timm-flag-bilinear"),
-    "times one plain add": ratio(OURS, PLAIN_ADD),
+    "of the time of one plain add": ratio(OURS, PLAIN_ADD),
 }
 POSITION: dict[str, Column] = {
     **FASTER,
@@ -246,6 +257,7 @@ COUNTS: dict[str, Column] = {
     "read, GB": gigabytes("read"),
     "written, GB": gigabytes("written"),
     "peak beyond x, GB": gigabytes("peak"),
+    "estimate, ms": lambda race: gpu_estimate(race),
 }
 ROPE: dict[str, Column] = {
     "timm, ms": ms(BASELINE),
@@ -263,6 +275,7 @@ EXPORTED: dict[str, Column] = {
     "timm's loop, ms": ms(BASELINE),
     "timm's grid_sample": ms("timm-flag-bicubic"),
     "exported, torch.export": ms("torch.export"),
+    "exported, AOTInductor": ms("AOTInductor"),
     "exported, ONNX Runtime": ms("ONNX Runtime"),
     "exported, OpenVINO": ms("OpenVINO"),
 }
@@ -315,7 +328,8 @@ def race_table(name: str) -> str:
             continue
         what = ", ".join(str(fact) for fact in facts)
         lines.append([what, *(cell(column(race)) for column in section.columns.values())])
-    headings = [", ".join(section.by), *section.columns]
+    what = ", ".join(section.by).replace("contender", "mode")
+    headings = [what, *section.columns]
     records = read(section.files)
     return table(headings, lines, records, measure_again(records))
 
@@ -335,6 +349,32 @@ def model_sentence() -> str:
         "**Do not expect** a faster step on a CPU without `torch.compile`: in the models measured, "
         f"with up to {max(batches)} images,\n"
         f"timm's embeddings are {min(shares):.1f} to {max(shares):.1f} % of it."
+    )
+
+
+def siglip2_sentence() -> str:
+    """How far SigLIP-2's tower is from transformers' own."""
+    record = read_one("against/bilinear")
+    pooled = record["against"]["modes"][OURS]["stages"][-1]
+    return (
+        "- **SigLIP-2's tower** in timm gives transformers' pooled output within "
+        f"{pooled['largest'] / pooled['scale']:.0e} of its largest number\n"
+        "  (random weights; [command](docs/choosing-a-mode.md#where-do-two-pipelines-part))."
+    )
+
+
+def exported_sentence() -> str:
+    """What a run of an exported program takes beside timm's loop."""
+    ratios: dict[str, list[float]] = {"embeddings": [], "whole model": []}
+    for (part, *_), race in races("exported", ("part", *STEP)).items():
+        for name in ("ONNX Runtime", "AOTInductor"):
+            ratios[part].append(ratio(name, BASELINE)(race))
+    embeddings = [value for value in ratios["embeddings"] if not math.isnan(value)]
+    models = [value for value in ratios["whole model"] if not math.isnan(value)]
+    return (
+        "In ONNX Runtime and AOTInductor the embeddings alone take "
+        f"{number(min(embeddings))} to {number(max(embeddings))} times as long as timm's loop in "
+        f"PyTorch,\nand the whole model {number(min(models))} to {number(max(models))} times."
     )
 
 
@@ -414,7 +454,7 @@ def first_screen() -> str:
         lines.append([name, compiled["graphs"], compiled["breaks"], works, embeddings])
 
     headings = ["20 training batches of 4 lengths", "graphs", "breaks", "export", "embeddings"]
-    again = f"{measure_again([record])}`, `{report['made']['command']}"
+    again = "uv run benchmarks/measure.py graphs"
     return table(headings, lines, [record, report["made"]], again)
 
 
@@ -484,6 +524,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "model_sentence": model_sentence,
     "never_slower": never_slower,
     "rounding": rounding,
+    "siglip2_sentence": siglip2_sentence,
+    "exported_sentence": exported_sentence,
     "drift_peers": drift_peers,
     "versions": versions,
     "timm_tests": timm_tests,
@@ -503,6 +545,47 @@ def fill(text: str) -> str:
             after = rest.split(end.strip())[1]
             text = head + begin + render() + end + after
     return text
+
+
+INK = {"graphs.svg": "#1f2328", "graphs_dark.svg": "#e6edf3"}  # on a light page, on a dark one
+BOX = 34
+GAP = 22
+
+
+def graphs_picture(ink: str) -> str:
+    """The compiled graphs of a training run as boxes, with a mark at each break between two."""
+    shown = {BASELINE: "timm's loop", OURS: "this package"}
+    rows = {}
+    for row in read_one("graphs")["rows"]:
+        if row["library"] == "timm" and row["way"] == "compile, four lengths":
+            rows[row["contender"]] = row
+
+    parts = []
+    for y, (name, words) in zip((8, 64), shown.items()):
+        count = rows[name]["graphs"]
+        breaks = rows[name]["breaks"]
+        said = f"{words}: {count} graphs, {breaks} breaks"
+        parts.append(f'<text x="0" y="{y + 22}">{said}</text>')
+        for i in range(count):
+            left = 260 + i * (BOX + GAP)
+            box = f'x="{left}" y="{y}" width="{BOX}" height="{BOX}" rx="5"'
+            parts.append(f'<rect {box} fill="#2da44e" fill-opacity="0.75"/>')
+            if i < breaks:
+                parts.append(
+                    f'<text x="{left + BOX + 5}" y="{y + 23}" fill="#cf222e">&#215;</text>'
+                )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 106" width="820" '
+        f'font-family="system-ui, sans-serif" font-size="15" fill="{ink}" role="img">\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def draw_graphs() -> None:
+    """Draw the picture of graphs, for light and dark pages."""
+    for file, ink in INK.items():
+        (ROOT / "docs" / file).write_text(graphs_picture(ink))
 
 
 def draw_drift() -> None:
@@ -539,6 +622,7 @@ def main() -> int:
     for page in old:
         page.write_text(new[page])
     draw_drift()
+    draw_graphs()
     return 0
 
 

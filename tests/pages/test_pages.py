@@ -47,7 +47,7 @@ def test_ratios_are_those_of_one_race_and_both_commits_are_named(results):
     _, _, *without_timm = race(batch=1)
     results("speed/siglip", *race(), *without_timm)
     headings, _, full, part = cells(pages.race_table("position"))
-    ratios = ["times faster than timm", "than timm's grid_sample", "times one plain add"]
+    ratios = ["times faster than timm", "than timm's grid_sample", "of the time of one plain add"]
     assert headings[:4] == ["workload, phase, batch, dtype", *ratios]
     assert full[:4] == ["siglip, train, 64, float32", "50.0", "5.00", "2.00"]
     # There is no ratio to a contender of another race.
