@@ -65,7 +65,7 @@ def test_every_channel_counts():
 
 
 # Both axes larger, smaller, or one of each.
-@pytest.mark.parametrize("size", [(9, 20), (24, 20), (12, 5)])
+@pytest.mark.parametrize("size", [(9, 20), (17, 20), (12, 5)])
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("corners", [False, True])

@@ -3,6 +3,7 @@ again."""
 
 import pickle
 from copy import deepcopy
+from itertools import product, starmap
 
 import pytest
 import torch
@@ -134,10 +135,18 @@ def alone(model):
     return torch.compile(model, backend="eager")
 
 
+WAYS = [as_function, in_a_container, as_a_part, with_given_weights]
+
+
 @pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
-@pytest.mark.parametrize("kind", MADE)
+# The long tests join every way to compile with every kind.
 @pytest.mark.parametrize(
-    "compile_it", [alone, as_function, in_a_container, as_a_part, with_given_weights]
+    ("compile_it", "kind"),
+    [
+        *product([alone], MADE),
+        *product(WAYS, ["coordinates"]),
+        *starmap(slow, product(WAYS, ["images", "images, factorized", "siglip2"])),
+    ],
 )
 def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, compile_it):
     model, batch = MADE[kind]()

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import timm_naflex_fast
+from tests.support.checks import slow
 from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import disable, status
 from timm_naflex_fast.cli import run as launcher
@@ -128,7 +129,7 @@ def test_a_script_that_is_missing_is_named_and_nothing_starts(words):
     assert f"there is no file {words.split()[0]}, and no command of that name" in err
 
 
-@pytest.mark.parametrize("how", ["subprocess", "spawn", "fork"])
+@pytest.mark.parametrize("how", ["subprocess", slow("spawn"), "fork"])
 def test_a_library_that_only_a_child_imports_is_not_missed(how, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)

@@ -89,8 +89,11 @@ def chosen(model, for_one, **options):
     return enable(library="transformers", model=model if for_one else None, **options)
 
 
-@wrappers
-@for_one_or_all
+# For every model all objects of the process are looked through.
+@pytest.mark.parametrize(
+    ("wrap", "for_one"),
+    [*((wrap, True) for wrap in WRAPPERS), (hooked, False), (closed_over, False)],
+)
 def test_what_was_wrapped_before_is_named_for_each_model_and_an_error_under_strict(wrap, for_one):
     towers = [tower(), tower()]
     wants = [run() for _, run in towers]
