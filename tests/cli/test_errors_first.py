@@ -104,6 +104,8 @@ def wrong_calls():
         (["drift", *MODEL, "--out", "file.txt/folder"], "file.txt/folder"),
         (["bench", *MODEL, "--max-seq-len", "4", "--workload", "siglip"], "leave out --workload"),
         (["bench", *MODEL, "--sizes-from", "good", "--workload", "siglip"], "not allowed with"),
+        (["bench", *MODEL, "--budget=-3"], "--budget: invalid seconds value: '-3'"),
+        (["bench", *MODEL, "--budget", "nan"], "--budget: invalid seconds value: 'nan'"),
         (["bench", *MODEL, "--contenders", "plain-add"], "invalid choice: 'plain-add'"),
         (["bench", *MODEL, "--phase", "frozen"], "invalid choice: 'frozen' .*train.*infer"),
         (["drift", *MODEL, "--stage-from", "patches"], "--stage-from goes with --against"),

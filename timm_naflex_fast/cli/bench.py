@@ -1,6 +1,7 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -103,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--budget",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="S",
         help="seconds for each contender in a race, but at least 3 rounds; default: 30",
@@ -114,6 +115,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="count the graphs that torch.compile makes of the model, and time them",
     )
     add("--json", metavar="FILE", help="also write the figures there, after each race")
+
+
+def seconds(text: str) -> float:
+    """An option's number above 0; any other is a ValueError, which argparse reports."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
 
 
 def bench(options: argparse.Namespace) -> int:

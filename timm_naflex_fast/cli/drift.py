@@ -196,7 +196,7 @@ def _print(report: dict[str, Any], found: Any) -> None:
     lines = []
     for name, drift in found.drift.items():
         texts = zip(headings.values(), row_text(drift, headings))
-        lines.append({"contender": name, **dict(texts)})
+        lines.append({"mode": name, **dict(texts)})
     print(table(lines))
     for name, why in found.left_out.items():
         print(f"not measured: {name}, {why}")

@@ -102,7 +102,7 @@ def test_the_table_has_columns_for_what_was_measured(capsys):
     print_race("the title", [row(about=about)])
     title, headings, cells, _ = capsys.readouterr().out.split("\n", 3)
     assert title == "the title"
-    shown = ["contender", "median ms", "rounds", "share of embeddings", "graphs"]
+    shown = ["mode", "median ms", "rounds", "share of embeddings", "graphs"]
     assert re.split(" {2,}", headings) == shown
     assert re.split(" {2,}", cells) == ["matmul", "10.0", "5", "25.0 %", "0"]
 

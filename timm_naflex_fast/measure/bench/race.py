@@ -214,7 +214,7 @@ def _cells(row: Row, stock: Row | None) -> dict[str, str]:
     name = row["contender"]
     about = row["about"]
     cells = {
-        "contender": name,
+        "mode": name,
         "median ms": number(row["median_ms"]),
         "rounds": str(row["rounds"]),
     }
