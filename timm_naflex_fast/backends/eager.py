@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batch.layout import Coordinates, Sizes
 from ..batch.plan import Plan
-from ..batch.tokens import AddedInPlace, Tokens, assemble, take_by_product
+from ..batch.tokens import AddedInPlace, Tokens, assemble
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
 from ..resampling.precision import has_float64
@@ -202,5 +202,5 @@ def _gradients_by_autograd(
         else:
             embeddings = dense.resample_factorized(tables, plan.groups, plan.spec, torch.float64)
         of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
-        tokens = assemble(of_groups, plan.counts, take_by_product).view(g.shape)
+        tokens = assemble(of_groups, plan.counts).view(g.shape)
     return torch.autograd.grad(tokens, tables, g.double(), create_graph=torch.is_grad_enabled())

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..resampling.pairwise_sum import PairwiseSum
@@ -70,15 +71,21 @@ class Tokens:
         # All images of one size, or one image: one addition.
         whole = self.whole_batch(group)
         if whole is not None:
-            whole.add_(_of_sample(embeddings, group.cell_index.get(0), whole.shape[1]))
+            whole.add_(self._added_to(0, group, embeddings))
             return
 
         # Otherwise sample by sample. These are views of x, so each addition writes into x itself.
         for sample in group.samples:
-            tokens = self.in_grid(sample)
-            tokens.add_(_of_sample(embeddings, group.cell_index.get(sample), len(tokens)))
+            self.in_grid(sample).add_(self._added_to(sample, group, embeddings))
             if group.embeds_padding:
                 self.after_grid(sample).add_(embeddings[:1])
+
+    def _added_to(self, sample: int, group: Group, embeddings: Tensor) -> Tensor:
+        """The embeddings of a sample's tokens: those of its cells, or of the first cells."""
+        if sample in group.cell_index:
+            return _take(embeddings, group.cell_index[sample])
+        count, _ = self.counts[sample]
+        return embeddings if embeddings.shape[0] == count else embeddings[:count]
 
     def sum(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
@@ -96,12 +103,12 @@ class Tokens:
         cells = group.h * group.w
         count, _ = self.counts[group.samples[0]]
 
-        # If all samples are complete and in order, as most are, their tokens are the cells.
-        if count == cells and not (group.cell_index or group.embeds_padding):
-            whole = self.whole_batch(group)
-            if whole is not None and len(whole) > 1:
-                return whole.sum(0, dtype=dtype)
-            return self._sum_in_pairs(group.samples, dtype).contiguous()
+        is_complete = count == cells and not (group.cell_index or group.embeds_padding)
+        if is_complete and len(group.samples) == 1:
+            return self.in_grid(group.samples[0]).to(dtype).contiguous()
+        whole = self.whole_batch(group)
+        if is_complete and whole is not None:
+            return whole.sum(0, dtype=dtype)
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
@@ -116,57 +123,33 @@ class Tokens:
             summed[0] += torch.stack(padding).sum(0)
         return summed
 
-    def _sum_in_pairs(self, samples: list[int], dtype: torch.dtype) -> Tensor:
-        """The sum of the tokens in the grid of complete samples; of one sample it may be a view."""
-        if len(samples) == 1:
-            return self.in_grid(samples[0]).to(dtype)
-        half = len(samples) // 2
-        left = self._sum_in_pairs(samples[:half], dtype)
-        right = self._sum_in_pairs(samples[half:], dtype)
-        if half == 1:
-            return left + right
-        return left.add_(right)
-
-
-def _of_sample(embeddings: Tensor, cell: Tensor | None, tokens: int) -> Tensor:
-    """The embeddings of a sample's tokens: those of its cells, or of the first cells."""
-    if cell is not None:
-        return _take(embeddings, cell)
-    return embeddings if len(embeddings) == tokens else embeddings[:tokens]
-
 
 def _take(embeddings: Tensor, cell: Tensor) -> Tensor:
     """The embeddings of these cells."""
     return embeddings.index_select(0, cell.to(embeddings.device, non_blocking=True))
 
 
-def assemble(
-    embeddings: Iterable[tuple[Group, Tensor]],
-    counts: TokenCounts,
-    take: Callable[[Tensor, Tensor], Tensor] = _take,
-) -> Tensor:
+def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) -> Tensor:
     """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing.
 
-    ``take(embeddings, cell)`` gives the rows ``cell`` of the embeddings.
+    PyTorch can derive it any number of times, and batches of its gradients.
     """
     parts = {}
     for group, of_grid in embeddings:
         if group.order is not None:
-            of_grid = take(of_grid, group.order)
+            of_grid = _take_batched(of_grid, group.order)
         padding = of_grid[:1] if group.embeds_padding else torch.full_like(of_grid[:1], -0.0)
         for sample in group.samples:
             in_grid, after = counts[sample]
             cell = group.cell_index.get(sample)
-            added = of_grid[:in_grid] if cell is None else take(of_grid, cell)
+            added = of_grid[:in_grid] if cell is None else _take_batched(of_grid, cell)
             parts[sample] = torch.cat((added, padding.expand(after, -1)))
     return torch.cat([parts[sample] for sample in range(len(counts))])
 
 
-def take_by_product(embeddings: Tensor, cell: Tensor) -> Tensor:
-    """The embeddings of these cells; the gradient of an index cannot be batched."""
-    cell = cell.to(embeddings.device, non_blocking=True)
-    chosen = torch.nn.functional.one_hot(cell, len(embeddings))  # (tokens, h*w)
-    return chosen.to(embeddings.dtype) @ embeddings
+def _take_batched(embeddings: Tensor, cell: Tensor) -> Tensor:
+    """The same; its gradient can be batched, which that of an index cannot."""
+    return F.embedding(cell.to(embeddings.device, non_blocking=True), embeddings)
 
 
 class AddedInPlace(torch.autograd.Function):

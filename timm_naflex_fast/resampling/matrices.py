@@ -63,17 +63,15 @@ def axis_matrix(
 
 
 class Taps(NamedTuple):
-    """For each row of a matrix the columns that it reads, and their weights.
+    """The cells that the rows of a matrix read, row by row, and their weights: (T,) each.
 
-    Both are (n, K), where K are those of the fullest row. A row that reads fewer repeats its first
-    column, with the weight 0; ``is_own`` (n, K) tells its own, ``reads`` how many there are
-    together. They are NumPy's arrays: on so few numbers its operations cost a third of PyTorch's.
+    They are NumPy's arrays: on so few numbers its operations cost a third of PyTorch's.
     """
 
+    rows: Any
     columns: Any
     weights: Any
-    is_own: Any
-    reads: int
+    shape: Size  # of the matrix
 
 
 def axis_taps(
@@ -99,20 +97,10 @@ def axis_taps(
     matrix = resized[:, :n0]
     is_read = ~np.isfinite(resized[:, n0:])
     if transpose:
-        return taps(matrix.T, is_read.T)
-    return taps(matrix, is_read)
-
-
-def taps(matrix: Any, is_read: Any) -> Taps:
-    """The taps of a matrix (n, n0), of which the cells ``is_read`` (n, n0) are read."""
-    # The cells that a row reads lie side by side, from the first one on.
-    counts = is_read.sum(1, keepdims=True)  # (n, 1)
-    nth = np.arange(max(int(counts.max()), 1))  # (K,)
-    is_own = nth < counts  # (n, K)
-    columns = is_read.argmax(1)[:, None] + nth * is_own  # (n, K)
-    rows = np.arange(len(matrix))[:, None]  # (n, 1)
-    weights = matrix[rows, columns] * is_own
-    return Taps(columns.astype(np.int32), weights, is_own, int(counts.sum()))
+        matrix = matrix.T
+        is_read = is_read.T
+    rows, columns = is_read.nonzero()
+    return Taps(rows, columns, matrix[rows, columns], matrix.shape)
 
 
 def _computed_in(spec: ResizeSpec, dtype: torch.dtype) -> torch.dtype:
