@@ -46,8 +46,7 @@ def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
     far = only(0, 499, 4)
     assert len(plan_of(far, SQUARE).groups) == 1
 
-    message = r"a grid of 1 x 500 cells, resized as 500 x 500 \(ar_preserving\), too many"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
         plan_of(far, SQUARE, resizes_square=True)
 
     complete = row_major([(1, 500)])

@@ -45,11 +45,7 @@ class Grids(NamedTuple):
     None where all tokens stand in that order.
     """
     reordered: list[bool]
-    """Of which samples the cells count.
-
-    Where all samples lost tokens, of all: that the rest stands in row order is then so rare that
-    nobody looks.
-    """
+    """Of which samples the cells count."""
 
 
 def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
@@ -90,7 +86,7 @@ def _told_by_last_token(coord: Any) -> Grids | None:
     cells = _row_major(x + 1)
     if not all(cells.startswith(image) for image in coord[:, :tokens]):
         return None
-    if coord[:, tokens:].any():
+    if tokens < length and coord[:, tokens:].any():
         return None
     return Grids([y + 1] * batch, [x + 1] * batch, None, [False] * batch)
 
@@ -124,37 +120,31 @@ def _row_major(w: int) -> bytes:
 
 def _told_by_maxima(coord: Any, embeds_padding: bool) -> Grids:
     """The grids of any batch, from all its coordinates."""
-    batch, length, _ = coord.shape
-    # All y, then all x, (2, B, N): NumPy is slow on every other number. Unsigned, a negative number
-    # is larger than all, and its size is no number from 1 to the largest.
+    _, length, _ = coord.shape
+    # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
-    sizes = axes.view(np.uint64).max(2).view(np.int64) + 1  # (2, B)
-    if sizes.min() < 1 or sizes.max() > MAX_COORDINATE:
-        sizes = axes.max(2) + 1
+    largest = axes.max(2)  # (2, B)
+    sizes = largest + 1
+    has_negative = axes.min() < 0
+    if has_negative or largest.max() >= MAX_COORDINATE:
         _check_cells(coord, sizes, InvalidCoordinateError if embeds_padding else ValueError)
-        if embeds_padding and coord.min() < 0:
-            raise _no_whole_number()
-
-    heights, widths = sizes.tolist()
-    y, x = axes  # (B, N)
-    cell = y * sizes[1][:, None] + x
-    cells = sizes[0] * sizes[1]  # (B,)
-    shortest = cells.min()
-    if shortest > length:
-        return Grids(heights, widths, cell, [True] * batch)
+    if has_negative and embeds_padding:
+        raise _no_whole_number()
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
+    heights, widths = sizes  # (B,)
+    y, x = axes  # (B, N)
+    cell = y * widths[:, None] + x
     order = np.arange(length)
-    elsewhere = cell != order
-    if shortest < length:
-        in_grid = order < cells[:, None]
-        if embeds_padding:
-            elsewhere = cell != order * in_grid
-        else:
-            elsewhere &= in_grid
+    in_grid = order < (heights * widths)[:, None]  # (B, N)
+    if embeds_padding:
+        elsewhere = cell != order * in_grid
+    else:
+        elsewhere = (cell != order) & in_grid
     reordered = elsewhere.any(1).tolist()
-    return Grids(heights, widths, cell if any(reordered) else None, reordered)
+    all_cells = cell if any(reordered) else None
+    return Grids(heights.tolist(), widths.tolist(), all_cells, reordered)
 
 
 def _check_cells(coord: Any, sizes: Any, error: type[ValueError]) -> None:

@@ -64,9 +64,9 @@ class Coordinates(NamedTuple):
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
         for sample, size in enumerate(zip(found.heights, found.widths)):
-            _check_cell_count(sample, size, length, resizes_square and spec.ar_preserving)
             group = groups.get(size)
             if group is None:
+                _check_cell_count(sample, size, length, resizes_square and spec.ar_preserving)
                 group = Group(*size, embeds_padding=spec.use_grid_sample)
                 groups[size] = group
             group.samples.append(sample)
@@ -256,11 +256,11 @@ def check_count(sizes: int, batch: int) -> None:
 
 def _bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
     """The error for sizes of another shape or dtype, or below 1."""
-    if 3 in columns:
-        valid = "(h, w) or (t, h, w) for each image, integers of at least 1, shape (B, 2) or (B, 3)"
-    else:
-        valid = "(h, w) for each image, integers of at least 1, shape (B, 2)"
-    return ValueError(f"grid_sizes must hold {valid}; got {got}")
+    names = {2: "(h, w)", 3: "(t, h, w)"}
+    valid = " or ".join([names[count] for count in columns])
+    return ValueError(
+        f"grid_sizes must hold {valid} for each image, integers of at least 1; got {got}"
+    )
 
 
 def _block_order(h: int, w: int, merge: int) -> Tensor:
@@ -282,13 +282,11 @@ def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> 
     h, w = grid
     most = 64 * length + 4096
     cells = h * w
-    resized = ""
     if is_square and cells > length:
-        side = max(h, w)
-        cells = side * side
-        resized = f", resized as {side} x {side} (ar_preserving)"
+        cells = max(h, w) ** 2
     if cells > most:
         raise ValueError(
-            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells{resized}, too many "
-            f"for {length} tokens; valid are at most 64 x {length} + 4096 = {most} cells"
+            f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for "
+            f"{length} tokens; valid are at most 64 x {length} + 4096 = {most} cells, in the "
+            "square around it too if that is resized (ar_preserving)"
         )

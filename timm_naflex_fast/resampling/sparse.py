@@ -173,10 +173,9 @@ def gradient(
             if len(steps) == 2:
                 along_x, along_y = steps
                 after_y.add(along_x(summed))
-            elif len(steps) == 1 and steps[0].rows is None:
-                total.add(steps[0](summed))
             elif len(steps) == 1:
-                total.accumulate(steps[0](summed), steps[0].rows)
+                (both,) = steps
+                total.accumulate(both(summed), both.rows)
             else:  # a grid of the table's own size
                 total.accumulate(summed)
         if along_y is not None:
