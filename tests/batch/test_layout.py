@@ -42,9 +42,3 @@ def test_what_are_no_sizes(name):
     message = r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
     with pytest.raises(ValueError, match=message):
         sizes_on_host(INVALID[name])
-
-
-@pytest.mark.parametrize("few, end", [(4, r"\]$"), (5, r"\] and more$")])
-def test_a_long_list_is_cut_in_the_message(few, end):
-    with pytest.raises(ValueError, match=end):
-        sizes_on_host([(0, 3)] * few)

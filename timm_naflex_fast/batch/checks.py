@@ -51,19 +51,12 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         )
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point; got {x.dtype}")
-    if patch_coord is not None:
-        _check_coordinates(patch_coord, (shape[0], shape[1], 2))
-
-
-def _check_coordinates(patch_coord: Any, shape: tuple[int, int, int]) -> None:
-    """Coordinates must be real numbers of this shape."""
-    if not isinstance(patch_coord, Tensor):
+    if patch_coord is None:
+        return
+    valid = (shape[0], shape[1], 2)
+    if patch_coord.shape != valid:
         raise ValueError(
-            f"patch_coord must be a tensor of shape {shape}; got {type(patch_coord).__name__}"
-        )
-    if patch_coord.shape != shape:
-        raise ValueError(
-            f"patch_coord must hold (y, x) for each token, shape {shape} for the shape of x; "
+            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
             f"got {tuple(patch_coord.shape)}"
         )
     if patch_coord.is_complex() or patch_coord.dtype is torch.bool:

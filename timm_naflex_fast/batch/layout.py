@@ -131,13 +131,11 @@ class Sizes(NamedTuple):
         Every frame counts as a sample; an image's padding comes after its last frame.
 
         Raises:
-            ValueError: those of ``sizes_on_host``; ``merge`` does not divide a size; ``length`` is
-                less than the tokens of an image.
+            ValueError: those of ``on_host``.
         """
-        sizes = sizes_on_host(self.values, self.columns)
+        sizes = self.on_host()
         if 3 not in self.columns:
-            check_count(len(sizes), len(x))
-        self.check_fit(sizes)
+            _check_count(len(sizes), len(x))
 
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
@@ -153,8 +151,14 @@ class Sizes(NamedTuple):
             counts.append((h * w, padding))
         return Plan(groups, counts, spec, x.dtype)
 
-    def check_fit(self, sizes: FrameSizes) -> None:
-        """``merge`` must divide every height and width, and ``length`` hold every image."""
+    def on_host(self) -> FrameSizes:
+        """The sizes, as (t, h, w).
+
+        Raises:
+            ValueError: those of ``sizes_on_host``; ``merge`` does not divide a size; ``length`` is
+                less than the tokens of an image.
+        """
+        sizes = sizes_on_host(self.values, self.columns)
         for number, (t, h, w) in enumerate(sizes):
             if h % self.merge or w % self.merge:
                 raise ValueError(
@@ -166,6 +170,7 @@ class Sizes(NamedTuple):
                     f"length must hold every image; image {number} has {t * h * w} tokens, length "
                     f"is {self.length}"
                 )
+        return sizes
 
     def on_device(self, like: Tensor, length: int) -> Tensor:
         """Sizes (B, 2) or (B, 3), int64, beside ``like``, for a graph.
@@ -175,9 +180,7 @@ class Sizes(NamedTuple):
         """
         sizes = self.values
         if not isinstance(sizes, Tensor) or context_of(like) == "device":
-            listed = sizes_on_host(sizes, self.columns)
-            self.check_fit(listed)
-            on_host = torch.tensor(listed, device="cpu").view(-1, 3)
+            on_host = torch.tensor(self.on_host(), device="cpu").view(-1, 3)
             return on_host.to(like.device, non_blocking=True)
         is_whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
         if not is_whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
@@ -197,7 +200,7 @@ class Sizes(NamedTuple):
     def coordinates(self, x: Tensor) -> Tensor:
         """Coordinates (B, N, 2) for tokens ``x`` (B, N, C); those after an image carry (0, 0)."""
         sizes = self.on_device(x, x.shape[1])
-        check_count(len(sizes), len(x))
+        _check_count(len(sizes), len(x))
         return row_major(sizes, x.shape[1])
 
 
@@ -241,12 +244,11 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3)) -> FrameSi
             t = 1 if len(whole) == 2 else whole[0]
             sizes.append((t, whole[-2], whole[-1]))
     except TypeError:
-        is_long = isinstance(listed, Sequence) and len(listed) > 4
-        raise _bad_sizes(f"{listed[:4]} and more" if is_long else listed, columns) from None
+        raise _bad_sizes(listed, columns) from None
     return sizes
 
 
-def check_count(sizes: int, batch: int) -> None:
+def _check_count(sizes: int, batch: int) -> None:
     """There must be one size for each sample of a batch."""
     if sizes != batch:
         raise ValueError(
@@ -258,8 +260,10 @@ def _bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
     """The error for sizes of another shape or dtype, or below 1."""
     names = {2: "(h, w)", 3: "(t, h, w)"}
     valid = " or ".join([names[count] for count in columns])
+    shapes = " or ".join([f"(B, {count})" for count in columns])
     return ValueError(
-        f"grid_sizes must hold {valid} for each image, integers of at least 1; got {got}"
+        f"grid_sizes must hold {valid} for each image, integers of at least 1, shape {shapes}; "
+        f"got {got}"
     )
 
 

@@ -16,25 +16,6 @@ from .matrices import axis_matrix
 from .spec import ResizeSpec, Size
 
 
-def resize(table: Tensor, a_h: Tensor, a_w: Tensor) -> Tensor:
-    """A learned table (H0, W0, C) resized by ``a_h`` (h, H0) and ``a_w`` (w, W0): (h*w, C).
-
-    All of one dtype.
-    """
-    import einx  # here, because it takes seconds
-
-    return einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table, a_w)
-
-
-def resize_factorized(
-    tables: Sequence[Tensor], a_h: Tensor, a_w: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Two tables (H0, C) and (W0, C), each resized and cast to ``dtype``, and added: (h*w, C)."""
-    y = (a_h @ tables[0]).to(dtype)  # (h, C)
-    x = (a_w @ tables[1]).to(dtype)  # (w, C)
-    return (y[:, None] + x).flatten(0, 1)
-
-
 @kept_by_arguments("dense matrices")
 def axis_matrices(
     h: int, w: int, table_size: Size, spec: ResizeSpec, device: torch.device
@@ -60,11 +41,13 @@ Embeddings = Iterator[tuple[Size, Tensor]]
 
 def resample(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
     """The embeddings, float64, from a table ([1,] H0, W0, C). PyTorch can derive them."""
-    h0, w0, channels = table.shape[-3:]
-    table64 = table.view(h0, w0, channels).double()
+    import einx  # here, because it takes seconds
+
+    table64 = table.view(table.shape[-3:]).double()
+    table_size = (table.shape[-3], table.shape[-2])
     for h, w in sizes:
-        a_h, a_w = axis_matrices(h, w, (h0, w0), spec, table.device)
-        yield (h, w), resize(table64, a_h, a_w)
+        a_h, a_w = axis_matrices(h, w, table_size, spec, table.device)
+        yield (h, w), einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table64, a_w)
 
 
 def resample_factorized(
@@ -74,11 +57,12 @@ def resample_factorized(
 
     Each table's are cast to ``dtype`` before they are added, as in timm. PyTorch can derive them.
     """
-    tables64 = [table.view(table.shape[-2:]).double() for table in tables]
-    table_size = (len(tables64[0]), len(tables64[1]))
+    lines_y, lines_x = (table.view(table.shape[-2:]).double() for table in tables)
     for h, w in sizes:
-        a_h, a_w = axis_matrices(h, w, table_size, spec, tables[0].device)
-        yield (h, w), resize_factorized(tables64, a_h, a_w, dtype)
+        a_h, a_w = axis_matrices(h, w, (len(lines_y), len(lines_x)), spec, lines_y.device)
+        y = (a_h @ lines_y).to(dtype)  # (h, C)
+        x = (a_w @ lines_x).to(dtype)  # (w, C)
+        yield (h, w), (y[:, None] + x).flatten(0, 1)
 
 
 def factorized_gradients(

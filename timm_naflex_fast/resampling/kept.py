@@ -115,7 +115,7 @@ def kept_by_arguments(kind: str) -> Callable[[Callable[..., Result]], Callable[.
             if found is None:
                 with without_autograd():
                     found = (function(*args),)  # a tuple, so that None can be kept
-                _keep(key, found)
+                _keep(_entries, key, found)
             return found[0]
 
         return call
@@ -139,19 +139,14 @@ def met_keys(sources: Sources) -> OrderedDict[Hashable, Tensor | None]:
     Callers enter the keys that they meet, and call :func:`kept_of` for those that they met before:
     a grid that never comes again would only cost memory, and to compare the bits of the sources
     costs time. The dictionary is empty where the sources have changed, as far as their versions
-    tell.
+    tell: the weights of a teacher change in each step.
     """
     versions = tuple([True if source.is_inference() else source._version for source in sources])
     entry_key = _key_of(sources)
-    entry = _entries.get(entry_key)
-    if entry is not None and entry.versions == versions:
-        return entry.tables
-    if entry is not None and not entry.copies:  # nothing was made: only keys are forgotten
-        entry.versions = versions
-        entry.tables = OrderedDict()
-        return entry.tables
-    entry = _OfSources(versions)
-    _keep(entry_key, entry)
+    entry: _OfSources | None = _use(_entries, entry_key)
+    if entry is None or entry.versions != versions:
+        entry = _OfSources(versions)
+        _keep(_entries, entry_key, entry)
     return entry.tables
 
 
@@ -160,15 +155,19 @@ def kept_of(
 ) -> Iterator[Tensor]:
     """For each key in turn the table that is kept, or a new one: ``resize(sources, key)``.
 
-    The contents of the sources, on a CPU, are compared bit by bit on each call. An entry is found
-    by the ids of its sources, since ``torch.utils.swap_tensors`` refuses tensors that have weak
-    references.
+    The contents of the sources, on a CPU, are compared bit by bit on each call.
     """
     if watched():
         for key in keys:
             yield resize(sources, key)
         return
-    entry = _with_same_bits(sources)
+    entry_key = _key_of(sources)
+    entry: _OfSources = _use(_entries, entry_key) or _OfSources()
+    if not entry.copies or not all(map(same_bits, entry.copies, sources)):
+        with without_autograd():
+            copies = tuple(copy_of(source) for source in sources)
+        entry = _OfSources(entry.versions, copies)
+        _keep(_entries, entry_key, entry)
     for key in keys:
         table = _use(entry.tables, key)
         if table is None:
@@ -176,22 +175,10 @@ def kept_of(
                 # From the copies that are compared: another thread may write to the sources.
                 table = resize(tuple(copy.tensor for copy in entry.copies), key)
                 table = table.clone(memory_format=torch.contiguous_format)  # no view of a copy
-            _keep_table(sources, entry, key, table)
+            with _lock:
+                if _use(_entries, entry_key) is entry:  # no other thread has replaced it
+                    _keep(entry.tables, key, table)
         yield table
-
-
-def _with_same_bits(sources: Sources) -> _OfSources:
-    """The entry of sources that have not changed since, or a new one."""
-    entry_key = _key_of(sources)
-    entry = _use(_entries, entry_key)
-    if entry is not None and entry.copies and all(map(same_bits, entry.copies, sources)):
-        return entry
-    versions = () if entry is None else entry.versions
-    with without_autograd():
-        copies = tuple(copy_of(source) for source in sources)
-    entry = _OfSources(versions, copies)
-    _keep(entry_key, entry)
-    return entry
 
 
 def forget(*sources: Tensor) -> None:
@@ -249,6 +236,7 @@ def without_autograd() -> Iterator[None]:
 
 
 def _key_of(sources: Sources) -> tuple[Any, ...]:
+    """By their ids: ``torch.utils.swap_tensors`` refuses tensors that have weak references."""
     return (RESIZED, *map(id, sources))
 
 
@@ -261,23 +249,12 @@ def _use(entries: OrderedDict[Any, Any], key: Any) -> Any:
         return None
 
 
-def _keep(key: tuple[Any, ...], value: Any) -> None:
+def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Keep ``value`` among all entries, or among the tables of one."""
     global _nbytes
     with _lock:
-        _nbytes += _bytes_of(value) - _bytes_of(_entries.pop(key, None))
-        _entries[key] = value
-        _shrink()
-
-
-def _keep_table(sources: Sources, entry: _OfSources, key: Hashable, table: Tensor) -> None:
-    global _nbytes
-    entry_key = _key_of(sources)
-    with _lock:
-        if _entries.get(entry_key) is not entry:
-            return  # another thread has replaced it
-        _nbytes += _bytes_of(table) - _bytes_of(entry.tables.pop(key, None))
-        entry.tables[key] = table
-        _entries.move_to_end(entry_key)
+        _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
+        entries[key] = value
         _shrink()
 
 
@@ -294,13 +271,12 @@ def _shrink() -> None:
 
 
 def _bytes_of(value: Any) -> int:
+    """About what it takes in memory; 0 for None."""
     if value is None:
         return 0
-    if isinstance(value, Tensor):
-        return value.nbytes + 256
-    if isinstance(value, tuple):
-        return 128 + sum(map(_bytes_of, value))
     if isinstance(value, _OfSources):
         copies = tuple(copy.tensor for copy in value.copies)
         return _bytes_of((*copies, *dict.values(value.tables)))
-    return getattr(value, "nbytes", 64)
+    if isinstance(value, tuple):
+        return 128 + sum(map(_bytes_of, value))
+    return 256 + getattr(value, "nbytes", 0)
