@@ -35,7 +35,7 @@ class Coordinates(NamedTuple):
         """The grids of a batch, as timm reads them: largest coordinate + 1 on each axis.
 
         Args:
-            x: (B, N, C) tokens; only the shape and the dtype are used.
+            x: (B, N, C) tokens, whose numbers are not used.
             spec: how the tables are resized. The plan's own knows the largest grid, where that
                 counts.
             resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
@@ -58,8 +58,7 @@ class Coordinates(NamedTuple):
         found = read_grids(self.values, spec.use_grid_sample)
         cells: Sequence[Tensor] = ()
         if found.cell is not None:
-            all_cells = torch.from_numpy(found.cell)
-            cells = all_cells.to(self.values.device, non_blocking=True).unbind()
+            cells = torch.from_numpy(found.cell).to(x.device, non_blocking=True).unbind()
 
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
@@ -142,7 +141,9 @@ class Sizes(NamedTuple):
         for t, h, w in sizes:
             group = groups.get((h, w))
             if group is None:
-                order = _block_order(h, w, self.merge) if self.merge > 1 else None
+                order = None
+                if self.merge > 1:
+                    order = _block_order(h, w, self.merge).to(x.device, non_blocking=True)
                 group = Group(h, w, [], order, embeds_padding=self.embeds_padding)
                 groups[h, w] = group
             group.samples.extend(range(len(counts), len(counts) + t))

@@ -66,7 +66,7 @@ class Tokens:
         """Add a group's embeddings (h*w, C) to the tokens of its samples, in place."""
         embeddings = embeddings.to(self.x.dtype)
         if group.order is not None:
-            embeddings = _take(embeddings, group.order)
+            embeddings = embeddings.index_select(0, group.order)
 
         # All images of one size, or one image: one addition.
         whole = self.whole_batch(group)
@@ -83,7 +83,7 @@ class Tokens:
     def _added_to(self, sample: int, group: Group, embeddings: Tensor) -> Tensor:
         """The embeddings of a sample's tokens: those of its cells, or of the first cells."""
         if sample in group.cell_index:
-            return _take(embeddings, group.cell_index[sample])
+            return embeddings.index_select(0, group.cell_index[sample])
         count, _ = self.counts[sample]
         return embeddings if embeddings.shape[0] == count else embeddings[:count]
 
@@ -95,8 +95,7 @@ class Tokens:
         summed = self._sum_in_order(group, dtype)
         if group.order is None:
             return summed
-        order = group.order.to(summed.device, non_blocking=True)
-        return torch.empty_like(summed).index_copy_(0, order, summed)
+        return torch.empty_like(summed).index_copy_(0, group.order, summed)
 
     def _sum_in_order(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The sum of what ``add`` adds if the group has no ``order``."""
@@ -113,10 +112,7 @@ class Tokens:
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
         for sample in group.samples:
-            cell = group.cell_index.get(sample)
-            if cell is not None:
-                cell = cell.to(self.x.device, non_blocking=True)
-            total.accumulate(self.in_grid(sample), cell)
+            total.accumulate(self.in_grid(sample), group.cell_index.get(sample))
         summed = total.total()
         if group.embeds_padding:
             padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]
@@ -124,32 +120,23 @@ class Tokens:
         return summed
 
 
-def _take(embeddings: Tensor, cell: Tensor) -> Tensor:
-    """The embeddings of these cells."""
-    return embeddings.index_select(0, cell.to(embeddings.device, non_blocking=True))
-
-
 def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) -> Tensor:
     """What ``Tokens.add`` adds to each token, (T, C), in a new tensor: -0.0 where it adds nothing.
 
-    PyTorch can derive it any number of times, and batches of its gradients.
+    PyTorch can derive it any number of times, and batches of its gradients: those of an embedding
+    can be batched, those of an index cannot.
     """
     parts = {}
     for group, of_grid in embeddings:
         if group.order is not None:
-            of_grid = _take_batched(of_grid, group.order)
+            of_grid = F.embedding(group.order, of_grid)
         padding = of_grid[:1] if group.embeds_padding else torch.full_like(of_grid[:1], -0.0)
         for sample in group.samples:
             in_grid, after = counts[sample]
             cell = group.cell_index.get(sample)
-            added = of_grid[:in_grid] if cell is None else _take_batched(of_grid, cell)
+            added = of_grid[:in_grid] if cell is None else F.embedding(cell, of_grid)
             parts[sample] = torch.cat((added, padding.expand(after, -1)))
     return torch.cat([parts[sample] for sample in range(len(counts))])
-
-
-def _take_batched(embeddings: Tensor, cell: Tensor) -> Tensor:
-    """The same; its gradient can be batched, which that of an index cannot."""
-    return F.embedding(cell.to(embeddings.device, non_blocking=True), embeddings)
 
 
 class AddedInPlace(torch.autograd.Function):

@@ -91,8 +91,6 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Table cells for each position, float32."""
     if not spec.align_corners:
         return divide(n0, n, most=n0)
-    if n0 == 1:
-        return torch.zeros_like(n)
     return divide(n0 - 1, (n - 1).clamp(min=1), most=n0) * (n > 1)
 
 
@@ -107,20 +105,13 @@ def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
             _cell_position(position, n, spec), cells / 2, (n0 - 1) / 2, most=max(cells, 1)
         )
     if spec.reference == "affine_grid":
-        return _sampled_centre(_affine_position(position, n), n0, spec)
+        return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
     scale = _scale(n, n0, spec)
     if spec.align_corners:
         return scale * position
     if spec.interpolation == "linear":
         return scale * (position + 0.5) - 0.5
     return multiply_add(scale, position + 0.5, -0.5, most=n0)
-
-
-def _sampled_centre(position: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """The table cell to which ``F.grid_sample`` takes a position in [-1, 1]."""
-    if spec.align_corners:
-        return (position + 1) * ((n0 - 1) / 2)
-    return multiply_add(position + 1, n0 / 2, -0.5, most=n0)
 
 
 def _cell_position(position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:

@@ -7,6 +7,7 @@ float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,11 +26,8 @@ def axis_matrices(
     For a learned table of the grid's own size they are identities.
     """
     h0, w0 = table_size
-    is_learned = spec.interpolation != "linear"
-    if is_learned and spec.takes_table_itself((h, w), table_size):
-        y = torch.eye(h, dtype=torch.float64, device=device)
-        x = torch.eye(w, dtype=torch.float64, device=device)
-        return y, x
+    if spec.interpolation != "linear" and spec.takes_table_itself((h, w), table_size):
+        spec = replace(spec, ar_preserving=False)  # then nothing is resized
     y = axis_matrix(0, (h, w), h0, spec).to(device, torch.float64)
     x = axis_matrix(1, (h, w), w0, spec).to(device, torch.float64)
     return y, x
