@@ -19,7 +19,6 @@ from timm_naflex_fast.functional import (
 )
 from timm_naflex_fast.patching import choices
 from timm_naflex_fast.resampling import kept
-from timm_naflex_fast.resampling.matrices import affine_positions
 
 
 def nbytes():
@@ -171,10 +170,9 @@ def results(strategy, table, line, kernel):
     """What all that keeps something computes."""
     sizes = [(3, 4), (9, 2), (30, 1)]
     sums = resample_pos_embeds(table, sizes, mode="bicubic", strategy=strategy)
-    merged = resample_pos_embeds(table, [(2, 30)], mode="bicubic", strategy=strategy, merge=2)
     x = torch.zeros(4, 12, 4, device="cpu", dtype=torch.float32)
     lines = add_factorized_pos_embed_(x, line, line, COORD, strategy=strategy)
-    return [sums, merged, lines, resample_patch_kernel(kernel, (5, 60)), affine_positions(3, 7)]
+    return [sums, lines, resample_patch_kernel(kernel, (5, 60))]
 
 
 def gradients_and_results(strategy, tensors):
