@@ -175,7 +175,10 @@ def gradient(
                 after_y.add(along_x(summed))
             elif len(steps) == 1:
                 (both,) = steps
-                total.accumulate(both(summed), both.rows)
+                if both.rows is None:
+                    total.add(both(summed))
+                else:
+                    total.accumulate(both(summed), both.rows)
             else:  # a grid of the table's own size
                 total.accumulate(summed)
         if along_y is not None:
