@@ -196,15 +196,6 @@ def test_what_is_kept_is_made_where_the_table_is_in_float32_whatever_the_default
     assert {tensor.device.type for tensor in kept_tensors()} == {"cpu"}
 
 
-def test_a_table_is_made_once_until_its_source_changes():
-    source = torch.randn(4, 4, 4)
-    assert [met(source, (1, 1)) for _ in range(3)] == [[(1, 1)], [], []]
-    source.data[0, 0, 0] += 1
-    assert met(source, (1, 1)) == [(1, 1)]
-    source.data = source.data.flatten(0, 1)
-    assert met(source, (1, 1)) == [(1, 1)]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("lock", [kept._lock, choices.lock], ids=["kept", "choices"])
 def test_a_fork_waits_for_who_holds_a_lock_and_leaves_it_free(lock):
