@@ -5,10 +5,13 @@ have no float64 (Apple's GPUs), or compute it slowly; nor have the runtimes of e
 (TensorRT, Core ML, WebGPU). There products are float32, with autocast off.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..tracing import is_exported
+from ..tracing import context_of, is_exported
 
 
 def has_float64(device: torch.device) -> bool:
@@ -23,13 +26,43 @@ def unrounded_dtype(table: Tensor) -> torch.dtype:
     return torch.float32
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A region in which autocast rounds nothing on this device.
+
+    An exported program keeps the region: it may run under autocast.
+    """
+    if is_exported() or torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, both of ``unrounded_dtype``, which autocast does not round."""
+    """``a @ b``, both of ``unrounded_dtype``. A factor that is broadcast gets no gradient."""
     if a.dtype is torch.float64:
         return a @ b
-    device_type = a.device.type
-    if not (is_exported() or torch.is_autocast_enabled(device_type)):
+    if context_of(a, b) == "device":
+        result: Tensor = _Product.apply(a, b)
+        return result
+    with without_autocast(a.device):
         return a @ b
-    # An exported program keeps the region: it may run under autocast.
-    with torch.autocast(device_type, enabled=False):
-        return a @ b
+
+
+class _Product(torch.autograd.Function):
+    """A product with autocast off, in the backward pass too, which runs outside the region."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        with without_autocast(a.device):
+            return a @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,) = grads
+        a, b = ctx.saved_tensors
+        grad_a = product(g, b.mT) if ctx.needs_input_grad[0] else None
+        grad_b = product(a.mT, g) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b
