@@ -52,10 +52,9 @@ def test_nearest_of_more_rows_than_are_compared_at_once():
     assert torch.equal(nearest(rows), similar.argmax(-1))
 
 
-def outputs_of_pictures(dtype, copies, width=64):
+def outputs_of_pictures(dtype, copies):
     """Outputs of 20 pictures, each ``copies`` times, as a model of this dtype gives them."""
-    pictures = torch.randn(20, width, dtype=torch.float64)
-    return pictures.repeat(copies, 1).to(dtype)
+    return torch.randn(20, 64, dtype=torch.float64).repeat(copies, 1).to(dtype)
 
 
 def rounded_otherwise(outputs):
@@ -66,21 +65,8 @@ def rounded_otherwise(outputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("copies", [2, 3, 5])
-def test_copies_tie_whatever_rounding_picks(dtype, copies):
-    exact = outputs_of_pictures(dtype, copies)
-    timms = rounded_otherwise(exact)
-    ours = rounded_otherwise(exact)
-    is_same = torch.equal(nearest(ours), nearest(timms))
-    assert is_same == (copies == 2)  # of more copies rounding picks one
-    assert same_nearest(ours, timms, dtype) == 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_near_copies_that_are_as_near_tie(dtype):
-    pictures = outputs_of_pictures(dtype, copies=1)
-    near = pictures + 0.1 * torch.randn_like(pictures)
-    exact = torch.cat([pictures, near, near, near])
+def test_copies_tie_whatever_rounding_picks(dtype):
+    exact = outputs_of_pictures(dtype, copies=3)
     timms = rounded_otherwise(exact)
     ours = rounded_otherwise(exact)
     assert not torch.equal(nearest(ours), nearest(timms))

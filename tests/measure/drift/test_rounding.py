@@ -88,14 +88,6 @@ def test_what_is_not_finite_is_named(value, part, named):
         survey(model, batches())
 
 
-def test_a_sum_beyond_float16_is_named():
-    model = table_model().half()
-    model.embeds.pos_embed.data.fill_(6e4)
-    model.embeds.proj.bias.data.fill_(6e4)
-    with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in torch"):
-        survey(model, batches())
-
-
 def test_a_model_without_a_table_is_named():
     with pytest.raises(ValueError, match="no position table, learned or factorized"):
         survey(small_vit(pos_embed="none"), batches())
