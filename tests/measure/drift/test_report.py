@@ -168,7 +168,7 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
         assert sizes[2 * place : 2 * place + 2] == [(4 * w, 4 * h), (w, h)]
 
 
-def test_no_methods_marks_hide_anothers(measured):
+def test_no_modes_marks_hide_anothers(measured):
     from timm_naflex_fast.measure.drift.plots import COLOURS, curves
 
     assert len(set(COLOURS.values())) == len(CONTENDERS)

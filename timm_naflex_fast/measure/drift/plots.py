@@ -43,16 +43,16 @@ STYLE: dict[str, Any] = {
 
 
 @rc_context(STYLE)
-def curves(grids: Sequence[dict[str, Any]], methods: Iterable[str]) -> Figure:
+def curves(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> Figure:
     """Drift of the embeddings over downsampling, a mark per patch grid.
 
-    Each method has a panel of its own, so no mark hides another's; timm's own zeros have none.
+    Each mode has a panel of its own, so no mark hides another's; timm's own zeros have none.
     """
-    shown = [name for name in methods if name != BASELINE]
+    shown = [name for name in modes if name != BASELINE]
     figure = Figure((WIDTH, 3), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
+    figure.subplots(1, len(shown), sharex=True, sharey=True)
     shrinks = [grid["shrink"] for grid in grids]
-    for axes, name in zip(panels, shown):
+    for axes, name in zip(figure.axes, shown):
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=COLOURS[name], alpha=0.6, clip_on=False)
         axes.set_title(name)
@@ -63,14 +63,14 @@ def curves(grids: Sequence[dict[str, Any]], methods: Iterable[str]) -> Figure:
 
 @rc_context(STYLE)
 def stages(against: Mapping[str, Any]) -> Figure:
-    """Largest difference from another library's pipeline over the stages, a panel per method.
+    """Largest difference from another library's pipeline over the stages, a panel per mode.
 
     Each is a share of the stage's largest number; what is less than ``FLOOR`` is drawn there.
     """
-    methods = {BASELINE: against, **against["modes"]}
-    figure = Figure((WIDTH, 1.2 + 1.3 * len(methods)), layout="constrained")
-    panels = figure.subplots(len(methods), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, one) in zip(panels, methods.items()):
+    modes = {BASELINE: against, **against["modes"]}
+    figure = Figure((WIDTH, 1.2 + 1.3 * len(modes)), layout="constrained")
+    figure.subplots(len(modes), sharex=True, sharey=True)
+    for axes, (name, one) in zip(figure.axes, modes.items()):
         names = [stage["stage"] for stage in one["stages"]]
         shares = []
         for stage in one["stages"]:
@@ -93,34 +93,22 @@ def svg(figure: Figure) -> str:
     return _address(file, "svg+xml")
 
 
-def photo(picture: Picture) -> str:
-    """The image as the model sees it, inside an address."""
-    return _address(_pixels(picture.pixels, cmap="gray", vmin=0, vmax=1), "png")
-
-
-def drift_map(picture: Picture, name: str, top: float) -> str:
-    """A pixel for each patch, coloured by its drift under a method; colours end at ``top``."""
-    return _address(_pixels(picture.maps[name], cmap="viridis", vmin=0, vmax=top), "png")
+def pixels(values: torch.Tensor, top: float = 1.0, colours: str = "viridis") -> str:
+    """An image inside an address: RGB (h, w, 3), or numbers (h, w) whose colours end at ``top``."""
+    file = io.BytesIO()
+    imsave(file, values.numpy(), format="png", cmap=colours, vmin=0, vmax=top)
+    return _address(file, "png")
 
 
 def colour_bar() -> str:
     """All colours of a map, from left to right."""
-    return _address(_pixels(torch.linspace(0, 1, 256)[None], cmap="viridis"), "png")
+    return pixels(torch.linspace(0, 1, 256)[None])
 
 
 def scale(pictures: Sequence[Picture]) -> float:
-    """Where the maps' colours end: the largest value of the first method shown."""
-    largest = 1e-6
-    for picture in pictures:
-        first = next(iter(picture.maps.values()))
-        largest = max(largest, first.max().item())
-    return largest
-
-
-def _pixels(values: torch.Tensor, **colours: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    imsave(file, values.numpy(), format="png", **colours)
-    return file
+    """Where the maps' colours end: the largest value of the first mode shown."""
+    first = [next(iter(picture.maps.values())) for picture in pictures]
+    return max(values.max().item() for values in first)
 
 
 def _address(file: io.BytesIO, kind: str) -> str:

@@ -29,16 +29,9 @@ TIES = (
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which strategies one may switch, those first."""
-    safe = []
-    unsafe = []
-    for name in reversed(STRATEGY_NAMES):
-        if name not in survey.drift:
-            continue
-        if survey.exact(name):
-            safe.append(f"`{name}`: yes")
-        else:
-            unsafe.append(f"`{name}`: no")
-    answers = safe + unsafe
+    measured = [name for name in reversed(STRATEGY_NAMES) if name in survey.drift]
+    answers = [f"`{name}`: yes" for name in measured if survey.exact(name)]
+    answers += [f"`{name}`: no" for name in measured if not survey.exact(name)]
     if not answers:
         return "No strategy of this package was measured"
     return f"Safe to switch to {'; '.join(answers)}"
@@ -90,8 +83,8 @@ def percent(value: float) -> str:
 
 
 def cells(name: str, drift: Drift) -> dict[str, str]:
-    """A method's line in every table, by heading; without what was not measured."""
-    line = {"method": name, "what it is": CONTENDERS[name]}
+    """A mode's line in every table, by heading; without what was not measured."""
+    line = {"mode": name, "what it is": CONTENDERS[name]}
     for key, heading in HEADINGS.items():
         value = getattr(drift, key)
         if value is not None:
