@@ -158,8 +158,8 @@ def export(
         right = all(map(is_right, differences.values()))
         if right:
             _replace(Path(parts, "model"), out.resolve())
-    example, free = tasks["model"].example, tasks["model"].free
-    inputs = {name: _shape(tensor, free[name]) for name, tensor in example.items()}
+    whole = tasks["model"]
+    inputs = {name: _shape(tensor, whole.free[name]) for name, tensor in whole.example.items()}
     return Found(differences, inputs, dtypes["model"], right)
 
 

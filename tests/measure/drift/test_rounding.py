@@ -45,7 +45,7 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_limit_of_an_element_follows_its_own_cells(dtype):
+def test_the_limit_is_a_share_of_what_is_added_up_and_the_last_bit(dtype):
     model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
     coord = vit_batch(GRIDS)["patch_coord"]
     tokens = torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
@@ -55,17 +55,6 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
     even = rounding(model.embeds, coord, tokens)
     assert even.min() / even.max() > 0.999
     assert even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
-
-    # A large number in the first cell of channel 5 raises the limits there, and nowhere else.
-    table[0, 0, 5] = 1000
-    raised = rounding(model.embeds, coord, tokens) > 1.001 * even
-    assert raised[..., 5].any()
-    raised_elsewhere = raised.clone()
-    raised_elsewhere[..., 5] = False
-    assert not raised_elsewhere.any()
-    sample = raised[2, :, 5].view(6, 6)  # a grid of 6 x 6
-    assert sample[0, 0]
-    assert not sample[2:].any() and not sample[:, 2:].any()
 
 
 TOKENS = "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"

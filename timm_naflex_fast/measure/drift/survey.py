@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, use
+from ..stages import recorded
 from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
 from .pictures import Picture, choose, picture
 from .rounding import position_tables, rounding
@@ -164,26 +165,17 @@ def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
     """
     valid = inputs["patch_valid"]
     dtype = next(model.parameters()).dtype
-    embedded: list[Any] = []
-
-    def keep(module: Any, arguments: Any, output: Any) -> None:
-        embedded.append(output)
-
-    hook = model.embeds.register_forward_hook(keep)
-    with hook, use(contender, model), torch.inference_mode():
+    embedded = recorded({"tokens": model.embeds})
+    with embedded as inside, use(contender, model), torch.inference_mode():
         features = model.forward_features(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
-        mask = valid
         if isinstance(features, dict):
-            mask = features["patch_valid"]
             features = features["patches"]
-        found = {"pooled output": model.forward_head(features, patch_valid=mask, pre_logits=True)}
+        pooled = model.forward_head(features, patch_valid=valid, pre_logits=True)
+        found = {"pooled output": pooled}
         if model.num_classes:
-            found["logits"] = model.forward_head(features, patch_valid=mask)
+            found["logits"] = model.head(pooled)
 
-    tokens = embedded[0]
-    if isinstance(tokens, tuple):
-        tokens = tokens[0]
-    tokens = tokens[:, -valid.shape[1] :].double()  # without class and register tokens
+    tokens = inside["tokens"][:, -valid.shape[1] :].double()  # without class and register tokens
     found = {"embedded tokens": tokens.masked_fill(~valid[..., None], 0), **found}
     for what, values in found.items():
         if not values.isfinite().all():
