@@ -67,9 +67,8 @@ def picture(name: str, image: dict[str, Tensor], maps: dict[str, Tensor], embeds
     pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
     darkest = pixels.min()
     pixels = (pixels - darkest) / (pixels.max() - darkest).clamp(min=1e-6)
-    shown = pixels[..., :3] if channels >= 3 else pixels[..., 0]
     arranged = {key: _arranged(values, image) for key, values in maps.items()}
-    return Picture(name, shown, arranged)
+    return Picture(name, pixels.squeeze(-1), arranged)
 
 
 def _arranged(values: Tensor, image: dict[str, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
-from ..contenders import BASELINE, CONTENDERS
+from ..contenders import BASELINE
 from .pictures import Picture
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
@@ -21,8 +21,7 @@ FAINT = "#7d859055"
 POINTS = 9  # of all words: 12 pixels
 WIDTH = 9.0  # inches
 FLOOR = 1e-9  # a difference of nothing on a scale of logarithms
-TONES = ("#e5534b", "#2da44e", "#c9880a", "#2f81f7", "#d4679c", "#a371f7", "#b0704f", "#1b9aaa")
-COLOURS = dict(zip(CONTENDERS, TONES))
+TONE = "#2f81f7"  # of marks
 STYLE: dict[str, Any] = {
     "font.size": POINTS,
     "axes.titlesize": POINTS,
@@ -54,7 +53,7 @@ def curves(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> Figure:
     shrinks = [grid["shrink"] for grid in grids]
     for axes, name in zip(figure.axes, shown):
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
-        axes.plot(shrinks, drift, "o", color=COLOURS[name], alpha=0.6, clip_on=False)
+        axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
         axes.set_title(name)
     figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize=POINTS)
     figure.supylabel("embeddings off by, RMS (%)", fontsize=POINTS)
@@ -75,7 +74,7 @@ def stages(against: Mapping[str, Any]) -> Figure:
         shares = []
         for stage in one["stages"]:
             shares.append(max(stage["largest"] / (stage["scale"] or 1.0), FLOOR))
-        axes.plot(names, shares, "o-", color=COLOURS[name], linewidth=0.8)
+        axes.plot(names, shares, "o-", color=TONE, linewidth=0.8)
         axes.set(yscale="log", title=name)
     # Names that would lie on each other are left out.
     every = 1 + len(names) // 40

@@ -68,9 +68,7 @@ def _sentence(survey: Survey, name: str) -> str:
     timms = survey.drift[BASELINE].accuracy
     if drift.accuracy is not None and timms is not None:
         words.append(f"takes accuracy from {percent(timms)} to {percent(drift.accuracy)}")
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return ", ".join(words)
 
 
 def percent(value: float) -> str:
