@@ -23,14 +23,16 @@ UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(6, 10), (20, 3)], 60), ([
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
 # what is wrong in a model is off by 1e-2 and more. Embeddings: as in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
-RUN_ONNX = """import onnxruntime
+RUN = {
+    ".onnx": """import onnxruntime
 session = onnxruntime.InferenceSession({file!r})
 inputs = dict({inputs})  # NumPy arrays
-(output,) = session.run(None, inputs)"""
-RUN_PT2 = """import torch
+(output,) = session.run(None, inputs)""",
+    ".pt2": """import torch
 program = torch.export.load({file!r}).module()
 inputs = dict({inputs})  # tensors
-output = program(**inputs)"""
+output = program(**inputs)""",
+}
 
 
 class Naflex(torch.nn.Module):
@@ -198,8 +200,8 @@ def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> An
 
 def how_to_run(out: Path, names: list[str]) -> str:
     """Lines of Python that run the file."""
-    text = RUN_PT2 if out.suffix == ".pt2" else RUN_ONNX
-    return text.format(file=str(out), inputs=", ".join(f"{name}={name}" for name in names))
+    inputs = ", ".join(f"{name}={name}" for name in names)
+    return RUN[out.suffix].format(file=str(out), inputs=inputs)
 
 
 def _replace(folder: Path, out: Path) -> None:
@@ -230,7 +232,9 @@ def _largest_difference(
 
 
 def _torch(file: Path, program: Any) -> Callable[[Inputs], Any]:
-    module = (torch.export.load(file) if file.suffix == ".pt2" else program).module()
+    if file.suffix == ".pt2":
+        program = torch.export.load(file)
+    module = program.module()
     return lambda inputs: module(**inputs)
 
 
