@@ -78,9 +78,7 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    for name, shape in found.inputs.items():
-        print(f"  {name}: {shape}")
-    print(work.how_to_run(out, list(found.inputs)))
+    print(work.how_to_run(out, found.inputs))
     return 0
 
 

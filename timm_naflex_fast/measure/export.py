@@ -84,13 +84,13 @@ class Found(NamedTuple):
     Attributes:
         differences: of each runtime, relative to the largest number: of the "model", and of the
             position "embeddings" alone if it has such.
-        inputs: of the file, with their shapes and dtypes in words.
+        inputs: their names in the file.
         dtypes: of all tensors in the program.
         right: whether every runtime is right, and so the file was written.
     """
 
     differences: dict[str, dict[str, float]]
-    inputs: dict[str, str]
+    inputs: list[str]
     dtypes: list[str]
     right: bool
 
@@ -160,9 +160,7 @@ def export(
         right = all(map(is_right, differences.values()))
         if right:
             _replace(Path(parts, "model"), out.resolve())
-    whole = tasks["model"]
-    inputs = {name: _shape(tensor, whole.free[name]) for name, tensor in whole.example.items()}
-    return Found(differences, inputs, dtypes["model"], right)
+    return Found(differences, list(tasks["model"].example), dtypes["model"], right)
 
 
 def is_right(differences: dict[str, float]) -> bool:
@@ -209,14 +207,6 @@ def _replace(folder: Path, out: Path) -> None:
     weights_first = sorted(folder.iterdir(), reverse=True)
     for made in weights_first:
         os.replace(made, out.with_name(made.name))
-
-
-def _shape(tensor: Tensor, free: dict[int, Any]) -> str:
-    """An input's shape and dtype, e.g. "(batch, length, 2) int64"."""
-    sizes = [str(size) for size in tensor.shape]
-    for dimension, name in free.items():
-        sizes[dimension] = name.__name__
-    return f"({', '.join(sizes)}) {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _largest_difference(
