@@ -25,9 +25,9 @@ from tabulate import tabulate
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
-from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS
+from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.drift.plots import curves
-from timm_naflex_fast.measure.drift.report import HEADINGS, row_text
+from timm_naflex_fast.measure.drift.report import cells
 from timm_naflex_fast.measure.drift.survey import Drift
 from timm_naflex_fast.measure.output import number
 from timm_naflex_fast.patching.install import Handle, Status
@@ -463,9 +463,10 @@ def drift_peers() -> str:
     report = read_one("drift/digits/report")
     lines = []
     for name, drift in report["survey"]["drift"].items():
-        lines.append([f"`{name}`", CONTENDERS[name], *row_text(Drift(**drift), HEADINGS)])
-    headings = ["mode", "what it is", *HEADINGS.values()]
-    return table(headings, lines, [report["made"]], report["made"]["command"])
+        line = cells(name, Drift(**drift))
+        _, *rest = line.values()
+        lines.append([f"`{name}`", *rest])
+    return table(list(line), lines, [report["made"]], report["made"]["command"])
 
 
 def counts_text(counts: Row) -> str:
@@ -591,7 +592,7 @@ def draw_graphs() -> None:
 def draw_drift() -> None:
     """Draw the picture of drift on the digits."""
     grids = read_one("drift/digits/report")["survey"]["grids"]
-    picture = curves(grids, ("grid_sample", OURS), 6.4)
+    picture = curves(grids, ("grid_sample", OURS))
     picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 

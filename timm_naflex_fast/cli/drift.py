@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import images
-from ..measure.contenders import BASELINE, CONTENDERS
+from ..measure.contenders import CONTENDERS
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         choices=CONTENDERS,
-        help=f"of {' '.join(CONTENDERS)} (ours and the last; with --out all)",
+        help=f"what resamples: of {' '.join(CONTENDERS)} (ours; with --out all)",
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
@@ -143,7 +143,7 @@ def measure_and_show(
         model=options.model,
         weights=weights,
         facts=facts,
-        notes=_notes(model, options.model),
+        notes=_notes(model, options.model, [name for name in names if name not in found.drift]),
         made=provenance(options.command),
         skipped=skipped,
         against=compared,
@@ -176,29 +176,26 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
     }
 
 
-def _notes(model: Any, name: str) -> list[str]:
+def _notes(model: Any, name: str, left_out: list[str]) -> list[str]:
     """What a reader must know besides, in sentences."""
+    notes = []
     naflex_siglip = name.startswith("naflexvit") and "siglip" in name
     if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":
-        return [OLD_SIGLIP]
-    return []
+        notes.append(OLD_SIGLIP)
+    if left_out:
+        kind = model.embeds.pos_embed_type
+        notes.append(f"Not measured, since this model's table is {kind}: {', '.join(left_out)}.")
+    return notes
 
 
 def _print(report: dict[str, Any], found: Any) -> None:
     """Print a survey's table, and what follows from it."""
-    from ..measure.drift.report import columns, row_text
+    from ..measure.drift.report import cells
 
     print(
         f"Drift from timm's own result: {report['model']}; weights: {report['weights']}; "
         f"{found.images:,} images"
     )
-    headings = columns(found.drift[BASELINE])
-    lines = []
-    for name, drift in found.drift.items():
-        texts = zip(headings.values(), row_text(drift, headings))
-        lines.append({"mode": name, **dict(texts)})
-    print(table(lines))
-    for name, why in found.left_out.items():
-        print(f"not measured: {name}, {why}")
+    print(table([cells(name, drift) for name, drift in found.drift.items()]))
     for sentence in (*report["notes"], report["headline"], report["verdict"]):
         print(sentence)

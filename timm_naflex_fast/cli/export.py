@@ -57,15 +57,20 @@ def export(options: argparse.Namespace) -> int:
     high, wide = model.embeds.patch_size
     if options.size and (options.size[0] % high or options.size[1] % wide):
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
-    with progress("exporting", 2 + len(runtimes)) as bar:
+    with progress("exporting", 1) as bar:
         found = work.export(model, out, runtimes, options.size, bar.update)
     print(f"{options.model}; weights: {weights}")
     print(
         "Compared with timm's own code on batches not seen at export; right: the model within "
-        f"{work.TOLERANCE:g} of its largest output, the position embeddings alone within "
-        f"{work.EMBEDDINGS_TOLERANCE:g} of the largest"
+        f"{work.TOLERANCES['model']:g} of its largest output, the position embeddings alone within "
+        f"{work.TOLERANCES['embeddings']:g} of the largest"
     )
-    print(table([_line(runtime, *off) for runtime, off in found.differences.items()]))
+    lines = []
+    for runtime, differences in found.differences.items():
+        line = {part: f"{off:.1e}" for part, off in differences.items()}
+        verdict = "right" if work.is_right(differences) else "wrong"
+        lines.append({"runtime": runtime, **line, "": verdict})
+    print(table(lines))
     print(f"dtypes: {', '.join(found.dtypes)}")
     if "float64" in found.dtypes:
         print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
@@ -73,22 +78,8 @@ def export(options: argparse.Namespace) -> int:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    for name, shape in found.inputs.items():
-        print(f"  {name}: {shape}")
-    print(work.how_to_run(out, list(found.inputs)))
+    print(work.how_to_run(out, found.inputs))
     return 0
-
-
-def _line(runtime: str, model: float, embeddings: float | None = None) -> dict[str, str]:
-    """A runtime's line of the table: its largest differences, and whether they are allowed."""
-    from ..measure import export as work
-
-    right = model <= work.TOLERANCE
-    line = {"runtime": runtime, "model": f"{model:.1e}", "embeddings": "none"}
-    if embeddings is not None:
-        line["embeddings"] = f"{embeddings:.1e}"
-        right &= embeddings <= work.EMBEDDINGS_TOLERANCE
-    return {**line, "": "right" if right else "wrong"}
 
 
 def runtimes_for(out: Path) -> list[str]:

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from timm_naflex_fast.measure.drift.measures import (
-    agreement,
     classes,
     cosine_distance,
     nearest,
@@ -24,10 +23,6 @@ def test_relative_rms_by_hand():
     assert relative_rms(nothing, nothing) == 0
     assert relative_rms(torch.empty(0), torch.empty(0)) == 0
     assert relative_rms(moved, nothing) == float("inf")
-
-
-def test_agreement_by_hand():
-    assert agreement(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 0, 4])) == 0.75
 
 
 def test_cosine_distance_by_hand():
@@ -52,12 +47,6 @@ def test_nearest_of_more_rows_than_are_compared_at_once():
     assert torch.equal(nearest(rows), similar.argmax(-1))
 
 
-def outputs_of_pictures(dtype, copies, width=64):
-    """Outputs of 20 pictures, each ``copies`` times, as a model of this dtype gives them."""
-    pictures = torch.randn(20, width, dtype=torch.float64)
-    return pictures.repeat(copies, 1).to(dtype)
-
-
 def rounded_otherwise(outputs):
     """The same outputs, of which a tenth of the numbers are off by their last bit."""
     step = torch.finfo(outputs.dtype).eps * outputs.abs()
@@ -66,35 +55,12 @@ def rounded_otherwise(outputs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("copies", [2, 3, 5])
-def test_copies_tie_whatever_rounding_picks(dtype, copies):
-    exact = outputs_of_pictures(dtype, copies)
-    timms = rounded_otherwise(exact)
-    ours = rounded_otherwise(exact)
-    is_same = torch.equal(nearest(ours), nearest(timms))
-    assert is_same == (copies == 2)  # of more copies rounding picks one
-    assert same_nearest(ours, timms, dtype) == 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_near_copies_that_are_as_near_tie(dtype):
-    pictures = outputs_of_pictures(dtype, copies=1)
-    near = pictures + 0.1 * torch.randn_like(pictures)
-    exact = torch.cat([pictures, near, near, near])
+def test_copies_tie_whatever_rounding_picks(dtype):
+    exact = torch.randn(20, 64, dtype=torch.float64).repeat(3, 1).to(dtype)
     timms = rounded_otherwise(exact)
     ours = rounded_otherwise(exact)
     assert not torch.equal(nearest(ours), nearest(timms))
     assert same_nearest(ours, timms, dtype) == 1
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_another_neighbour_that_timm_finds_farther_is_a_change(dtype):
-    # Copies of each of 20 pictures, but three pictures have lost theirs to a stranger.
-    timms = outputs_of_pictures(dtype, copies=2)
-    ours = timms.clone()
-    ours[:3] = outputs_of_pictures(dtype, copies=1)[:3]
-    # The three, and the copies from which they went away.
-    assert same_nearest(ours, timms, dtype) == pytest.approx(1 - 6 / 40)
 
 
 def on_a_circle(*angles):
@@ -118,27 +84,16 @@ def test_one_image_has_no_other_neighbour():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
-def test_classes_with_equal_logits_tie(dtype, scale):
-    # Classes 4 and 7 have the same weights, as after a head was widened by copies.
-    timms = torch.rand(50, 10).to(dtype)
-    timms[:, 4] = 2
-    timms[:, 7] = 2
-    timms = timms * scale
-    ours = timms.clone()
-    ours[:, 7] += torch.finfo(dtype).eps * ours[:, 7]
-    assert (timms.argmax(-1) == 4).all() and (ours.argmax(-1) == 7).all()
-    assert (classes(ours, timms) == 4).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("times", "found"), [(1, 1), (4, 2)])
-def test_a_class_is_another_where_timms_logit_is_smaller_by_more_than_rounding(dtype, times, found):
+@pytest.mark.parametrize("scale", [1 / 64, 64])
+def test_a_class_is_another_where_timms_logit_is_smaller_by_more_than_rounding(
+    dtype, times, found, scale
+):
     apart = times * torch.finfo(dtype).eps
     if dtype == torch.float32:
         apart = times * precision(dtype)
-    timms = torch.tensor([[-1.0, 1.0, 1 - apart], [0.0, 1.0, 0.0]]).to(dtype)
+    timms = scale * torch.tensor([[-1.0, 1.0, 1 - apart], [0.0, 1.0, 0.0]]).to(dtype)
     ours = timms.clone()
-    ours[0, 2] = 2
+    ours[0, 2] = 2 * scale
     assert classes(ours, timms).tolist() == [found, 1]
     assert classes(timms, timms).tolist() == [1, 1]

@@ -45,7 +45,7 @@ def test_an_outlier_excuses_nothing_elsewhere(dtype, where):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_limit_of_an_element_follows_its_own_cells(dtype):
+def test_the_limit_is_a_share_of_what_is_added_up_and_the_last_bit(dtype):
     model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
     coord = vit_batch(GRIDS)["patch_coord"]
     tokens = torch.zeros(len(GRIDS), 36, 32, dtype=torch.float64)
@@ -55,17 +55,6 @@ def test_the_limit_of_an_element_follows_its_own_cells(dtype):
     even = rounding(model.embeds, coord, tokens)
     assert even.min() / even.max() > 0.999
     assert even.max() < 3e-6 + 1.01 * torch.finfo(dtype).eps
-
-    # A large number in the first cell of channel 5 raises the limits there, and nowhere else.
-    table[0, 0, 5] = 1000
-    raised = rounding(model.embeds, coord, tokens) > 1.001 * even
-    assert raised[..., 5].any()
-    raised_elsewhere = raised.clone()
-    raised_elsewhere[..., 5] = False
-    assert not raised_elsewhere.any()
-    sample = raised[2, :, 5].view(6, 6)  # a grid of 6 x 6
-    assert sample[0, 0]
-    assert not sample[2:].any() and not sample[:, 2:].any()
 
 
 TOKENS = "with stock, the model's embedded tokens hold infinity or NaN in torch.float32"
@@ -85,14 +74,6 @@ def test_what_is_not_finite_is_named(value, part, named):
     model = table_model()
     model.get_parameter(part).data[0] = value
     with pytest.raises(ValueError, match=named):
-        survey(model, batches())
-
-
-def test_a_sum_beyond_float16_is_named():
-    model = table_model().half()
-    model.embeds.pos_embed.data.fill_(6e4)
-    model.embeds.proj.bias.data.fill_(6e4)
-    with pytest.raises(ValueError, match="embedded tokens hold infinity or NaN in torch"):
         survey(model, batches())
 
 

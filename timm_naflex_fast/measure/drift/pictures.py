@@ -35,14 +35,12 @@ def choose(shares: Sequence[float], shrinks: Sequence[float]) -> dict[int, str]:
     """
     order = sorted(range(len(shares)), key=shares.__getitem__)
     worst = order[-1]
-    reasons = {worst: f"the worst of {len(order)} images"}
-    differing = [image for image in order if shares[image] > 1e-2 * shares[worst]]
-    if not differing:  # no image differs at all
-        return reasons
-
+    # The worst itself is among them, also where no image differs.
+    differing = [image for image in order if shares[image] >= 1e-2 * shares[worst]]
     median = differing[(len(differing) - 1) // 2]
-    reasons.setdefault(median, "the median")
     most = max(differing, key=shrinks.__getitem__)
+    reasons = {worst: f"the worst of {len(order)} images"}
+    reasons.setdefault(median, "the median")
     if shrinks[most] > 1:
         reasons.setdefault(most, f"the table shrinks most ({shrinks[most]:.1f} cells per patch)")
     return reasons
@@ -69,11 +67,8 @@ def picture(name: str, image: dict[str, Tensor], maps: dict[str, Tensor], embeds
     pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
     darkest = pixels.min()
     pixels = (pixels - darkest) / (pixels.max() - darkest).clamp(min=1e-6)
-    shown = pixels[..., 0]
-    if channels >= 3:
-        shown = pixels[..., :3]
     arranged = {key: _arranged(values, image) for key, values in maps.items()}
-    return Picture(name, shown, arranged)
+    return Picture(name, pixels.squeeze(-1), arranged)
 
 
 def _arranged(values: Tensor, image: dict[str, Tensor]) -> Tensor:

@@ -1,7 +1,5 @@
 """What a report says about a survey: sentences, a table, its files."""
 
-import re
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,23 +25,13 @@ TIES = (
     "the two apart: its distance (of outputs scaled to length 1) or its logit is within rounding "
     "of its best. So copies of a picture, which tie, do not count as a change."
 )
-SECTIONS = ("drift", "curves", "maps", "against", "measured", "skipped")
-"""The sections of a page in their order. Each is a template in sections/ for HTML and one for
-Markdown; a section that a page does not have has none there."""
 
 
 def headline(survey: Survey) -> str:
     """The answer in one line: to which strategies one may switch, those first."""
-    safe = []
-    unsafe = []
-    for name in reversed(STRATEGY_NAMES):
-        if name not in survey.drift:
-            continue
-        if survey.exact(name):
-            safe.append(f"`{name}`: yes")
-        else:
-            unsafe.append(f"`{name}`: no")
-    answers = safe + unsafe
+    measured = [name for name in reversed(STRATEGY_NAMES) if name in survey.drift]
+    answers = [f"`{name}`: yes" for name in measured if survey.exact(name)]
+    answers += [f"`{name}`: no" for name in measured if not survey.exact(name)]
     if not answers:
         return "No strategy of this package was measured"
     return f"Safe to switch to {'; '.join(answers)}"
@@ -80,9 +68,7 @@ def _sentence(survey: Survey, name: str) -> str:
     timms = survey.drift[BASELINE].accuracy
     if drift.accuracy is not None and timms is not None:
         words.append(f"takes accuracy from {percent(timms)} to {percent(drift.accuracy)}")
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return ", ".join(words)
 
 
 def percent(value: float) -> str:
@@ -94,37 +80,21 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def columns(baseline: Drift) -> dict[str, str]:
-    """Headings of the table of contenders, by the field of :class:`Drift`.
-
-    A model without classes has no headings of classes.
-    """
-    return {key: heading for key, heading in HEADINGS.items() if getattr(baseline, key) is not None}
-
-
-def row_text(drift: Drift, keys: Iterable[str]) -> list[str]:
-    """A contender's figures under these :func:`columns`, the same text in every table."""
-    texts = []
-    for key in keys:
+def cells(name: str, drift: Drift) -> dict[str, str]:
+    """A mode's line in every table, by heading; without what was not measured."""
+    line = {"mode": name, "what it is": CONTENDERS[name]}
+    for key, heading in HEADINGS.items():
         value = getattr(drift, key)
-        texts.append(f"{value:.2g}" if key in NUMBERS else percent(value))
-    return texts
-
-
-def markdown(text: object) -> str:
-    """Text that stands in a Markdown page as it is: no markup, no HTML, no link, no list."""
-    marks = r"[\\`*_\[\]<>&|#~$@]|(?<=www)\.|:(?=//)|^[-+=]"
-    escaped = re.sub(f"({marks})", r"\\\1", str(text).strip(), flags=re.IGNORECASE)
-    return re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped)  # else a numbered list
+        if value is not None:
+            line[heading] = f"{value:.2g}" if key in NUMBERS else percent(value)
+    return line
 
 
 def made_from(made: dict[str, Any]) -> str:
     """Which code made the figures: a release, or a commit and the last one that changed code."""
-    if made["commit"].startswith("release"):
-        return made["commit"]
-    changed = made.get("code_last_changed_in")
+    changed = made["code_last_changed_in"]
     if not changed:
-        return f"commit {made['commit']}"
+        return made["commit"]
     return f"commit {made['commit']} (code last changed in {changed})"
 
 
@@ -167,15 +137,21 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["markdown"] = markdown
+    made = report["made"]
+    facts = {
+        "Weights": report["weights"],
+        **report["facts"],
+        "Made with": f"{made_from(made)}, torch {made['torch']}, timm {made['timm']}, "
+        f"{made['machine']}",
+        "Made on": made["date"],
+        "Command": made["command"],
+    }
     known = {
+        **report,
+        "facts": facts,
+        "rows": [cells(name, drift) for name, drift in survey.drift.items()],
         "survey": survey,
-        "sections": SECTIONS,
-        "headings": columns(survey.drift[BASELINE]),
-        "row_text": row_text,
-        "names": CONTENDERS,
         "ties": TIES,
-        "made_from": made_from(report["made"]),
         "plots": plots,
         "stage_rows": stage_rows,
         "limits": LIMITS,
@@ -184,5 +160,5 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
     write_json(json_file, report)
     for page in pages:
         template = environment.get_template(f"{page.name}.j2")
-        write_text(page, template.render({**report, **known}))
+        write_text(page, template.render(known))
     return [json_file, *pages]

@@ -55,31 +55,19 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
 
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
-    spec = _resize_spec(embeds, learned=len(tables) == 1)
-    if len(tables) == 1:
-        (table,) = tables  # (1, H0, W0, C)
-        rows = _weights(spec, 0, (h, w), table.shape[1])
-        columns = _weights(spec, 1, (h, w), table.shape[2])
-        return columns @ torch.tensordot(rows, table[0], 1)
-    y_table, x_table = tables  # (1, H0, C), (1, W0, C)
-    rows = _weights(spec, 0, (h, w), y_table.shape[1]) @ y_table[0]  # (h, C)
-    columns = _weights(spec, 1, (h, w), x_table.shape[1]) @ x_table[0]  # (w, C)
-    return rows[:, None] + columns
-
-
-def _resize_spec(embeds: Any, learned: bool) -> ResizeSpec:
-    """How timm resizes the model's tables; older releases have fewer settings."""
     sampled = getattr(embeds, "pos_embed_use_grid_sample", False)
-    antialias = getattr(embeds, "pos_embed_antialias", True)
-    align_corners = getattr(embeds, "pos_embed_align_corners", False)
-    return ResizeSpec(
-        embeds.pos_embed_interp_mode if learned else "linear",
-        antialias=antialias and not sampled,
-        align_corners=align_corners and not sampled,
+    spec = ResizeSpec(
+        embeds.pos_embed_interp_mode if len(tables) == 1 else "linear",
+        # Older releases of timm lack these two settings.
+        antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
+        align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
         ar_preserving=embeds.pos_embed_ar_preserving,
     )
-
-
-def _weights(spec: ResizeSpec, axis: int, grid: tuple[int, int], n0: int) -> Tensor:
-    """The absolute weights (n, n0) with which cells of a table's axis are added up."""
-    return axis_matrix(axis, grid, n0, spec, torch.float64).abs()
+    height = tables[0].shape[1]
+    width = tables[-1].shape[-2]
+    rows = axis_matrix(0, (h, w), height, spec, torch.float64).abs()
+    columns = axis_matrix(1, (h, w), width, spec, torch.float64).abs()
+    if len(tables) == 1:
+        return columns @ torch.tensordot(rows, tables[0][0], 1)
+    y_table, x_table = tables  # (1, H0, C), (1, W0, C)
+    return (rows @ y_table[0])[:, None] + columns @ x_table[0]
