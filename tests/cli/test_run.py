@@ -178,9 +178,8 @@ def test_the_script_is_patched_by_the_copy_that_runs_it_or_does_not_run(tmp_path
     Path(script).write_text("import timm_naflex_fast; print(timm_naflex_fast.__file__)")
     code, out, _ = run(script, cwd=tmp_path / "copy")
     assert (code, out.strip()) == (0, str(tmp_path / "copy" / "timm_naflex_fast" / "__init__.py"))
-    (tmp_path / "wrapt.py").write_text(
-        "raise ImportError('none')"
-    )  # beside the script: for the script alone
+    # A module beside the script is for the script alone.
+    (tmp_path / "wrapt.py").write_text("raise ImportError('none')")
     code, out, err = run(script, env={"PYTHONPATH": str(tmp_path)})
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "is not prepared: none" in err

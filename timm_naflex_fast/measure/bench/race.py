@@ -18,9 +18,8 @@ from ..contenders import BASELINE
 from ..output import number
 
 Row = dict[str, Any]  # a contender in a race, as result files hold it: see ``Race.rows``
-Advance = Callable[
-    [float], Any
-]  # called with the share of a race that was done since its last call
+# Called with the share of a race that was done since its last call.
+Advance = Callable[[float], Any]
 
 WARMUPS = {"cpu": 1, "cuda": 3}
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
