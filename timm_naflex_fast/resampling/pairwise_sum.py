@@ -38,9 +38,15 @@ class PairwiseSum:
 
         ``rows``: to which rows of the sum those of ``part`` are added; None: to the first ones.
         """
-        if self._accumulated % MAX_SEQUENTIAL == 0:
-            self.add(part.new_zeros(self.rows, part.shape[1], dtype=self.dtype))
+        # Every sixteenth begins a new sum: a copy of itself if it is complete, else zeros.
+        begins = self._accumulated % MAX_SEQUENTIAL == 0
         self._accumulated += 1
+        if begins and rows is None and len(part) == self.rows:
+            self.add(part.to(self.dtype, copy=True, memory_format=torch.contiguous_format))
+            return
+        if begins:
+            self.add(part.new_zeros(self.rows, part.shape[1], dtype=self.dtype))
+
         newest = self._sums[-1]
         if rows is None:
             newest[: len(part)].add_(part)
