@@ -18,7 +18,6 @@ from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble
 from ..resampling import dense, kept, sparse
 from ..resampling.dense import Embeddings
-from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec, Size
 from ..strategies import Strategy, Tables
 from ..tracing import refuse_in_cuda_graph, why_unsupported
@@ -49,20 +48,13 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
-    if not has_float64(x.device):
-        # Of a strategy that autograd derives.
+    if not (x.is_cpu or x.is_cuda):
+        # Autograd derives what the strategy computes there.
         _add_at_once(x, _resample(tables, plan.groups, plan, strategy), plan)
         return
-    with_grad = torch.is_grad_enabled()
-    trains = with_grad and any(table.requires_grad for table in tables)
-    if trains:
-        kept.forget(*tables)
+    trains = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
     watched = kept.watched()
-    if watched:
-        _announce_write(x)
-    # Before we write: autograd may forbid it.
-    if with_grad and (trains or x.requires_grad):
-        _tell_autograd(x, tables if trains else (), plan)
+    _before_writing(x, tables if trains else (), plan, watched=watched)
 
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
@@ -77,6 +69,16 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
         tokens = Tokens(x, plan.counts)
         for size, of_grid in embeddings:
             tokens.add(plan.groups[size], of_grid)
+
+
+def _before_writing(x: Tensor, trained: Tables, plan: Plan, *, watched: bool) -> None:
+    """Tell who has to know that ``x`` changes: autograd may forbid it."""
+    if trained:
+        kept.forget(*trained)
+    if watched:
+        _announce_write(x)
+    if trained or (x.requires_grad and torch.is_grad_enabled()):
+        _tell_autograd(x, trained, plan)
 
 
 @torch.no_grad()
