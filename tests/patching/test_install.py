@@ -20,6 +20,7 @@ from timm.models import naflexvit
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import nn
 
+from tests.support.checks import slow
 from tests.support.oracles import (
     OLD_TORCH,
     PRISTINE,
@@ -328,7 +329,8 @@ def test_strict_raises_where_the_librarys_own_code_would_run():
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
-def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
+@pytest.mark.parametrize("count", [2, slow(3)])
+def test_a_temporary_patch_anywhere_between_leaves_no_trace(count, monkeypatch):
     """A mock, as tests put it on: it keeps what it found, and puts that back."""
     model = small_vit()
     found = []
@@ -345,9 +347,8 @@ def test_a_temporary_patch_anywhere_between_leaves_no_trace(monkeypatch):
         if found:
             setattr(NaFlexEmbeds, LEARNED, found.pop())
 
-    for steps in itertools.product(
-        (lambda: enable("grid_sample"), disable, put_on, leave), repeat=3
-    ):
+    possible = (lambda: enable("grid_sample"), disable, put_on, leave)
+    for steps in itertools.product(possible, repeat=count):
         for step in steps:
             step()
         embed(model)  # runs, whatever holds
