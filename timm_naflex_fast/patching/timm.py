@@ -229,21 +229,6 @@ for _name, _strategy in STRATEGIES.items():
     if _strategy.for_grid_sample:
         AS_GRID_SAMPLE[_name] = _strategy.for_grid_sample
 
-LEARNED = Method(
-    name="_apply_learned_naflex_pos_embed",
-    tables=("pos_embed",),
-    sampled="_apply_learned_naflex_pos_embed_grid_sample",
-)
-LEARNED_SAMPLED = Method(name=LEARNED.sampled, tables=("pos_embed",))
-LEARNED_PLAIN = Method(name="_apply_learned_pos_embed", tables=("pos_embed",))
-FACTORIZED = Method(
-    name="_apply_factorized_naflex_pos_embed",
-    tables=("pos_embed_y", "pos_embed_x"),
-    sampled="_apply_factorized_naflex_pos_embed_grid_sample",
-)
-FACTORIZED_SAMPLED = Method(name=FACTORIZED.sampled, tables=("pos_embed_y", "pos_embed_x"))
-FACTORIZED_PLAIN = Method(name="_apply_factorized_pos_embed", tables=("pos_embed_y", "pos_embed_x"))
-
 # What timm's code calls and ours does not. Of functions of a module, those that no other package's
 # code calls.
 _POSITIONS = (Calls.function(naflexvit.__name__, "_normalize_naflex_grid_sample_coords"),)
@@ -261,47 +246,51 @@ _ROTARY = (
     Calls.of("rope", "_get_pos_embed_from_coords"),
 )
 
+
+def _position_methods(
+    kind: str, tables: tuple[str, ...], reads: str, reads_unsampled: str = ""
+) -> dict[Key, Replacement]:
+    """The entries of the three methods that add one kind of tables.
+
+    The method that samples does not read ``reads_unsampled``.
+    """
+    by_coordinates = f"_apply_{kind}_naflex_pos_embed"
+    sampled = f"{by_coordinates}_grid_sample"
+    by_grid_size = f"_apply_{kind}_pos_embed"
+    return {
+        (EMBEDS, by_coordinates): Replacement(
+            component="pos_embed",
+            function=_by_coordinates(Method(by_coordinates, tables, sampled)),
+            strategies=AS_CHOSEN,
+            attributes=f"{reads} {reads_unsampled}",
+        ),
+        (EMBEDS, sampled): Replacement(
+            component="pos_embed",
+            function=_by_coordinates(Method(sampled, tables)),
+            strategies=AS_GRID_SAMPLE,
+            attributes=reads,
+            skips=_POSITIONS,
+        ),
+        (EMBEDS, by_grid_size): Replacement(
+            component="pos_embed",
+            function=_by_grid_size(Method(by_grid_size, tables)),
+            strategies=AS_INTERPOLATE,
+            attributes=f"{reads} {reads_unsampled}",
+        ),
+    }
+
+
 REPLACEMENTS = {
-    (EMBEDS, LEARNED.name): Replacement(
-        component="pos_embed",
-        function=_by_coordinates(LEARNED),
-        strategies=AS_CHOSEN,
-        attributes="pos_embed pos_embed_align_corners pos_embed_antialias pos_embed_ar_preserving "
-        "pos_embed_interp_mode",
+    **_position_methods(
+        "learned",
+        tables=("pos_embed",),
+        reads="pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode",
+        reads_unsampled="pos_embed_antialias",
     ),
-    (EMBEDS, LEARNED_SAMPLED.name): Replacement(
-        component="pos_embed",
-        function=_by_coordinates(LEARNED_SAMPLED),
-        strategies=AS_GRID_SAMPLE,
-        attributes="pos_embed pos_embed_align_corners pos_embed_ar_preserving "
-        "pos_embed_interp_mode",
-        skips=_POSITIONS,
-    ),
-    (EMBEDS, LEARNED_PLAIN.name): Replacement(
-        component="pos_embed",
-        function=_by_grid_size(LEARNED_PLAIN),
-        strategies=AS_INTERPOLATE,
-        attributes="pos_embed pos_embed_align_corners pos_embed_antialias pos_embed_ar_preserving "
-        "pos_embed_interp_mode",
-    ),
-    (EMBEDS, FACTORIZED.name): Replacement(
-        component="pos_embed",
-        function=_by_coordinates(FACTORIZED),
-        strategies=AS_CHOSEN,
-        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
-    ),
-    (EMBEDS, FACTORIZED_SAMPLED.name): Replacement(
-        component="pos_embed",
-        function=_by_coordinates(FACTORIZED_SAMPLED),
-        strategies=AS_GRID_SAMPLE,
-        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
-        skips=_POSITIONS,
-    ),
-    (EMBEDS, FACTORIZED_PLAIN.name): Replacement(
-        component="pos_embed",
-        function=_by_grid_size(FACTORIZED_PLAIN),
-        strategies=AS_INTERPOLATE,
-        attributes="pos_embed_ar_preserving pos_embed_x pos_embed_y",
+    **_position_methods(
+        "factorized",
+        tables=("pos_embed_y", "pos_embed_x"),
+        reads="pos_embed_ar_preserving pos_embed_x pos_embed_y",
     ),
     (INTERPOLATOR, "forward"): Replacement(
         component="patch_embed",
