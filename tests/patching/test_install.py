@@ -301,26 +301,24 @@ def test_a_replaced_function_pickles_by_the_librarys_own_name():
 def test_strict_raises_where_the_librarys_own_code_would_run():
     model = small_vit()
     other = small_vit()
+
+    def transformed(model):
+        def added(x):
+            model.embeds._apply_learned_naflex_pos_embed(x.mul(1), torch.zeros(2, 6, 2))
+            return x.sum()
+
+        torch.func.grad(added)(torch.zeros(2, 6, 32))
+
     with enable(strict=True) as handle:
         assert uses(model) == "matmul"
         assert handle.flags.strict
-        x = torch.zeros(2, 6, 32)
-        coord = torch.zeros(2, 6, 2)
         with pytest.raises(
             RuntimeError, match=r"a torch.func transform needs timm's own code.*strict=True"
         ):
-            torch.func.grad(
-                lambda x: (model.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[
-                    1
-                ]
-            )(x)
+            transformed(model)
         assert status().fallbacks == {}
         with enable(model=other):  # one model's own choice is not strict
-            torch.func.grad(
-                lambda x: (other.embeds._apply_learned_naflex_pos_embed(x.mul(1), coord), x.sum())[
-                    1
-                ]
-            )(x)
+            transformed(other)
             assert status().fallbacks == {"a torch.func transform": 1}
         with enable("stock", model=other):
             assert uses(other) == "stock"

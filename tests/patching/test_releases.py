@@ -165,7 +165,6 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
     CHANGES[how](changed, monkeypatch)
     want = changed(patches, weight, bias, (8, 8))
     assert torch.allclose(want, once) == (how == "no_grad")
-    plain.register_forward_hook(lambda *_: None)  # its own hooks run as ever
     with enable():
         seen = (
             how in ("resampler", "module", "interpolation", "antialias") and not OLD_TORCH
@@ -192,11 +191,6 @@ def test_a_changed_part_that_ours_skips_keeps_its_effect(how, frozen, monkeypatc
         )
         assert status().fallbacks == stays
         assert status().calls.keys() == ran
-        monkeypatch.undo()
-        plain._modules.pop("resampler", None)  # older timm has none, and ours needs none
-        before = status().calls.get(("patch_embed", "matmul"), 0)
-        plain(patches, weight, None, (8, 8))
-        assert status().calls["patch_embed", "matmul"] == before + 1
 
 
 @pytest.mark.skipif(

@@ -249,10 +249,6 @@ def test_both_libraries_and_what_is_refused():
         match=r"no timm NaFlexEmbeds and no transformers Siglip2VisionEmbeddings, Cosmos3",
     ):
         enable(model=torch.nn.Linear(1, 1))
-    with pytest.raises(
-        ValueError, match="'vllm' is not valid for library; valid: 'timm', 'transformers'"
-    ):
-        enable(library="vllm")
     assert is_pristine()
     assert status().replaced == {}
 
@@ -278,16 +274,11 @@ def test_other_releases(monkeypatch):
     monkeypatch.setattr(installed, "__version__", "5.99.0.dev0")
     with enable(library="transformers"):
         assert not is_pristine()
-    offset = lambda self, embeddings, height, width: (
-        self.position_embedding.weight * self.config.gain + self.offset
-    )
-    monkeypatch.setattr(hunyuan.HunYuanVLVisionPatchEmbed, "interpolate_pos_encoding", offset)
     other_formula = staticmethod(lambda table, sizes, length: torch.special.sinc(table))
     monkeypatch.setattr(
         siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", other_formula
     )
-    reads = ".* reads what it did not, or no longer: .*"
-    with pytest.raises(RuntimeError, match=f"Siglip2Vision{reads}arange{reads}offset"):
+    with pytest.raises(RuntimeError, match=r"Siglip2Vision.* reads what it did not, .*arange"):
         enable(library="transformers")
 
 
