@@ -143,8 +143,13 @@ def _resampled(
     if decision.strategy != "stock":
         options["strategy"] = decision.strategy
         table = as_table(decision.tables[0])
-        if decision.context != "device":
-            embeddings = _by_sizes(table, sizes, **options)
+        # Packed sizes in a tensor have to be read on the host: a graph breaks there, as in
+        # transformers.
+        is_packed_tensor = "length" not in options and isinstance(sizes, Tensor)
+        if is_packed_tensor and torch.compiler.is_dynamo_compiling():
+            embeddings = _outside_graphs(table, sizes, **options)
+        elif decision.context != "device":
+            embeddings = resample_pos_embeds(table, sizes, **options)
         else:
             try:
                 embeddings = resample_pos_embeds(table, sizes, **options)
@@ -157,18 +162,6 @@ def _resampled(
 
 def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
     return embeddings.patch_embedding(pixel_values.to(embeddings.patch_embedding.weight.dtype))
-
-
-def _by_sizes(table: Tensor, sizes: Any, **options: Any) -> Tensor:
-    """The position embeddings, packed or, with a ``length``, padded; in the table's dtype.
-
-    For packed ones a tensor of sizes has to be read on the host: a graph breaks there, as in
-    transformers.
-    """
-    is_packed = "length" not in options
-    if is_packed and isinstance(sizes, Tensor) and torch.compiler.is_dynamo_compiling():
-        return _outside_graphs(table, sizes, **options)
-    return resample_pos_embeds(table, sizes, **options)
 
 
 # ``torch.compiler.disable`` imports the compiler at once, this one where it is called.
