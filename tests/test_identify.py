@@ -64,15 +64,12 @@ def test_every_channel_counts():
     assert error * result.abs().max() == pytest.approx(1, abs=1e-5)
 
 
-# Both axes larger, smaller, or one of each.
-@pytest.mark.parametrize("size", [(9, 20), (17, 20), (12, 5)])
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("edges", [False, True])
-def test_grid_sample_is_identified_and_the_plainest_comes_first(
-    edges, corners, mode, padding, size
-):
+def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, mode, padding):
+    size = (9, 20)  # one axis becomes smaller, one larger
     table = random_table(1, size=(16, 16))
     # From edge to edge of the table, or from centre to centre of the outermost cells.
     positions = affine_grid(torch.eye(2, 3)[None], (1, 1, *size), align_corners=edges)

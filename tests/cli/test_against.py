@@ -85,15 +85,6 @@ def test_what_cannot_be_compared_is_said_before_a_model_is_loaded(
     assert err.count("\n") == 1
 
 
-def test_another_design_is_refused_with_numbers_and_names(photos, capsys):
-    given = ["drift", "--model", "naflexvit_base_patch16_gap", "--random-weights"]
-    given += ["--model-kwargs", "depth=1", "embed_dim=24", "num_heads=2", "--images", str(photos)]
-    assert cli.main([*given, "--against", "transformers"]) == 2
-    err = capsys.readouterr().err
-    assert "no whole Siglip2 tower" in err
-    assert "attn_pool" in err
-
-
 @ran("matmul")
 def test_bench_and_export_take_the_same_weights(weights, tmp_path, capsys):
     given = [*MODEL, "--checkpoint", weights]

@@ -58,7 +58,6 @@ def test_the_reference_is_equal_in_every_dtype(dtype, identify):
     [
         (dict(antialias=False), "antialias=False (not True)"),
         (dict(transposed="order", dtype=torch.bfloat16), "transposed=order (not None)"),
-        (dict(bfloat16="table"), "bfloat16=table (not None)"),
         (
             dict(align_corners=True, positions="corners"),
             "align_corners=True (not False), positions=corners (not half_pixel)",

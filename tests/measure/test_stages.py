@@ -82,6 +82,23 @@ def processor(**options):
 # Faults, planted on transformers' side: what spoils the tower, its processor or the pipeline.
 
 
+def with_changed(tower, name, change):
+    """One tensor of what the processor gives is changed."""
+    made = processor()
+
+    def changed(**given):
+        batch = made(**given)
+        batch[name] = change(batch[name])
+        return batch
+
+    return against.transformers_pipeline(tower, changed)
+
+
+def reordered(pixels):
+    """Patches (B, N, 16 * 16 * 3) from the order (y, x, channel) into (channel, y, x)."""
+    return pixels.view(-1, LENGTH, 16, 16, 3).permute(0, 1, 4, 2, 3).flatten(2)
+
+
 def bicubic_pixels(tower):
     return against.transformers_pipeline(tower, processor(resample=3))
 
@@ -94,14 +111,7 @@ def transposed_table(tower):
 
 def swapped_coordinates(tower):
     """Already in what the processor gives."""
-    made = processor()
-
-    def swapped(**given):
-        batch = made(**given)
-        batch["spatial_shapes"] = batch["spatial_shapes"][:, [1, 0]]
-        return batch
-
-    return against.transformers_pipeline(tower, swapped)
+    return with_changed(tower, "spatial_shapes", lambda shapes: shapes[:, [1, 0]])
 
 
 def swapped_in_the_tower(tower):
@@ -114,18 +124,7 @@ def swapped_in_the_tower(tower):
 
 
 def channels_first(tower):
-    made = processor()
-
-    def reordered(**given):
-        batch = made(**given)
-        pixels = batch["pixel_values"]  # (B, N, 16 * 16 * 3)
-        count = len(pixels)
-        batch["pixel_values"] = (
-            pixels.view(count, LENGTH, 16, 16, 3).permute(0, 1, 4, 2, 3).reshape(count, LENGTH, -1)
-        )
-        return batch
-
-    return against.transformers_pipeline(tower, reordered)
+    return with_changed(tower, "pixel_values", reordered)
 
 
 def channels_first_in_the_weights(tower):
@@ -135,14 +134,7 @@ def channels_first_in_the_weights(tower):
 
 
 def no_mask(tower):
-    made = processor()
-
-    def unmasked(**given):
-        batch = made(**given)
-        batch["pixel_attention_mask"] = torch.ones_like(batch["pixel_attention_mask"])
-        return batch
-
-    return against.transformers_pipeline(tower, unmasked)
+    return with_changed(tower, "pixel_attention_mask", torch.ones_like)
 
 
 def one_block_changed(tower):
@@ -223,8 +215,7 @@ def test_another_patch_order_on_our_side_is_the_reason_too(tower, model, picture
 
 
 def channels_first_of(inputs):
-    pixels = inputs.pixels.view(-1, LENGTH, 16, 16, 3).permute(0, 1, 4, 2, 3)
-    return inputs._replace(pixels=pixels.flatten(2))
+    return inputs._replace(pixels=reordered(inputs.pixels))
 
 
 def assert_reason(ours, theirs, pictures, stage, reason):
@@ -294,33 +285,24 @@ def test_timms_data_configuration_parts_at_the_pixels(model, pictures):
     assert "With grid_sample they part at position_embedding" in against.verdict(found)
 
 
-def test_another_table_filter_in_timm_is_the_reason(tower, model, pictures):
-    model.embeds.pos_embed_interp_mode = "bicubic"
-    found = against.against_transformers(
-        model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
-    )
-    assert found["first"] == "position_embedding"
-    assert found["reason"].startswith("table filter: timm resamples the table by bicubic")
-    assert found["mend"] == "--model-kwargs pos_embed_interp_mode=bilinear"
-    assert model.embeds.pos_embed_interp_mode == "bicubic"
-
-
 @pytest.mark.parametrize(
-    ("setting", "value", "trained"),
+    ("setting", "value", "trained", "told"),
     [
-        ("pos_embed_antialias", False, True),
-        ("pos_embed_use_grid_sample", True, False),
-        ("pos_embed_ar_preserving", True, False),
+        ("pos_embed_interp_mode", "bicubic", "bilinear", "bicubic, "),
+        ("pos_embed_antialias", False, True, "bilinear, pos_embed_antialias=False, "),
     ],
 )
-def test_the_setting_of_timms_table_that_differs_is_named(setting, value, trained, model, pictures):
+def test_the_setting_of_timms_table_that_differs_is_named(
+    setting, value, trained, told, model, pictures
+):
     setattr(model.embeds, setting, value)
     found = against.against_transformers(
         model, [pictures], contenders=[], max_seq_len=LENGTH, interpolation="bilinear"
     )
     assert found["first"] == "position_embedding"
-    assert f"timm resamples the table by bilinear, {setting}={value}, " in found["reason"]
+    assert f"table filter: timm resamples the table by {told}" in found["reason"]
     assert found["mend"] == f"--model-kwargs {setting}={trained}"
+    assert getattr(model.embeds, setting) == value
 
 
 def test_transformers_own_code_is_measured_whatever_is_enabled(model, tower, pictures):

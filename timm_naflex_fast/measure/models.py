@@ -65,16 +65,12 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def check_model(name: str | None) -> None:
+def check_model(name: str) -> None:
     """Find out whether timm knows a NaFlexVit of this name; looks for no weights.
 
     Raises:
-        ValueError: no name, or one that timm does not know.
+        ValueError: timm does not know it.
     """
-    if not name:
-        raise ValueError(
-            "a model is needed: --model NAME, e.g. --model naflexvit_base_patch16_siglip.v2_webli"
-        )
     import timm
     from timm.models import get_pretrained_cfg, is_model_in_modules
 
@@ -104,7 +100,7 @@ def _valid_names(wrong: str) -> str:
 
 
 def load_model(
-    name: str | None,
+    name: str,
     checkpoint: str | Path | None = None,
     /,
     *,
@@ -125,7 +121,7 @@ def load_model(
         more: further options of ``timm.create_model``.
 
     Raises:
-        ValueError: no name, or one that timm does not know.
+        ValueError: timm does not know the name.
         FileNotFoundError: no such checkpoint.
         RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
@@ -136,7 +132,6 @@ def load_model(
     check_model(name)
     import torch
 
-    assert name is not None
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
