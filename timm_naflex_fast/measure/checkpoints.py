@@ -62,6 +62,8 @@ PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("head.mlp.fc2.*",), ("attn_pool.mlp.fc2.*",)),
 )
 TABLE = "embeds.pos_embed"  # (1, n, n, C); transformers' has one row for each cell: (n * n, C)
+# The tensors whose shapes tell the size of a tower: patch embedding, a block's MLP, table.
+SIZED_BY = ("embeds.proj.weight", "blocks.0.mlp.fc1.weight", TABLE)
 # Attention heads of the published towers, by their channels: no tensor tells them.
 HEADS = {768: 12, 1152: 16}
 
@@ -343,12 +345,16 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
     """timm's options for a tower of the size of these tensors; ``heads`` where they are known.
 
     Raises:
-        KeyError: a tensor that tells a size is missing.
-        ValueError: nothing tells how many attention heads the tower has.
+        ValueError: a tensor that tells a size is missing, or nothing tells how many attention heads
+            the tower has.
     """
     tensors = checkpoint.tensors
-    width, pixels = tensors["embeds.proj.weight"].shape
-    inside = len(tensors["blocks.0.mlp.fc1.weight"])
+    for name in SIZED_BY:
+        if name not in tensors:
+            raise ValueError(f"the tower lacks {name}")
+    projection, first_layer, table = (tensors[name] for name in SIZED_BY)
+    width, pixels = projection.shape
+    inside = first_layer.shape[0]
     heads = heads or checkpoint.config.get("num_attention_heads", HEADS.get(width))
     if heads is None:
         raise ValueError(f"no tensor tells how many heads {width} channels have: give num_heads")
@@ -357,7 +363,7 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
         "depth": count_blocks(tensors, "blocks."),
         "num_heads": heads,
         "patch_size": round((pixels / 3) ** 0.5),
-        "pos_embed_grid_size": tuple(tensors[TABLE].shape[1:3]),
+        "pos_embed_grid_size": tuple(table.shape[1:3]),
         # timm multiplies and cuts off what follows the point: half a channel more is no channel.
         "mlp_ratio": (inside + 0.5) / width,
     }
