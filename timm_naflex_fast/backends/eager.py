@@ -48,7 +48,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
-    if not (x.is_cpu or x.is_cuda):
+    if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
         _add_at_once(x, _resample(tables, plan.groups, plan, strategy), plan)
         return
