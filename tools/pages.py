@@ -257,7 +257,7 @@ COUNTS: dict[str, Column] = {
     "read, GB": gigabytes("read"),
     "written, GB": gigabytes("written"),
     "peak beyond x, GB": gigabytes("peak"),
-    "estimate, ms": lambda race: gpu_estimate(race),
+    "estimate, ms": gpu_estimate,
 }
 ROPE: dict[str, Column] = {
     "timm, ms": ms(BASELINE),
@@ -369,8 +369,7 @@ def exported_sentence() -> str:
     for (part, *_), race in races("exported", ("part", *STEP)).items():
         for name in ("ONNX Runtime", "AOTInductor"):
             ratios[part].append(ratio(name, BASELINE)(race))
-    embeddings = [value for value in ratios["embeddings"] if not math.isnan(value)]
-    models = [value for value in ratios["whole model"] if not math.isnan(value)]
+    embeddings, models = ratios.values()
     return (
         "In ONNX Runtime and AOTInductor the embeddings alone take "
         f"{number(min(embeddings))} to {number(max(embeddings))} times as long as timm's loop in "
