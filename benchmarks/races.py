@@ -200,21 +200,12 @@ def _siglip2_embeddings(width: int) -> Any:
     return embeddings
 
 
-class Embeddings(export.Naflex):
-    """The embeddings of a NaFlexVit alone."""
-
-    def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
-        """The tokens (B, N, C)."""
-        return self.model.get_submodule("embeds")(patches, patch_coord, patch_valid)[0]
-
-
 EXPORTED = (
     ("embeddings", "siglip", 8),
     ("embeddings", "siglip", 64),
     ("embeddings", "diverse", 8),
     ("whole model", "siglip", 8),
 )
-PARTS = {"embeddings": Embeddings, "whole model": export.Naflex}
 
 
 def exported(tiny: bool) -> Iterator[list[Row]]:
@@ -236,16 +227,18 @@ def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Pat
     inputs = random_batch(model, grids, max(h * w for h, w in grids))
     flagged = copy.deepcopy(model)
     flagged.embeds.pos_embed_use_grid_sample = True
-    wrap = PARTS[part]
-    module = wrap(model).eval()
     task = export.make_task(model, size=None)
+    if part == "embeddings":
+        model = model.embeds
+        flagged = flagged.embeds
+    module = export.Naflex(model).eval()
     file = folder / "model.onnx"
     with enable("matmul", model=model):
         program = export.write(module, task.example, task.free, file)
 
     runs: dict[str, Callable[[Any], Any]] = {
         BASELINE: partial(_call, module),
-        "timm-flag-bicubic": partial(_call, wrap(flagged).eval()),
+        "timm-flag-bicubic": partial(_call, export.Naflex(flagged).eval()),
         "AOTInductor": _aot_inductor(program, folder),
     }
     for name, load in export.LOADERS.items():
