@@ -23,12 +23,12 @@ from typing import Any
 import counts
 import pos_embed
 import races
+import whole_models
 from tabulate import tabulate
 
 from timm_naflex_fast.measure.output import provenance, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = "--model vit_small_patch16_224 --workload siglip"
 FOUR_BLOCKS = (
     "--model naflexvit_base_patch16_siglip --model-kwargs depth=4 embed_dim=192 num_heads=2"
 )
@@ -38,10 +38,17 @@ BUSY = 0.7  # processes that waited for a core or had one, over the last minute
 # Options of `naflex-fast bench`. Ratios are only taken within one file, and no two files time the
 # same thing.
 BENCH = {
-    "model/small": f"{SMALL} diverse --batch-size 8 --rounds 10 --budget 60",
-    "model/small_64": f"{SMALL} --batch-size 64 --rounds 10 --budget 600",  # a training step holds about 8 GB
-    "model/base": "--model naflexvit_base_patch16_siglip --workload siglip --rounds 8 --budget 100",
     "compiled": f"{FOUR_BLOCKS} --compile --max-seq-len 64 128 196 256 --rounds 6",
+}
+SMALL = "vit_small_patch16_224"
+BASE = "naflexvit_base_patch16_siglip"
+# Options of ``whole_models.races``.
+MODELS: dict[str, dict[str, Any]] = {
+    "model/small": dict(model=SMALL, names=["siglip", "diverse"], batch=8, rounds=10, budget=60),
+    "model/small_64": dict(  # a training step holds about 8 GB
+        model=SMALL, names=["siglip"], batch=64, rounds=10, budget=600
+    ),
+    "model/base": dict(model=BASE, names=["siglip"], batch=8, rounds=8, budget=100),
 }
 # Options of ``pos_embed.races``.
 POS_EMBED: dict[str, dict[str, Any]] = {
@@ -67,8 +74,9 @@ POS_EMBED: dict[str, dict[str, Any]] = {
 COUNTED = {"counts": counts.steps, "graphs": counts.graphs, "rounding": counts.rounding}
 # Functions that yield the rows of race after race; given True, tiny ones.
 MADE_HERE: dict[str, Any] = {
-    name: partial(pos_embed.races, **options) for name, options in POS_EMBED.items()
+    name: partial(whole_models.races, **options) for name, options in MODELS.items()
 }
+MADE_HERE |= {name: partial(pos_embed.races, **options) for name, options in POS_EMBED.items()}
 MADE_HERE["speed/unseen"] = pos_embed.unseen
 for race in (races.rope, races.patch_kernels, races.other_libraries, races.exported):
     MADE_HERE[race.__name__] = race
@@ -87,7 +95,7 @@ def measure(name: str, tiny: bool) -> dict[str, Any]:
 def _by_command(options: str, tiny: bool) -> list[Any]:
     """The rows that `naflex-fast bench` writes."""
     if tiny:
-        options += " --rounds 1 --budget 0.01 --batch-size 1"
+        options += " --rounds 1 --batch-size 1"
     with tempfile.NamedTemporaryFile() as out:
         start = [sys.executable, "-m", "timm_naflex_fast", "bench"]
         command = [*start, *options.split(), "--json", out.name]

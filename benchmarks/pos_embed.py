@@ -18,13 +18,20 @@ from itertools import cycle, product, repeat
 from typing import Any
 
 import torch
+from racing import Race, Timed, time_race
 from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from timm_naflex_fast.measure.bench import workloads
-from timm_naflex_fast.measure.bench.race import Race, Row, Timed, run
-from timm_naflex_fast.measure.bench.workloads import Grid, Workload, coordinates, siglip_grids
+from timm_naflex_fast.measure.bench.race import Row
+from timm_naflex_fast.measure.bench.workloads import (
+    Draw,
+    Grid,
+    Workload,
+    coordinates,
+    fit_aspect,
+    siglip_grids,
+)
 from timm_naflex_fast.measure.contenders import BASELINE, CONTENDERS, LEARNED, use
 from timm_naflex_fast.resampling import kept
 
@@ -100,21 +107,41 @@ class Dropped(TableWorkload):
         return repeat(pad_sequence(images, batch_first=True))
 
 
-def _with_table(name: str, table: Grid, mode: str, **more: Any) -> TableWorkload:
-    grids = workloads.WORKLOADS[name]
-    return TableWorkload(name, grids.draw, grids.length, table, mode, more)
+# Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
+ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
+ZIPF = [1 / rank for rank in range(1, len(ASPECTS) + 1)]
 
 
-WORKLOADS = {
-    "single": _with_table("single", (16, 16), "bilinear"),
-    "imagenet": _with_table("imagenet", (16, 16), "bicubic"),
-    "siglip": _with_table("siglip", (16, 16), "bilinear"),
-    "diverse": _with_table("diverse", (32, 32), "bicubic"),
-    "extreme": _with_table("extreme", (16, 16), "bicubic"),
-    "radio": _with_table(
-        "radio", (128, 128), "bilinear", antialias=False, align_corners=True, ar_preserving=True
+def _imagenet(source: random.Random, number: int) -> Grid:
+    (aspect,) = source.choices(ASPECTS, ZIPF)
+    return fit_aspect(aspect, 576)
+
+
+def _extreme(source: random.Random, number: int) -> Grid:
+    n = source.randint(1, 576)
+    h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
+    return (h, w) if source.random() < 0.5 else (w, h)
+
+
+def _uniform(low: int, high: int) -> Draw:
+    return lambda source, number: (source.randint(low, high), source.randint(low, high))
+
+
+# Grids as models and data sets in use have them.
+_ALL_WORKLOADS = (
+    TableWorkload("single", _uniform(24, 24)),
+    TableWorkload("imagenet", _imagenet, mode="bicubic"),
+    TableWorkload("siglip", siglip_grids(256)),
+    TableWorkload("diverse", _uniform(4, 31), table=(32, 32), mode="bicubic"),  # timm issue 2514's
+    TableWorkload("extreme", _extreme, mode="bicubic"),
+    TableWorkload(
+        "radio",
+        _uniform(16, 48),
+        table=(128, 128),
+        more=dict(antialias=False, align_corners=True, ar_preserving=True),
     ),
-}
+)
+WORKLOADS = {workload.name: workload for workload in _ALL_WORKLOADS}
 
 
 class _Activation(torch.autograd.Function):
@@ -277,10 +304,3 @@ def unseen(tiny: bool) -> Iterator[list[Row]]:
         with ExitStack() as stack:
             made = race(work, images, "float32", phase, names, stack, channels=channels)
             yield time_race(made, 2.0, tiny, rounds[batch])
-
-
-def time_race(race: Race, budget: float, tiny: bool, rounds: int = 30) -> list[Row]:
-    """The rows of a race; ``tiny``: of one round."""
-    if tiny:
-        return run(race, 1, budget=0.01)
-    return run(race, rounds, budget=budget)

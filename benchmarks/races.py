@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pos_embed import time_race
+from pos_embed import WORKLOADS
+from racing import Race, Timed, time_race
 from torch import Tensor
 
 from timm_naflex_fast import disable, enable
 from timm_naflex_fast.measure import export
 from timm_naflex_fast.measure.bench.model import random_batch
-from timm_naflex_fast.measure.bench.race import Race, Row, Timed
-from timm_naflex_fast.measure.bench.workloads import WORKLOADS, coordinates
+from timm_naflex_fast.measure.bench.race import Row
+from timm_naflex_fast.measure.bench.workloads import coordinates
 from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.models import load_model
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.support.measured import row
-from timm_naflex_fast.measure.bench.workloads import siglip_grids
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_unseen_batches_have_other_grids_every_time():
 
 
 def test_a_quarter_of_the_dropped_tokens_is_left():
-    work = pos_embed.Dropped("dropped", siglip_grids(256))
+    work = pos_embed.Dropped("dropped", pos_embed.siglip_grids(256))
     batches = work.coordinates(9)
     coord = next(batches)
     assert next(batches) is coord

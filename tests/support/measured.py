@@ -7,23 +7,23 @@ from tests.support.oracles import small_vit, vit_batch
 GRIDS = [(3, 4), (5, 2), (6, 6), (2, 9)]
 
 
-def row(contender="matmul", **changes):
+def row(contender="matmul", counted=None, **changes):
     values = dict(
-        suite="pos_embed",
+        suite="model",
         workload="siglip",
         phase="train",
         batch=64,
         dtype="float32",
-        about={},
+        about={"device": "cpu", "model": "tiny"},
         rounds=5,
-    )
-    values |= dict(
         median_ms=10.0,
         low_ms=10.0,
         high_ms=10.0,
         times_faster=None,
         spread=None,
     )
+    if counted:
+        values["about"]["counted"] = counted
     return {"contender": contender, **values, **changes}
 
 

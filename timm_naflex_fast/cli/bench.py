@@ -1,14 +1,11 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from ..measure.bench.workloads import (
-    WORKLOADS,
     Size,
     Workload,
     fit,
@@ -24,59 +21,30 @@ from .checks import announce, check_model_options
 
 PHASES = ("train", "infer")
 CONTENDERS = (BASELINE, *STRATEGY_NAMES)
-EAGER_ROUNDS, COMPILED_ROUNDS = 30, 10
-LENGTH = 256
-
-# Runs a race, calls its argument now and then with the share that was done since the last call, and
-# returns the race and its rows.
-RunRace = Callable[[Callable[[float], Any]], tuple[Any, list[dict[str, Any]]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_model_arguments(parser)
-    shapes = parser.add_mutually_exclusive_group()
-    shapes.add_argument(
-        "--workload",
-        dest="workloads",
-        nargs="+",
-        metavar="NAME",
-        choices=WORKLOADS,
-        help=f"grids of the images, of {' '.join(WORKLOADS)}; default: siglip",
-    )
-    shapes.add_argument(
+    add = parser.add_argument
+    add(
         "--sizes-from",
         metavar="DIR",
-        help="grids of a folder's images; only their headers are read",
+        help="grids of a folder's images, of which only the headers are read; default: of images "
+        "with aspect ratios from 1:3 to 3:1",
     )
-    add = parser.add_argument
     add(
         "--max-seq-len",
         dest="lengths",
         nargs="+",
         type=positive,
+        default=[256],
         metavar="N",
         help="most patches per image, to which batches are padded; several: one after the other; "
-        f"default: {LENGTH}",
+        "default: 256",
     )
-    add(
-        "--batch-size",
-        dest="batches",
-        nargs="+",
-        type=positive,
-        default=[8],
-        metavar="B",
-        help="images in a batch; several: one after the other; default: 8",
-    )
-    add(
-        "--dtype",
-        dest="dtypes",
-        nargs="+",
-        metavar="NAME",
-        choices=DTYPES,
-        default=["float32"],
-        help="of autocast; default: float32, without autocast",
-    )
+    add("--batch-size", type=positive, default=8, metavar="B", help="images in a batch; default: 8")
+    add("--dtype", choices=DTYPES, default="float32", help="of autocast; default: float32, without")
     add(
         "--phase",
         dest="phases",
@@ -98,16 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rounds",
         type=positive,
+        default=10,
         metavar="R",
-        help=f"timed rounds, at most; default: {EAGER_ROUNDS}, with --compile {COMPILED_ROUNDS}: "
-        "first steps, and as many later ones, of each length",
-    )
-    add(
-        "--budget",
-        type=seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds for each contender in a race, but at least 3 rounds; default: 30",
+        help="timed steps of each; with --compile first steps, and as many later ones, of each "
+        "length; default: 10",
     )
     add(
         "--compile",
@@ -117,33 +79,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="also write the figures there, after each race")
 
 
-def seconds(text: str) -> float:
-    """An option's number above 0; any other is a ValueError, which argparse reports."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError
-    return value
-
-
 def bench(options: argparse.Namespace) -> int:
     """Run the races that ``options`` name; print, and write what was asked for.
 
     Raises:
-        ValueError: options that do not go together, with what is valid; before anything is timed.
+        ValueError: wrong options, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
-    sizes = check_options(options)
+    check_model_options(options)
+    check_writable(options.json)
+    sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
     announce(f"loading {options.model} ...")
-    races = make_races(options, sizes)
+    model = _load(options)
 
+    from ..measure.bench.model import Steps, race_compiled, race_eager
     from ..measure.bench.race import HOW_TO_READ, print_race
 
+    workloads = _workloads(options, sizes, model.embeds.patch_size[0])
+    # A compiled model meets all of them in turn, an eager one has a race for each.
+    time = race_compiled if options.compile else race_eager
+    together = [workloads] if options.compile else [[workload] for workload in workloads]
+    races = [*product(together, options.phases)]
     rows: list[dict[str, Any]] = []
     with progress("timing", len(races)) as bar:
-        for run_race in races:
-            race, found = run_race(bar.update)
+        for some, phase in races:
+            steps = Steps(model, some, options.batch_size, options.dtype, phase)
+            found = time(steps, options.contenders, options.rounds, bar.update)
             bar.clear()
-            print_race(race.title, found)
+            print_race(found)
             rows += found
             if options.json:  # whatever stops the next race, these are kept
                 write_json(options.json, {**provenance(options.command), "rows": rows})
@@ -153,25 +116,17 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_options(options: argparse.Namespace) -> list[Size]:
-    """Tell what is wrong before torch is imported; return the sizes of the folder's images."""
-    check_model_options(options)
-    if options.lengths and options.workloads:
-        raise ValueError("a workload has its own lengths; leave out --workload or --max-seq-len")
-    check_writable(options.json)
-    if not options.sizes_from:
-        return []
-    sizes, unreadable = read_sizes(options.sizes_from)
+def _read_sizes(folder: str) -> list[Size]:
+    """The sizes of a folder's images; prints which cannot be read."""
+    sizes, unreadable = read_sizes(folder)
     for line in unreadable:
         print(f"not read: {line}")
     return sizes
 
 
-def make_races(options: argparse.Namespace, sizes: Sequence[Size]) -> list[RunRace]:
-    """Load the model, and make a race for each combination of what the options name."""
+def _load(options: argparse.Namespace) -> Any:
+    """The model, on its device."""
     import torch
-
-    from ..measure.bench import model as of_model
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
@@ -179,41 +134,19 @@ def make_races(options: argparse.Namespace, sizes: Sequence[Size]) -> list[RunRa
     if not options.checkpoint:  # the weights do not change how long a step takes
         settings = {"num_classes": 1000, "random_weights": True, **settings}
     model, _ = load_model(options.model, options.checkpoint, **settings)
-    model.to(options.device)
-    workloads = _workloads(options, sizes, model.embeds.patch_size[0])
-    # A compiled model meets all of them in turn, an eager one has a race for each.
-    together = [workloads] if options.compile else [[workload] for workload in workloads]
-    races: list[RunRace] = []
-    batches = sorted(set(options.batches))
-    for some, dtype, phase, batch in product(together, options.dtypes, options.phases, batches):
-        steps = of_model.Steps(model, some, batch, dtype, phase)
-        if options.compile:
-            rounds = options.rounds or COMPILED_ROUNDS
-            races.append(partial(of_model.race_compiled, steps, options.contenders, rounds))
-        else:
-            rounds = options.rounds or EAGER_ROUNDS
-            eager = partial(of_model.race_eager, steps, options.contenders, rounds, options.budget)
-            races.append(eager)
-    return races
+    return model.to(options.device)
 
 
 def _workloads(
     options: argparse.Namespace, sizes: Sequence[Size], patch_size: int
 ) -> list[Workload]:
-    """The grids that the options name: of workloads, of other lengths, or of a folder's images."""
-    if options.workloads:
-        return [WORKLOADS[name] for name in options.workloads]
-    if options.sizes_from:
-        lengths = options.lengths or [LENGTH]
-        return [_of_folder(options.sizes_from, sizes, length, patch_size) for length in lengths]
-    if options.lengths:
+    """The grids of each length: of a folder's images, or of random ones."""
+    if not sizes:
         return [siglip_workload(length) for length in options.lengths]
-    return [WORKLOADS["siglip"]]
-
-
-def _of_folder(folder: str, sizes: Sequence[Size], length: int, patch_size: int) -> Workload:
-    """The grids of a folder's images in at most ``length`` patches; prints how many there are."""
-    grids = [fit(height, width, length, patch_size) for height, width in sizes]
-    distinct = len(set(grids))
-    print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")
-    return folder_workload(folder, grids, length)
+    found = []
+    for length in options.lengths:
+        grids = [fit(height, width, length, patch_size) for height, width in sizes]
+        distinct = len(set(grids))
+        print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")
+        found.append(folder_workload(options.sizes_from, grids, length))
+    return found

@@ -1,4 +1,4 @@
-"""The bench's material: workloads against their description, and folders of images."""
+"""The bench's material: grids against their description, and folders of images."""
 
 import numpy as np
 import pytest
@@ -8,24 +8,18 @@ from timm.data import create_transform
 from torch.nn.utils.rnn import pad_sequence
 
 from timm_naflex_fast.measure.bench.workloads import (
-    WORKLOADS,
     coordinates,
     fit,
     folder_workload,
     read_sizes,
+    siglip_workload,
 )
 
 
-@pytest.mark.parametrize(("name", "workload"), WORKLOADS.items())
-def test_grids_are_seeded_and_a_small_batch_begins_a_large_one(name, workload):
-    assert workload.name == name
-    assert workload.grids(40) == workload.grids(40) == workload.grids(60)[:40]
-    assert workload.grids(1) == workload.grids(2)[:1] and len(workload.grids(60)) == 60
-    assert (len({*workload.grids(40)}) > 1) == (name != "single")
-
-
-def test_siglip_grids_are_as_large_as_fits():
-    grids = np.array(WORKLOADS["siglip"].grids(1000))
+def test_random_grids_are_as_large_as_fits():
+    workload = siglip_workload(256)
+    assert workload.grids(40) == workload.grids(60)[:40]  # a small batch begins a large one
+    grids = np.array(workload.grids(1000))
     # One more row and column never fits.
     assert (grids.prod(1) <= 256).all() and ((grids + 1).prod(1) > 256).all()
     # Aspects fill [1/3, 3] evenly in the logarithm, and none lies outside.
@@ -36,11 +30,8 @@ def test_siglip_grids_are_as_large_as_fits():
     assert shares.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("length", "patch"), [(256, 16), (100, 14), (37, 8)])
-def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(
-    photos, length, patch, monkeypatch
-):
-    settings = dict(patch_size=patch, max_seq_len=length, patchify=True, interpolation="bicubic")
+def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, monkeypatch):
+    settings = dict(patch_size=14, max_seq_len=100, patchify=True, interpolation="bicubic")
     transform = create_transform((3, 64, 64), naflex=True, **settings)
     files = sorted(path for path in photos.rglob("*") if path.is_file())
     coords = [transform(Image.open(path).convert("RGB"))["patch_coord"] for path in files]
@@ -49,7 +40,7 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(
 
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
     sizes, unreadable = read_sizes(photos)
-    grids = [fit(height, width, length, patch) for height, width in sizes]
+    grids = [fit(height, width, 100, 14) for height, width in sizes]
     assert (grids, unreadable) == (want, [])
     assert torch.equal(coordinates(grids), pad_sequence(coords, batch_first=True))  # as collated
 
@@ -57,14 +48,7 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(
 def test_a_folders_batches_take_each_image_before_any_again():
     images = [(1, n) for n in range(1, 11)]
     workload = folder_workload("somewhere/photos", images, 12)
-    assert (workload.name, workload.length) == ("photos", 12)
-    grids = workload.grids(25)
-    assert sorted(grids[:10]) == sorted(grids[10:20]) == images and grids[:10] != images
-    assert workload.grids(25) == grids and len(set(grids[20:])) == 5
-
-
-def test_a_folders_batches_are_drawn_evenly_from_all_shapes():
-    others = [(n, 20) for n in range(1, 16)]
-    files = [(16, 16)] * 90 + others  # the first ones are alike
-    assert len(set(folder_workload("x", others).grids(8))) == 8
-    assert 12 <= folder_workload("x", files).grids(16).count((16, 16)) <= 15
+    assert (workload.name, workload.length) == ("photos-12", 12)
+    grids = workload.grids(20)
+    assert sorted(grids[:10]) == sorted(grids[10:]) == images and grids[:10] != images
+    assert folder_workload("somewhere/photos", images, 12).grids(20) == grids

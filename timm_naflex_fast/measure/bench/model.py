@@ -6,14 +6,13 @@
 | infer | the forward pass, eval mode, under ``torch.inference_mode`` |
 
 The batch has random patches, padded and numbered as timm's NaFlex collator does it. A dtype other
-than float32 runs under autocast. Eager steps also tell the share of time that embeddings take.
+than float32 runs under autocast.
 """
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -24,11 +23,13 @@ from torch import Tensor, nn
 from ...patching.choices import Mode
 from ...patching.install import enable
 from ..contenders import BASELINE
-from .race import WARMUPS, Advance, Race, Row, Timed, now, run
+from .race import Row, now, rows
 from .workloads import Grid, Workload, coordinates
 
 BACKEND = "inductor"
-Step = Callable[..., None]  # see ``make_step``
+Step = Callable[[Any, dict[str, Tensor]], None]  # see ``make_step``
+# Called with the share of a race that was done since its last call.
+Advance = Callable[[float], Any]
 
 
 @dataclass(frozen=True)
@@ -50,65 +51,49 @@ class Steps:
     dtype: str
     phase: str
 
-    @property
-    def device(self) -> str:
-        """Where the model is: "cpu" or "cuda"."""
-        return next(self.model.parameters()).device.type
-
-    def race(self, suite: str, contenders: Sequence[Timed], **about: Any) -> Race:
-        """The race of these contenders; ``about`` tells more than every race of a model does."""
-        name = " ".join(dict.fromkeys(workload.name for workload in self.workloads))
-        model = self.model.pretrained_cfg["architecture"]
-        about |= dict(device=self.device, model=model)
-        return Race(suite, name, self.phase, self.batch, self.dtype, tuple(contenders), about)
-
-
-def race_eager(
-    steps: Steps, contenders: Sequence[str], rounds: int, budget: float, advance: Advance
-) -> tuple[Race, list[Row]]:
-    """Time whole steps of the model, which is switched to a contender before each of them."""
-    with ExitStack() as stack:
-        race = eager_race(steps, contenders, stack)
-        return race, run(race, rounds, budget=budget, advance=advance)
+    def facts(self, suite: str, **about: Any) -> Row:
+        """What every row says of these steps; ``about`` adds to its further facts."""
+        about["device"] = next(self.model.parameters()).device.type
+        about["model"] = self.model.pretrained_cfg["architecture"]
+        return dict(
+            suite=suite,
+            workload=" ".join(workload.name for workload in self.workloads),
+            phase=self.phase,
+            batch=self.batch,
+            dtype=self.dtype,
+            about=about,
+        )
 
 
-def eager_race(steps: Steps, contenders: Sequence[str], stack: ExitStack) -> Race:
-    """The race of eager steps; what the last one switched on stays until ``stack`` is closed."""
+def race_eager(steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance) -> list[Row]:
+    """Time whole steps of the model, which is switched to a contender before each of them.
+
+    A first round does not count.
+    """
     model = steps.model
     (workload,) = steps.workloads
-    grids = workload.grids(steps.batch)
-    batch = random_batch(model, grids, workload.length)
+    batch = random_batch(model, workload.grids(steps.batch), workload.length)
     step = make_step(model, steps.dtype, steps.phase)
-    embeds_share: dict[str, float] = {}
-    shares: dict[str, list[float]] = defaultdict(list)
-
-    def prepare(contender: str) -> str:
-        stack.close()  # ends what the contender before switched on
-        switch(model, contender, steps.phase, stack)
-        return contender
-
-    def work(contender: str) -> None:
-        step(model, batch)
-
-    def timed_work(contender: str) -> None:
-        with _marked(model.embeds) as marks:
-            step(model, batch, lambda: marks.append(now()))
-        shares[contender].append(_share(marks))
-        counted = shares[contender][WARMUPS["cpu"] :]
-        embeds_share[contender] = statistics.median(counted or [0])
-
-    about: dict[str, Any] = dict(grids=len(set(grids)), tokens=sum(h * w for h, w in grids))
-    # A GPU would have to wait at each mark, which is no part of its step.
-    if steps.device == "cpu":
-        about["embeds_share"] = embeds_share
-        work = timed_work
-    made = [Timed(name, work, partial(prepare, name)) for name in contenders]
-    return steps.race("model", made, **about)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    order = [*times]
+    shuffle = random.Random(0).shuffle
+    for number in range(1 + rounds):
+        # In a fixed order each would find the caches as the same predecessor left them.
+        shuffle(order)
+        for name in order:
+            with chosen(name, model):
+                start = now()
+                step(model, batch)
+                seconds = now() - start
+            if number > 0:
+                times[name].append(seconds)
+            advance(1 / len(order) / (1 + rounds))
+    return rows(steps.facts("model"), times)
 
 
 def race_compiled(
     steps: Steps, contenders: Sequence[str], rounds: int, advance: Advance
-) -> tuple[Race, list[Row]]:
+) -> list[Row]:
     """What ``torch.compile`` makes of the model, whose batches have other grids each time.
 
     It is compiled for each contender, which takes the first ``rounds``, compiling included, then as
@@ -123,8 +108,7 @@ def race_compiled(
     times = {}
     counted = {}
     for name in contenders:
-        with ExitStack() as stack, fresh_inductor_cache():
-            switch(steps.model, name, steps.phase, stack)
+        with chosen(name, steps.model), fresh_inductor_cache():
             found = count_graphs(steps.model, batches, step, backend=BACKEND)
         seconds = found.pop("seconds")
         first = seconds[: rounds * in_a_round]
@@ -133,8 +117,7 @@ def race_compiled(
         times[name] = [sum(later[i : i + in_a_round]) / in_a_round for i in starts]
         counted[name] = found | {"first steps": len(first), "first steps, s": sum(first)}
         advance(1 / len(contenders))
-    race = steps.race("compiled", [], counted=counted)
-    return race, race.rows(times)
+    return rows(steps.facts("compiled", counted=counted), times)
 
 
 def _different_batches(steps: Steps, rounds: int) -> list[dict[str, Tensor]]:
@@ -182,11 +165,11 @@ def count_graphs(
     }
 
 
-def switch(model: Any, contender: str, phase: str, stack: ExitStack) -> None:
-    """Let the model train, or infer, as the contender does until ``stack`` closes."""
-    if contender != BASELINE:
-        stack.enter_context(enable(cast(Mode, contender), model=model))
-    model.train(phase == "train")
+def chosen(contender: str, model: Any) -> AbstractContextManager[Any]:
+    """Inside, the model computes as the contender does; "stock": with nothing replaced."""
+    if contender == BASELINE:
+        return nullcontext()
+    return enable(cast(Mode, contender), model=model)
 
 
 def random_batch(model: Any, grids: list[Grid], length: int = 0) -> dict[str, Tensor]:
@@ -214,61 +197,25 @@ def random_batch(model: Any, grids: list[Grid], length: int = 0) -> dict[str, Te
 
 
 def make_step(model: Any, dtype: str, phase: str) -> Step:
-    """A function ``step(run, batch, went_back)`` that takes one step of ``phase``.
+    """Ready the model for ``phase``, and return a function that takes one step of it.
 
-    ``run`` is the model, or what it was compiled to; ``went_back()`` is called after the backward.
+    The function takes the model, or what it was compiled to, and a batch.
     """
     device = next(model.parameters()).device.type
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     autocast = partial(torch.autocast, device, getattr(torch, dtype), enabled=dtype != "float32")
 
-    def infer(
-        run: Any, batch: dict[str, Tensor], went_back: Callable[[], Any] = lambda: None
-    ) -> None:
+    def infer(run: Any, batch: dict[str, Tensor]) -> None:
         with torch.inference_mode(), autocast():
             run(batch)
 
-    def train(
-        run: Any, batch: dict[str, Tensor], went_back: Callable[[], Any] = lambda: None
-    ) -> None:
+    def train(run: Any, batch: dict[str, Tensor]) -> None:
         with autocast():
             out = run(batch)  # (B, classes)
         classes = torch.zeros(len(out), dtype=torch.long, device=device)
         nn.functional.cross_entropy(out.float(), classes).backward()
-        went_back()
         optimizer.step()
         optimizer.zero_grad()
 
+    model.train(phase == "train")
     return train if phase == "train" else infer
-
-
-@contextmanager
-def _marked(embeds: nn.Module) -> Iterator[list[float]]:
-    """Yields the times of a step's marks, to which the caller adds the end of the backward.
-
-    They are its start, where the embeddings' forward begins and ends, in training where their
-    backward begins and ends, and the step's end. The embeddings run first, so their backward runs
-    last: from the moment when the gradient of their output is known to the end of the backward.
-    """
-    marks = [now()]
-
-    def mark(*_: Any) -> None:
-        marks.append(now())
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        mark()
-        x = output[0] if isinstance(output, tuple) else output
-        if x.requires_grad:
-            x.register_hook(mark)
-
-    with embeds.register_forward_pre_hook(mark), embeds.register_forward_hook(leave):
-        yield marks
-    mark()
-
-
-def _share(marks: Sequence[float]) -> float:
-    """The share of a step that lies between the marks of the embeddings: see :func:`_marked`."""
-    inside = 0.0
-    for begin in range(1, len(marks) - 1, 2):
-        inside += marks[begin + 1] - marks[begin]
-    return inside / (marks[-1] - marks[0])

@@ -1,6 +1,6 @@
-"""The grids of a batch, as models and data sets in use have them.
+"""The grids of a batch: of random images, or of a folder's.
 
-Importing this file needs neither torch nor timm, so a command's options can name the workloads.
+Importing this file needs neither torch nor timm.
 """
 
 import math
@@ -24,7 +24,7 @@ class Workload:
     """Batches of grids.
 
     Attributes:
-        name: in tables and options.
+        name: in tables.
         draw: a sample's grid (h, w), by a random generator and the sample's number.
         length: tokens to which a batch is padded; 0: as many as its longest image has.
     """
@@ -72,6 +72,20 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
     return coord
 
 
+def siglip_grids(tokens: int) -> Draw:
+    """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
+
+    def draw(source: random.Random, number: int) -> Grid:
+        return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
+
+    return draw
+
+
+def siglip_workload(tokens: int) -> Workload:
+    """Batches of such grids, padded to ``tokens``."""
+    return Workload(f"siglip-{tokens}", siglip_grids(tokens), tokens)
+
+
 def read_sizes(folder: str | Path) -> tuple[list[Size], list[str]]:
     """Read the size of every image under ``folder`` from its header; no pixel is decoded.
 
@@ -86,60 +100,12 @@ def read_sizes(folder: str | Path) -> tuple[list[Size], list[str]]:
     return [height_and_width for _, height_and_width in found], unreadable
 
 
-def folder_workload(folder: str | Path, grids: list[Grid], length: int = 0) -> Workload:
-    """Batches drawn evenly from all these grids, each one once before any comes again.
-
-    From wide to tall they are numbered; the numbers' bits in reverse order lead through all shapes
-    again and again, so a small batch has the shapes of the whole folder.
-    """
-    ordered = sorted(grids, key=lambda grid: (grid[0] / grid[1], grid))
-    order = sorted(range(len(grids)), key=lambda place: f"{place:064b}"[::-1])
+def folder_workload(folder: str | Path, grids: list[Grid], length: int) -> Workload:
+    """Batches drawn at random from all these grids, each one once before any comes again."""
+    drawn = random.Random(0).sample(grids, len(grids))
 
     def draw(source: random.Random, number: int) -> Grid:
-        return ordered[order[number % len(order)]]
+        return drawn[number % len(drawn)]
 
-    return Workload(printable(Path(folder).resolve().name), draw, length)
-
-
-# Width over height, the commonest first; the shapes that photographs in ImageNet mostly have.
-ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1 / 2, 7 / 3)
-ZIPF = [1 / rank for rank in range(1, len(ASPECTS) + 1)]
-
-
-def siglip_grids(tokens: int) -> Draw:
-    """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
-
-    def draw(source: random.Random, number: int) -> Grid:
-        return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
-
-    return draw
-
-
-def siglip_workload(tokens: int) -> Workload:
-    """The workload "siglip" with another number of tokens, to which its batches are padded."""
-    return Workload(f"siglip-{tokens}", siglip_grids(tokens), tokens)
-
-
-def _imagenet(source: random.Random, number: int) -> Grid:
-    (aspect,) = source.choices(ASPECTS, ZIPF)
-    return fit_aspect(aspect, 576)
-
-
-def _extreme(source: random.Random, number: int) -> Grid:
-    n = source.randint(1, 576)
-    h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
-    return (h, w) if source.random() < 0.5 else (w, h)
-
-
-def _uniform(low: int, high: int) -> Draw:
-    return lambda source, number: (source.randint(low, high), source.randint(low, high))
-
-
-WORKLOADS = {
-    "single": Workload("single", _uniform(24, 24)),
-    "imagenet": Workload("imagenet", _imagenet),
-    "siglip": Workload("siglip", siglip_grids(256)),
-    "diverse": Workload("diverse", _uniform(4, 31)),  # timm issue 2514's own
-    "extreme": Workload("extreme", _extreme),
-    "radio": Workload("radio", _uniform(16, 48)),
-}
+    name = printable(Path(folder).resolve().name)
+    return Workload(f"{name}-{length}", draw, length)
