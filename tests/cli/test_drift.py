@@ -15,7 +15,7 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 @pytest.mark.parametrize(
     ("options", "missing", "says"),
     [
-        (["--out", "report"], "matplotlib", "pip install matplotlib jinja2"),
+        (["--out", "report"], "matplotlib", "pip install matplotlib"),
         ([], "skimage", "scikit-image's photos: pip install scikit-image"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,9 @@ def check(options: argparse.Namespace) -> None:
     check_writable(options.json)
     if not options.out:
         return
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib.figure  # noqa: F401
-    except Exception as error:  # missing, or made for another NumPy
-        needs = "--out needs matplotlib and jinja2: pip install matplotlib jinja2"
-        raise RuntimeError(f"{needs} ({error})") from error
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise RuntimeError(f"--out needs {package}: pip install {package}")
     Path(options.out).mkdir(parents=True, exist_ok=True)
     for name in FILES:
         check_writable(Path(options.out) / name)
@@ -143,7 +141,7 @@ def measure_and_show(
         model=options.model,
         weights=weights,
         facts=facts,
-        notes=_notes(model, options.model, [name for name in names if name not in found.drift]),
+        notes=_notes(model, options, [name for name in names if name not in found.drift]),
         made=provenance(options.command),
         skipped=skipped,
         against=compared,
@@ -176,10 +174,12 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
     }
 
 
-def _notes(model: Any, name: str, left_out: list[str]) -> list[str]:
+def _notes(model: Any, options: argparse.Namespace, left_out: list[str]) -> list[str]:
     """What a reader must know besides, in sentences."""
     notes = []
-    naflex_siglip = name.startswith("naflexvit") and "siglip" in name
+    if options.random_weights:
+        notes.append("These weights are random: a trained model may differ.")
+    naflex_siglip = options.model.startswith("naflexvit") and "siglip" in options.model
     if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":
         notes.append(OLD_SIGLIP)
     if left_out:

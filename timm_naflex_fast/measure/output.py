@@ -102,8 +102,7 @@ def provenance(command: str) -> dict[str, Any]:
         machine += f", {torch.cuda.get_device_name()}"
     return {
         "command": printable(command),
-        "commit": commit(),
-        "code_last_changed_in": last_change(),
+        **code_version(),
         "date": datetime.date.today().isoformat(),
         "machine": machine,
         "python": platform.python_version(),
@@ -123,26 +122,22 @@ def _processor() -> str:
     return f"{name} ({platform.machine()})"
 
 
-def commit() -> str:
-    """The commit of HEAD, "+" after edits of the package; the release where it is no checkout."""
+def code_version() -> dict[str, str]:
+    """Which code this is: the release, or in a checkout the commits.
+
+    "commit" is that of HEAD, "+" after edits of the package; "code_last_changed_in" is the last one
+    that changed the package.
+    """
     from .. import __version__
 
-    if not _is_checkout():
-        return f"release {__version__}"
-    edited = "+" if _git("status", "--porcelain", "--", ".") else ""
-    return _git("rev-parse", "--short", "HEAD") + edited
-
-
-def last_change() -> str:
-    """The commit that last changed the package; nothing where it is no checkout."""
-    if not _is_checkout():
-        return ""
-    return _git("log", "-1", "--format=%h", "--", ".")
-
-
-def _is_checkout() -> bool:
     # The folder of an installed package can lie in somebody's repository, which does not know it.
-    return bool(shutil.which("git") and _git("ls-files", "--", "."))
+    if not (shutil.which("git") and _git("ls-files", "--", ".")):
+        return {"commit": f"release {__version__}", "code_last_changed_in": ""}
+    edited = "+" if _git("status", "--porcelain", "--", ".") else ""
+    return {
+        "commit": _git("rev-parse", "--short", "HEAD") + edited,
+        "code_last_changed_in": _git("log", "-1", "--format=%h", "--", "."),
+    }
 
 
 def _git(*words: str) -> str:

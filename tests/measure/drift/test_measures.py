@@ -18,11 +18,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def test_relative_rms_by_hand():
     moved = torch.tensor([9.0, 16.0])
-    nothing = torch.zeros(2)
     assert relative_rms(moved, torch.tensor([1.0, 81.0])) == pytest.approx((25 / 82) ** 0.5)
-    assert relative_rms(nothing, nothing) == 0
-    assert relative_rms(torch.empty(0), torch.empty(0)) == 0
-    assert relative_rms(moved, nothing) == float("inf")
+    assert relative_rms(torch.zeros(2), torch.zeros(2)) == 0
 
 
 def test_cosine_distance_by_hand():
@@ -35,32 +32,11 @@ def test_cosine_distance_by_hand():
     assert small_angle.item() == pytest.approx(5e-13, rel=1e-4)
 
 
-def test_nearest_by_hand():
-    rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 2.0]])
-    assert nearest(rows).tolist() == [1, 0, 3, 2]
-
-
 def test_nearest_of_more_rows_than_are_compared_at_once():
     rows = torch.randn(1500, 8)
     directions = F.normalize(rows.double(), dim=-1)
     similar = (directions @ directions.t()).fill_diagonal_(-2)
     assert torch.equal(nearest(rows), similar.argmax(-1))
-
-
-def rounded_otherwise(outputs):
-    """The same outputs, of which a tenth of the numbers are off by their last bit."""
-    step = torch.finfo(outputs.dtype).eps * outputs.abs()
-    off = torch.rand(outputs.shape) < 0.1
-    return torch.where(off, outputs + step.to(outputs.dtype), outputs)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_tie_whatever_rounding_picks(dtype):
-    exact = torch.randn(20, 64, dtype=torch.float64).repeat(3, 1).to(dtype)
-    timms = rounded_otherwise(exact)
-    ours = rounded_otherwise(exact)
-    assert not torch.equal(nearest(ours), nearest(timms))
-    assert same_nearest(ours, timms, dtype) == 1
 
 
 def on_a_circle(*angles):
@@ -77,10 +53,6 @@ def test_a_neighbour_is_another_where_it_is_farther_by_more_than_rounding(dtype,
     ours = on_a_circle(0, 0.5, -0.5 + apart)
     assert nearest(timms).tolist() == [1, 0, 0] and nearest(ours).tolist() == [2, 0, 0]
     assert same_nearest(ours, timms, dtype) == pytest.approx(share)
-
-
-def test_one_image_has_no_other_neighbour():
-    assert same_nearest(torch.ones(1, 4), torch.ones(1, 4), torch.float32) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

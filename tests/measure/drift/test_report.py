@@ -5,7 +5,6 @@ import io
 import json
 import re
 from dataclasses import fields, replace
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -53,23 +52,9 @@ def test_headline_and_verdict_answer_for_each_strategy():
         "timm's own result but for rounding (embeddings within 5.0e-07)"
     )
     assert verdict(found) == f"{answer}."
-    untrained = f"{answer}; these weights are random, a trained model may differ."
-    assert verdict(found, untrained=True) == untrained
-
-
-@pytest.mark.parametrize(
-    ("drift", "says"),
-    [
-        (replace(MOVED, neighbours=1, accuracy=None), "moves the embeddings by 12.00 % (RMS)."),
-        (
-            replace(MOVED, accuracy=None),
-            "(RMS), gives 25.00 % of the images another nearest neighb",
-        ),
-        (SAME, "gives timm's own result bit for bit."),
-    ],
-)
-def test_verdict_leaves_out_what_did_not_change(drift, says):
-    assert says in verdict(one_survey(matmul=drift))
+    unlabelled = replace(MOVED, neighbours=1, accuracy=None)
+    assert verdict(one_survey(matmul=unlabelled)).endswith("the embeddings by 12.00 % (RMS).")
+    assert verdict(one_survey(matmul=SAME)).endswith("gives timm's own result bit for bit.")
 
 
 def test_without_a_strategy_nothing_was_compared():
@@ -140,7 +125,6 @@ def test_what_users_named_is_text_and_no_markup(written):
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page
     assert "a.png: &lt;no&gt;" in page and "<dd>8 (noise)</dd>" in page
     assert "<dd>commit c (code last changed in d), torch 2, timm 1, m</dd>" in page
-    assert page.count("Random weights") == 1
     assert "random" in re.search(r"<title>(.*?)</title>", page)[1]
 
 
@@ -148,8 +132,8 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
     page = written[2]
     assert "http" not in re.sub(r"data:[^\"]*", "", page) and "url(" not in page
     images = re.findall(r'src="data:image/([\w+]+);base64,([^"]+)"', page)
-    # The curves, the bar of colours, and each picture beside its map.
-    assert [kind for kind, _ in images] == ["svg+xml"] + ["png"] * (1 + 2 * 3)
+    # The curves, and each picture beside its map.
+    assert [kind for kind, _ in images] == ["svg+xml"] + ["png"] * (2 * 2)
 
     svg = base64.b64decode(images[0][1]).decode()
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
@@ -159,11 +143,11 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
         assert (name in words) == (name != "stock")
 
     sizes = []
-    for _, data in images[2:]:
+    for _, data in images[1:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             sizes.append(image.size)
     for place, shown in enumerate(measured.pictures):
-        h, w = shown.maps["grid_sample"].shape
+        h, w = shown.map.shape
         assert sizes[2 * place : 2 * place + 2] == [(4 * w, 4 * h), (w, h)]
 
 
@@ -175,18 +159,3 @@ def test_no_modes_marks_hide_anothers(measured):
     for axes in panels:
         (line,) = axes.lines
         assert len(line.get_xdata()) == len(measured.grids)
-
-
-@pytest.mark.parametrize("blocks", [2, 27, 60])
-def test_no_name_of_a_stage_lies_on_another(blocks):
-    from timm_naflex_fast.measure.drift.plots import stages
-
-    names = ["grid", "pixels", *(f"block_{number}" for number in range(blocks)), "pooled"]
-    found = {"stages": [{"stage": name, "largest": 1e-6, "scale": 1} for name in names]}
-    figure = stages({**found, "modes": {"matmul": found}})
-    figure.draw_without_rendering()
-    words = figure.axes[-1].get_xticklabels()
-    assert {label.get_text() for label in words} <= set(names)
-    assert len(words) >= len(names) / 2
-    boxes = [label.get_window_extent() for label in words]
-    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))

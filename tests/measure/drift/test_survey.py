@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.support.measured import GRIDS, batches, table_model
 from tests.support.oracles import embed, small_vit, vit_batch
@@ -45,20 +44,19 @@ def test_each_grid_has_its_own_figures(measured):
     assert found == {(5, 2): (2, 4), (6, 6): (2, 2), (3, 4): (2, 4), (2, 9): (2, 6)}
 
 
-def test_pictures_are_the_worst_the_median_and_where_the_table_shrinks_most(measured):
-    worst, median, shrunk = measured.pictures
+def test_pictures_are_the_worst_and_the_median(measured):
+    worst, median = measured.pictures
     assert "the worst of 8 images" in worst.name and "the median" in median.name
-    assert "the table shrinks most (6.0 cells per patch)" in shrunk.name
-    assert shrunk.maps["grid_sample"].shape == (2, 9)
-    assert shrunk.pixels.shape[:2] == (2 * 4, 9 * 4)
-    assert list(worst.maps) == ["grid_sample"]
+    for shown in (worst, median):
+        h, w = shown.map.shape
+        assert shown.contender == "grid_sample" and (h, w) in GRIDS
+        assert shown.pixels.shape == (h * 4, w * 4, 3)
 
 
 def test_an_image_that_hardly_differs_is_not_shown():
-    found = choose([0.0, 1e-9, 0.0, 0.3, 0.1], [2.0, 4.0, 1.0, 1.0, 1.0])
+    found = choose([0.0, 1e-9, 0.0, 0.3, 0.1])
     assert found == {3: "the worst of 5 images", 4: "the median"}
-    assert choose([0.0, 0.1, 0.2], [4.0, 1.0, 1.0]) == {2: "the worst of 3 images", 1: "the median"}
-    assert [*choose([0.1, 0.2, 0.3], [2.0, 1.0, 1.0])] == [2, 1, 0]
+    assert choose([0.0, 0.1]) == {1: "the worst of 2 images"}
 
 
 @ran("matmul")
@@ -70,27 +68,14 @@ def test_without_labels_or_classes_there_are_no_columns_of_them(classes, last):
     assert list(cells("matmul", drift))[-1] == last
 
 
-def test_without_an_image_nothing_is_measured():
-    with pytest.raises(ValueError, match="no image"):
-        survey(small_vit(), [])
-
-
-def padded(batch, length):
-    """The batch with more padding tokens."""
-    more = length - batch["patches"].shape[1]
-    return {
-        "patches": F.pad(batch["patches"], (0, 0, 0, more)),
-        "patch_coord": F.pad(batch["patch_coord"], (0, 0, 0, more)),
-        "patch_valid": F.pad(batch["patch_valid"], (0, more)),
-    }
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copies_tie_and_real_changes_count(dtype):
-    # Sixteen pictures, each three times, in batches of other lengths.
+    # Sixteen pictures, each three times, in batches of other sizes, which round otherwise.
     model = table_model(pos_embed_grid_size=(16, 16)).to(dtype)
     pictures = vit_batch(GRIDS * 4)
-    copies = [(padded(pictures, length), None) for length in (36, 50, 90)]
+    fewer = {key: value[:7] for key, value in pictures.items()}
+    others = {key: value[7:] for key, value in pictures.items()}
+    copies = [(some, None) for some in (pictures, fewer, others, pictures)]
     with ran("interpolate_cached", "matmul"):
         found = survey(model, copies, ["interpolate_cached", "matmul"])
     for drift in found.drift.values():
@@ -119,11 +104,10 @@ def test_a_kept_image_follows_the_coordinates_and_not_the_order_of_the_tokens():
     assert torch.equal(kept[0].pixels, kept[1].pixels)
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("name", ["timm-flag-bilinear", "timm-flag-bicubic"])
-def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name, mode):
+def test_a_contender_inside_a_model_is_what_timm_makes_with_this_setting(name):
     batch = vit_batch(GRIDS)
-    model = small_vit(pos_embed_interp_mode=mode).eval()
+    model = table_model()
     flag = name.removeprefix("timm-flag-")
     timms = small_vit(pos_embed_use_grid_sample=True, pos_embed_interp_mode=flag).eval()
     timms.load_state_dict(model.state_dict())

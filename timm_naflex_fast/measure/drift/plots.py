@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from ..contenders import BASELINE
-from .pictures import Picture
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
@@ -76,9 +75,6 @@ def stages(against: Mapping[str, Any]) -> Figure:
             shares.append(max(stage["largest"] / (stage["scale"] or 1.0), FLOOR))
         axes.plot(names, shares, "o-", color=TONE, linewidth=0.8)
         axes.set(yscale="log", title=name)
-    # Names that would lie on each other are left out.
-    every = 1 + len(names) // 40
-    axes.set_xticks(range(0, len(names), every), names[::every])
     axes.tick_params(axis="x", rotation=90)
     figure.supylabel("largest difference / largest number", fontsize=POINTS)
     return figure
@@ -92,22 +88,11 @@ def svg(figure: Figure) -> str:
     return _address(file, "svg+xml")
 
 
-def pixels(values: torch.Tensor, top: float = 1.0, colours: str = "viridis") -> str:
-    """An image inside an address: RGB (h, w, 3), or numbers (h, w) whose colours end at ``top``."""
+def pixels(values: torch.Tensor) -> str:
+    """An image inside an address: RGB (h, w, 3), or numbers (h, w) in colours from 0 on."""
     file = io.BytesIO()
-    imsave(file, values.numpy(), format="png", cmap=colours, vmin=0, vmax=top)
+    imsave(file, values.numpy(), format="png", vmin=0)
     return _address(file, "png")
-
-
-def colour_bar() -> str:
-    """All colours of a map, from left to right."""
-    return pixels(torch.linspace(0, 1, 256)[None])
-
-
-def scale(pictures: Sequence[Picture]) -> float:
-    """Where the maps' colours end: the largest value of the first mode shown."""
-    first = [next(iter(picture.maps.values())) for picture in pictures]
-    return max(values.max().item() for values in first)
 
 
 def _address(file: io.BytesIO, kind: str) -> str:

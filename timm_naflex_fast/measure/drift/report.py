@@ -37,19 +37,13 @@ def headline(survey: Survey) -> str:
     return f"Safe to switch to {'; '.join(answers)}"
 
 
-def verdict(survey: Survey, untrained: bool = False) -> str:
-    """The figures behind the answer, in one sentence.
-
-    ``untrained`` adds that a trained model may differ.
-    """
+def verdict(survey: Survey) -> str:
+    """The figures behind the answer, in one sentence."""
     parts = [_sentence(survey, name) for name in STRATEGY_NAMES if name in survey.drift]
     if not parts:
         parts = ["nothing was compared"]
     images = "image" if survey.images == 1 else "images"
-    sentence = f"On {survey.images:,} {images}, {'; '.join(parts)}"
-    if untrained:
-        return f"{sentence}; these weights are random, a trained model may differ."
-    return f"{sentence}."
+    return f"On {survey.images:,} {images}, {'; '.join(parts)}."
 
 
 def _sentence(survey: Survey, name: str) -> str:
@@ -106,8 +100,7 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
         about: what it was made of and with:
 
             - model: its name.
-            - weights: which weights it held, in words; those that begin with "random" are not
-              trained ones.
+            - weights: which weights it held, in words.
             - facts: what was measured: {label: text}.
             - notes: what a reader must know besides, in sentences.
             - made: command, date, machine and versions.
@@ -116,13 +109,8 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
     """
     figures = asdict(survey)
     del figures["pictures"]
-    untrained = about["weights"].startswith("random")
-    return {
-        **about,
-        "survey": figures,
-        "headline": headline(survey),
-        "verdict": verdict(survey, untrained),
-    }
+    sentences = {"headline": headline(survey), "verdict": verdict(survey)}
+    return {**about, "survey": figures, **sentences}
 
 
 def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:

@@ -11,7 +11,7 @@ from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, use
 from ..stages import recorded
 from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
-from .pictures import Picture, choose, picture
+from .pictures import Picture, arranged, choose, pixels_of
 from .rounding import position_tables, rounding
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
@@ -55,7 +55,8 @@ class Survey:
         images: how many were measured.
         grids: one entry for each patch grid, from tall to wide: "grid" (h, w), "images", "shrink"
             (table cells per patch), "embed_rel_rms" by contender.
-        pictures: the images that show the drift, if it was asked for and there is any.
+        pictures: the images that show the drift of the first contender that is not exact, if it
+            was asked for and there is one.
     """
 
     images: int
@@ -83,7 +84,7 @@ def survey(
             "names", a list of B strings. For pictures they are read a second time.
         contenders: names out of ``CONTENDERS``; timm's own settings are left out for factorized
             tables, which they do not resample.
-        pictures: keep a few images with maps of drift over their patches.
+        pictures: keep the worst and the median image, with maps of drift over their patches.
         advance: called after each contender's pass over a batch, with that pass's share of the
             batch's work.
 
@@ -100,10 +101,11 @@ def survey(
     results, images = _run_all(model, batches, names, advance)
     images["shrink"] = _shrinks(model.embeds, images["grid"])
     drift = {name: _drift(results[name], results[BASELINE], images) for name in names}
-    kept: list[Picture] = []
-    if pictures:
-        kept = _pictures(model, batches, drift, results, images["shrink"])
-    return Survey(len(images["grid"]), drift, _by_grid(results, images), kept)
+    moving = [name for name in names if drift[name].embed_roundings > 1]
+    shown: list[Picture] = []
+    if pictures and moving:
+        shown = _pictures(model, batches, moving[0], results)
+    return Survey(len(images["grid"]), drift, _by_grid(results, images), shown)
 
 
 def _run_all(
@@ -233,43 +235,33 @@ def _by_grid(results: dict[str, Tensors], images: Tensors) -> list[dict[str, Any
 
 
 def _pictures(
-    model: Any,
-    batches: Batches,
-    drift: dict[str, Drift],
-    results: dict[str, Tensors],
-    shrinks: Tensor,
+    model: Any, batches: Batches, contender: str, results: dict[str, Tensors]
 ) -> list[Picture]:
-    """The images to show, and the contenders' maps; none where nothing but rounding differs."""
-    moving = [name for name, one in drift.items() if one.embed_roundings > 1]
-    if not moving:
-        return []
-    # The maps are of this package's strategies; of another contender where none of them moves.
-    shown = [name for name in moving if name in STRATEGY_NAMES] or moving[:1]
-    ours = results[shown[0]]
+    """The images to show of a contender, with its maps."""
+    ours = results[contender]
     shares = (ours["moved"] / ours["squares"]).sqrt().nan_to_num()
-    why = choose(shares.tolist(), shrinks.tolist())
+    why = choose(shares.tolist())
 
     found: dict[int, Picture] = {}
-    first = 0  # number of a batch's first image
+    number = 0
     for inputs, _ in batches:
-        count = len(inputs["patches"])
-        for number in why:
-            place = number - first
-            if 0 <= place < count:
+        for place in range(len(inputs["patches"])):
+            if number in why:
                 image = {key: inputs[key][place : place + 1] for key in IMAGE}
                 name = inputs["names"][place] if "names" in inputs else f"image {number + 1}"
-                maps = _maps(model, image, shown)
-                found[number] = picture(f"{name}: {why[number]}", image, maps, model.embeds)
-        first += count
+                found[number] = Picture(
+                    name=f"{name}: {why[number]}",
+                    contender=contender,
+                    pixels=pixels_of(image, model.embeds),
+                    map=arranged(_token_drift(model, image, contender), image),
+                )
+            number += 1
     return [found[number] for number in why]
 
 
-def _maps(model: Any, image: Tensors, shown: Sequence[str]) -> Tensors:
-    """For each contender (1, N): the length of a token's difference over timm's RMS length."""
+def _token_drift(model: Any, image: Tensors, contender: str) -> Tensor:
+    """The length of each token's difference over timm's RMS length: (1, N)."""
     timms = _forward(model, image, BASELINE)["embedded tokens"]
     length = timms[image["patch_valid"]].square().sum(-1).mean()
-    maps = {}
-    for name in shown:
-        moved = _forward(model, image, name)["embedded tokens"] - timms
-        maps[name] = (moved.square().sum(-1) / length).sqrt()
-    return maps
+    moved = _forward(model, image, contender)["embedded tokens"] - timms
+    return (moved.square().sum(-1) / length).sqrt()
