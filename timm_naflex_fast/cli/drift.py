@@ -20,10 +20,6 @@ ROUNDING = (
     "2e-06 of the sum of absolute values of which its position embedding is made, and the last bit "
     "of it and of the token in {dtype}"
 )
-OLD_SIGLIP = (
-    "These figures compare with bicubic. SigLIP-2 was trained with bilinear, as timm has it since "
-    "1.0.30."
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def drift(options: argparse.Namespace) -> int:
-    """Measure a named model on images, print the table and the verdict, write what was asked for.
+    """Measure a named model on images, print the table, write what was asked for.
 
     Raises:
         ValueError: no model or no images.
@@ -179,9 +175,6 @@ def _notes(model: Any, options: argparse.Namespace, left_out: list[str]) -> list
     notes = []
     if options.random_weights:
         notes.append("These weights are random: a trained model may differ.")
-    naflex_siglip = options.model.startswith("naflexvit") and "siglip" in options.model
-    if naflex_siglip and model.embeds.pos_embed_interp_mode == "bicubic":
-        notes.append(OLD_SIGLIP)
     if left_out:
         kind = model.embeds.pos_embed_type
         notes.append(f"Not measured, since this model's table is {kind}: {', '.join(left_out)}.")
@@ -197,5 +190,5 @@ def _print(report: dict[str, Any], found: Any) -> None:
         f"{found.images:,} images"
     )
     print(table([cells(name, drift) for name, drift in found.drift.items()]))
-    for sentence in (*report["notes"], report["headline"], report["verdict"]):
+    for sentence in (*report["notes"], report["headline"]):
         print(sentence)

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from xml.etree import ElementTree
 
 import pytest
@@ -20,7 +20,6 @@ from timm_naflex_fast.measure.drift.report import (
     headline,
     made_from,
     record,
-    verdict,
     write,
 )
 from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
@@ -43,30 +42,14 @@ def one_survey(**drifts):
     return Survey(40, {"stock": SAME, **drifts}, [], [])
 
 
-def test_headline_and_verdict_answer_for_each_strategy():
+def test_the_headline_answers_for_each_strategy():
     found = one_survey(grid_sample=MOVED, matmul=EXACT, **{"timm-flag-bilinear": MOVED})
     assert headline(found) == "Safe to switch to `matmul`: yes; `grid_sample`: no"
-    answer = (
-        "On 40 images, grid_sample moves the embeddings by 12.00 % (RMS), gives 25.00 % of the "
-        "images another nearest neighbour, takes accuracy from 90.00 % to 85.00 %; matmul gives "
-        "timm's own result but for rounding (embeddings within 5.0e-07)"
-    )
-    assert verdict(found) == f"{answer}."
-    unlabelled = replace(MOVED, neighbours=1, accuracy=None)
-    assert verdict(one_survey(matmul=unlabelled)).endswith("the embeddings by 12.00 % (RMS).")
-    assert verdict(one_survey(matmul=SAME)).endswith("gives timm's own result bit for bit.")
-
-
-def test_without_a_strategy_nothing_was_compared():
     assert headline(one_survey()) == "No strategy of this package was measured"
-    assert "nothing was compared" in verdict(one_survey())
 
 
 def test_which_code_made_the_figures():
-    released = {"commit": "release 1.0.0", "code_last_changed_in": ""}
-    assert made_from(released) == "release 1.0.0"
-    changed = {"commit": "abc", "code_last_changed_in": "def"}
-    assert made_from(changed) == "commit abc (code last changed in def)"
+    assert made_from({"commit": "release 1.0.0", "code_last_changed_in": ""}) == "release 1.0.0"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +100,7 @@ def test_both_pages_hold_the_cells_of_the_terminal(written, measured):
 def test_what_users_named_is_text_and_no_markup(written):
     _, markdown, page = written
     assert markdown.startswith("# Safe to switch to `matmul`: yes; ")
-    assert "**Drift of `tiny <vit>`.**" in markdown
+    assert "Drift of `tiny <vit>` on 8 images." in markdown
     for line in ("Weights: random & *drawn*", "a.png: <no>"):
         assert f"\n\n    {line}\n" in markdown  # the first line of a block of code
 

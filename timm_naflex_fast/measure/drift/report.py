@@ -1,4 +1,4 @@
-"""What a report says about a survey: sentences, a table, its files."""
+"""What a report says about a survey: an answer, a table, its files."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from ...names import STRATEGY_NAMES
 from ..against import LIMITS, stage_rows
-from ..contenders import BASELINE, CONTENDERS
+from ..contenders import CONTENDERS
 from ..output import write_json, write_text
 from . import FILES
 from .survey import Drift, Survey
@@ -35,34 +35,6 @@ def headline(survey: Survey) -> str:
     if not answers:
         return "No strategy of this package was measured"
     return f"Safe to switch to {'; '.join(answers)}"
-
-
-def verdict(survey: Survey) -> str:
-    """The figures behind the answer, in one sentence."""
-    parts = [_sentence(survey, name) for name in STRATEGY_NAMES if name in survey.drift]
-    if not parts:
-        parts = ["nothing was compared"]
-    images = "image" if survey.images == 1 else "images"
-    return f"On {survey.images:,} {images}, {'; '.join(parts)}."
-
-
-def _sentence(survey: Survey, name: str) -> str:
-    """What a strategy changes, as a part of the verdict."""
-    drift = survey.drift[name]
-    if survey.exact(name):
-        how = "bit for bit"
-        if drift.embed_max_abs:
-            how = f"but for rounding (embeddings within {drift.embed_max_abs:.1e})"
-        return f"{name} gives timm's own result {how}"
-
-    words = [f"{name} moves the embeddings by {percent(drift.embed_rel_rms)} (RMS)"]
-    if drift.neighbours < 1:
-        others = percent(1 - drift.neighbours)
-        words.append(f"gives {others} of the images another nearest neighbour")
-    timms = survey.drift[BASELINE].accuracy
-    if drift.accuracy is not None and timms is not None:
-        words.append(f"takes accuracy from {percent(timms)} to {percent(drift.accuracy)}")
-    return ", ".join(words)
 
 
 def percent(value: float) -> str:
@@ -109,8 +81,7 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
     """
     figures = asdict(survey)
     del figures["pictures"]
-    sentences = {"headline": headline(survey), "verdict": verdict(survey)}
-    return {**about, "survey": figures, **sentences}
+    return {**about, "survey": figures, "headline": headline(survey)}
 
 
 def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:

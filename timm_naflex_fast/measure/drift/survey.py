@@ -167,18 +167,17 @@ def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
     """
     valid = inputs["patch_valid"]
     dtype = next(model.parameters()).dtype
-    embedded = recorded({"tokens": model.embeds})
-    with embedded as inside, use(contender, model), torch.inference_mode():
-        features = model.forward_features(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
-        if isinstance(features, dict):
-            features = features["patches"]
-        pooled = model.forward_head(features, patch_valid=valid, pre_logits=True)
-        found = {"pooled output": pooled}
-        if model.num_classes:
-            found["logits"] = model.head(pooled)
+    watched = recorded({"tokens": model.embeds, "pooled output": model.head_drop})
+    with watched as inside, use(contender, model), torch.inference_mode():
+        logits = model(inputs["patches"].to(dtype), inputs["patch_coord"], valid)
 
     tokens = inside["tokens"][:, -valid.shape[1] :].double()  # without class and register tokens
-    found = {"embedded tokens": tokens.masked_fill(~valid[..., None], 0), **found}
+    found = {
+        "embedded tokens": tokens.masked_fill(~valid[..., None], 0),
+        "pooled output": inside["pooled output"],
+    }
+    if model.num_classes:
+        found["logits"] = logits
     for what, values in found.items():
         if not values.isfinite().all():
             raise ValueError(
