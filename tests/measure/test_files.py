@@ -12,7 +12,6 @@ from PIL import Image
 from tests.support.oracles import small_vit
 from timm_naflex_fast import __version__
 from timm_naflex_fast.measure import output
-from timm_naflex_fast.measure.bench.workloads import read_sizes
 from timm_naflex_fast.measure.images import NaFlexImages, image_sources, read
 from timm_naflex_fast.text_table import table
 
@@ -26,7 +25,6 @@ def test_what_cannot_be_read_is_named_and_skipped(tmp_path):
     found = list(read([damaged, *image_sources(tmp_path)], lambda image: image.size, skipped))
     assert found == [("good.png", (40, 30))]
     assert [line.split(":")[0] for line in skipped] == ["bad.tif", "text.png"]
-    assert read_sizes(tmp_path)[1] == skipped[1:]
 
 
 def test_names_become_one_line_of_text(tmp_path):

@@ -6,14 +6,13 @@ from itertools import product
 from typing import Any
 
 from ..measure.bench.workloads import (
-    Size,
     Workload,
     fit,
     folder_workload,
-    read_sizes,
     siglip_workload,
 )
 from ..measure.contenders import BASELINE
+from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
 from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
 from ..names import STRATEGY_NAMES
@@ -116,9 +115,12 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_sizes(folder: str) -> list[Size]:
-    """The sizes of a folder's images; prints which cannot be read."""
-    sizes, unreadable = read_sizes(folder)
+def _read_sizes(folder: str) -> list[tuple[int, int]]:
+    """The sizes (height, width) of a folder's images, from their headers; prints which cannot be
+    read."""
+    unreadable: list[str] = []
+    found = read(image_sources(folder), size, unreadable)
+    sizes = [height_and_width for _, height_and_width in found]
     for line in unreadable:
         print(f"not read: {line}")
     return sizes
@@ -138,7 +140,7 @@ def _load(options: argparse.Namespace) -> Any:
 
 
 def _workloads(
-    options: argparse.Namespace, sizes: Sequence[Size], patch_size: int
+    options: argparse.Namespace, sizes: Sequence[tuple[int, int]], patch_size: int
 ) -> list[Workload]:
     """The grids of each length: of a folder's images, or of random ones."""
     if not sizes:

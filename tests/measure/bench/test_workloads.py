@@ -11,9 +11,9 @@ from timm_naflex_fast.measure.bench.workloads import (
     coordinates,
     fit,
     folder_workload,
-    read_sizes,
     siglip_workload,
 )
+from timm_naflex_fast.measure.images import image_sources, read, size
 
 
 def test_random_grids_are_as_large_as_fits():
@@ -39,9 +39,8 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, m
     assert len(set(want)) == 4
 
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    sizes, unreadable = read_sizes(photos)
-    grids = [fit(height, width, 100, 14) for height, width in sizes]
-    assert (grids, unreadable) == (want, [])
+    grids = [fit(*found, 100, 14) for _, found in read(image_sources(photos), size, [])]
+    assert grids == want
     assert torch.equal(coordinates(grids), pad_sequence(coords, batch_first=True))  # as collated
 
 

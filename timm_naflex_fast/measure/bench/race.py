@@ -15,11 +15,9 @@ from ..output import number
 Row = dict[str, Any]  # a contender in a race, as result files hold it: see ``rows``
 
 LEAST_ROUNDS = 3  # so that the median can ignore one round that something else disturbed
-PRECISE = 0.02  # a whole model's step changes so little that medians have to be known so well
 HOW_TO_READ = (
     "In brackets: the range in which the ratio lies, as the rounds differ (95 %). Where the range "
-    f"holds 1, or a whole model's\nmedian is not known within {100 * PRECISE:.0f} %, these rounds "
-    "cannot tell which is faster: run more of them, on a quieter machine."
+    "holds 1,\nthese rounds cannot tell which is faster: run more of them, on a quieter machine."
 )
 
 
@@ -89,8 +87,6 @@ def times_faster(stock: Row, figures: Row) -> str:
     high = stock["high_ms"] / figures["low_ms"]
     told = number(stock["median_ms"] / figures["median_ms"])
     if low <= 1 <= high:
-        told = "cannot be told"
-    if figures["suite"] == "model" and max(stock["spread"], figures["spread"]) > PRECISE:
         told = "cannot be told"
     return f"{told} ({number(low)} to {number(high)})"
 

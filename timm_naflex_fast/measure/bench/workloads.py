@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..images import image_sources, read, size
 from ..output import printable
 
 Grid = tuple[int, int]  # (h, w), in patches
-Size = tuple[int, int]  # (height, width), in pixels
 Draw = Callable[[random.Random, int], Grid]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
 
@@ -84,20 +82,6 @@ def siglip_grids(tokens: int) -> Draw:
 def siglip_workload(tokens: int) -> Workload:
     """Batches of such grids, padded to ``tokens``."""
     return Workload(f"siglip-{tokens}", siglip_grids(tokens), tokens)
-
-
-def read_sizes(folder: str | Path) -> tuple[list[Size], list[str]]:
-    """Read the size of every image under ``folder`` from its header; no pixel is decoded.
-
-    Returns:
-        The sizes in file order, and a line for each file that cannot be read.
-
-    Raises:
-        ValueError: not a folder, or no readable image in it.
-    """
-    unreadable: list[str] = []
-    found = read(image_sources(folder), size, unreadable)
-    return [height_and_width for _, height_and_width in found], unreadable
 
 
 def folder_workload(folder: str | Path, grids: list[Grid], length: int) -> Workload:

@@ -54,16 +54,11 @@ def pixels_of(image: dict[str, Tensor], embeds: Any) -> Tensor:
 
     Args:
         image: a batch of this one image.
-        embeds: the model's NaFlexEmbeds, which knows how a patch lies in a token.
+        embeds: the model's NaFlexEmbeds.
     """
-    patches = arranged(image["patches"], image)
-    channels = embeds.in_chans
     height, width = embeds.patch_size
-    if getattr(embeds, "channels_last", True):
-        patches = patches.unflatten(2, (height, width, channels))
-    else:
-        patches = patches.unflatten(2, (channels, height, width)).movedim(2, -1)
-
+    patches = arranged(image["patches"], image)
+    patches = patches.unflatten(2, (height, width, embeds.in_chans))
     rows = patches.transpose(1, 2)  # (h, height, w, width, C)
     pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
     darkest = pixels.min()

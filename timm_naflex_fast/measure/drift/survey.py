@@ -53,8 +53,8 @@ class Survey:
 
     Attributes:
         images: how many were measured.
-        grids: one entry for each patch grid, from tall to wide: "grid" (h, w), "images", "shrink"
-            (table cells per patch), "embed_rel_rms" by contender.
+        grids: one entry for each patch grid: "grid" (h, w), "images", "shrink" (table cells per
+            patch, along the axis where there are more), "embed_rel_rms" by contender.
         pictures: the images that show the drift of the first contender that is not exact, if it
             was asked for and there is one.
     """
@@ -99,13 +99,13 @@ def survey(
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
     results, images = _run_all(model, batches, names, advance)
-    images["shrink"] = _shrinks(model.embeds, images["grid"])
     drift = {name: _drift(results[name], results[BASELINE], images) for name in names}
     moving = [name for name in names if drift[name].embed_roundings > 1]
     shown: list[Picture] = []
     if pictures and moving:
         shown = _pictures(model, batches, moving[0], results)
-    return Survey(len(images["grid"]), drift, _by_grid(results, images), shown)
+    grids = images["grid"]
+    return Survey(len(grids), drift, _by_grid(model.embeds, results, grids), shown)
 
 
 def _run_all(
@@ -206,19 +206,14 @@ def _drift(ours: Tensors, timms: Tensors, images: Tensors) -> Drift:
     )
 
 
-def _shrinks(embeds: Any, grids: Tensor) -> Tensor:
-    """Table cells per patch (N,) of grids (N, 2), along the axis where there are more."""
-    cells: list[int] = []
+def _by_grid(embeds: Any, results: dict[str, Tensors], grids: Tensor) -> list[dict[str, Any]]:
+    """``Survey.grids`` of images with these grids (N, 2)."""
+    cells: list[int] = []  # H0, W0
     for table in position_tables(embeds):
         cells.extend(table.shape[1:-1])
-    return (torch.tensor(cells).double() / grids).amax(1)
-
-
-def _by_grid(results: dict[str, Tensors], images: Tensors) -> list[dict[str, Any]]:
-    """``Survey.grids``: from tall to wide, then by size."""
     found = []
-    for grid in images["grid"].unique(dim=0):
-        here = (images["grid"] == grid).all(1)
+    for grid in grids.unique(dim=0):
+        here = (grids == grid).all(1)
         squares = results[BASELINE]["squares"][here]
         off = {}
         for name, one in results.items():
@@ -226,11 +221,11 @@ def _by_grid(results: dict[str, Tensors], images: Tensors) -> list[dict[str, Any
         about = {
             "grid": tuple(grid.tolist()),
             "images": len(squares),
-            "shrink": images["shrink"][here][0].item(),
+            "shrink": (torch.tensor(cells) / grid).max().item(),
             "embed_rel_rms": off,
         }
         found.append(about)
-    return sorted(found, key=lambda about: about["grid"][1] / about["grid"][0])
+    return found
 
 
 def _pictures(
