@@ -20,7 +20,6 @@ def row(contender="matmul", counted=None, **changes):
         low_ms=10.0,
         high_ms=10.0,
         times_faster=None,
-        spread=None,
     )
     if counted:
         values["about"]["counted"] = counted

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from dataclasses import fields
-from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -118,12 +117,7 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
     # The curves, and each picture beside its map.
     assert [kind for kind, _ in images] == ["svg+xml"] + ["png"] * (2 * 2)
 
-    svg = base64.b64decode(images[0][1]).decode()
-    root = ElementTree.fromstring(svg[svg.index("<svg") :])
-    words = " ".join(" ".join(root.itertext()).split())
-    assert "table cells per patch" in words
-    for name in CONTENDERS:
-        assert (name in words) == (name != "stock")
+    assert "table cells per patch" in base64.b64decode(images[0][1]).decode()
 
     sizes = []
     for _, data in images[1:]:

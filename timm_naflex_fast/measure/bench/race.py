@@ -42,23 +42,24 @@ def rows(facts: Row, times: Mapping[str, Sequence[float]]) -> list[Row]:
         - rounds, median_ms.
         - low_ms, high_ms: the range in which the median of many more rounds would lie (95 %; with
           fewer than eight, all the rounds).
-        - spread: half of that range, as a share of the median; None for fewer than three rounds.
-        - times_faster: the baseline's median over this one's, in the same run; None without a
+        - times_faster: the baseline's median over this one's, in the same run; NaN without a
           baseline.
     """
-    baseline = None
+    baseline = math.nan
     if BASELINE in times:
         baseline = statistics.median(times[BASELINE])
     found = []
     for name, seconds in times.items():
         median = statistics.median(seconds)
         low, high = median_range(seconds)
-        figures: Row = dict(contender=name, rounds=len(seconds), median_ms=1e3 * median)
-        figures |= dict(low_ms=1e3 * low, high_ms=1e3 * high, spread=None, times_faster=None)
-        if len(seconds) >= LEAST_ROUNDS:
-            figures["spread"] = (high - low) / 2 / median
-        if baseline is not None:
-            figures["times_faster"] = baseline / median
+        figures = {
+            "contender": name,
+            "rounds": len(seconds),
+            "median_ms": 1e3 * median,
+            "low_ms": 1e3 * low,
+            "high_ms": 1e3 * high,
+            "times_faster": baseline / median,
+        }
         found.append(facts | figures)
     return found
 
@@ -81,7 +82,7 @@ def now() -> float:
 
 def times_faster(stock: Row, figures: Row) -> str:
     """How many times faster than timm, between which limits; or that it cannot be told."""
-    if stock["spread"] is None or figures["spread"] is None:
+    if min(stock["rounds"], figures["rounds"]) < LEAST_ROUNDS:
         return "cannot be told (too few rounds)"
     low = stock["low_ms"] / figures["high_ms"]
     high = stock["high_ms"] / figures["low_ms"]
@@ -112,8 +113,6 @@ def _cells(row: Row, stock: Row | None) -> dict[str, str]:
         "median ms": number(row["median_ms"]),
         "rounds": str(row["rounds"]),
     }
-    if row["spread"] is not None:
-        cells["spread"] = f"{100 * row['spread']:.1f} %"
     if stock is not None and row is not stock:
         cells[f"times faster than {BASELINE}"] = times_faster(stock, row)
     for heading, count in row["about"].get("counted", {}).get(name, {}).items():
