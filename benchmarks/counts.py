@@ -141,7 +141,7 @@ def draw(library: str, tokens: int, seed: int) -> dict[str, torch.Tensor]:
     """
     source = random.Random(seed)
     grid = siglip_grids(tokens)
-    grids = [grid(source, number) for number in range(IMAGES)]
+    grids = [grid(source) for _ in range(IMAGES)]
     patches = torch.randn(IMAGES, tokens, 768)
     real = torch.tensor([[h * w] for h, w in grids])  # (B, 1)
     valid = torch.arange(tokens) < real  # (B, N)

@@ -112,19 +112,19 @@ ASPECTS = (4 / 3, 3 / 2, 3 / 4, 1.0, 2 / 3, 16 / 9, 7 / 5, 5 / 7, 9 / 16, 2.0, 1
 ZIPF = [1 / rank for rank in range(1, len(ASPECTS) + 1)]
 
 
-def _imagenet(source: random.Random, number: int) -> Grid:
+def _imagenet(source: random.Random) -> Grid:
     (aspect,) = source.choices(ASPECTS, ZIPF)
     return fit_aspect(aspect, 576)
 
 
-def _extreme(source: random.Random, number: int) -> Grid:
+def _extreme(source: random.Random) -> Grid:
     n = source.randint(1, 576)
     h, w = source.choice([(1, n), (2, 288), (3, 190), (4, 144)])
     return (h, w) if source.random() < 0.5 else (w, h)
 
 
 def _uniform(low: int, high: int) -> Draw:
-    return lambda source, number: (source.randint(low, high), source.randint(low, high))
+    return lambda source: (source.randint(low, high), source.randint(low, high))
 
 
 # Grids as models and data sets in use have them.
@@ -294,7 +294,7 @@ def unseen(tiny: bool) -> Iterator[list[Row]]:
     As many rounds as there are grids for: a batch for each contender in each round, warm-ups too,
     and two for x and its gradient.
     """
-    new = Unseen("unseen", lambda source, number: source.choice(NEW_GRIDS), 1024)
+    new = Unseen("unseen", lambda source: source.choice(NEW_GRIDS), 1024)
     dropped = Dropped("dropped", siglip_grids(256))
     names = (BASELINE, "interpolate_cached", "matmul")
     rounds = {1: 200, 16: 60, 64: 13}  # by batch

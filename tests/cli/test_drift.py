@@ -50,9 +50,9 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     assert len(report["skipped"]) == 1
     assert report["made"]["command"].startswith("naflex-fast drift --model")
     facts = report["facts"]
-    assert facts["Number type"] == "bfloat16"
-    assert facts["Sequence length"] == "36 patches at most"
-    assert "interp_mode bicubic" in facts["The model's own resampling (its settings)"]
+    assert facts["number type"] == "bfloat16"
+    assert facts["sequence length"] == "36 patches at most"
+    assert "interp_mode bicubic" in facts["the model's own resampling (its settings)"]
 
     out, err = capsys.readouterr()
     assert "weights: random" in out and "a trained model may differ" in out

@@ -57,7 +57,7 @@ def test_the_commit_and_the_last_change_of_the_code_or_the_release(monkeypatch):
     said["status"] = ""
     assert output.code_version()["commit"] == "abc1234"
 
-    release = {"commit": f"release {__version__}", "code_last_changed_in": ""}
+    release = {"commit": f"release {__version__}"}
     said["ls-files"] = ""  # an installed package in somebody's folder
     assert output.code_version() == release
     monkeypatch.setattr(output, "_git", None)

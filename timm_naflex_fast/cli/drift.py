@@ -130,14 +130,17 @@ def measure_and_show(
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
     if options.interpolation:
-        facts["Pictures resized by"] = options.interpolation
+        facts["pictures resized by"] = options.interpolation
     facts |= getattr(batches, "facts", {})
+    notes = []
+    if options.random_weights:
+        notes.append("These weights are random: a trained model may differ.")
     report = record(
         found,
         model=options.model,
         weights=weights,
         facts=facts,
-        notes=_notes(model, options, [name for name in names if name not in found.drift]),
+        notes=notes,
         made=provenance(options.command),
         skipped=skipped,
         against=compared,
@@ -162,23 +165,12 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
         if name.startswith("pos_embed_") and value is not None:
             settings.append(f"{name.removeprefix('pos_embed_')} {value}")
     return {
-        "Images": images,
-        "Sequence length": f"{options.max_seq_len} patches at most",
-        "The model's own resampling (its settings)": ", ".join(settings),
-        "Number type": options.dtype,
-        "Counts as rounding (a limit, for each element)": ROUNDING.format(dtype=options.dtype),
+        "images": images,
+        "sequence length": f"{options.max_seq_len} patches at most",
+        "the model's own resampling (its settings)": ", ".join(settings),
+        "number type": options.dtype,
+        "counts as rounding (a limit, for each element)": ROUNDING.format(dtype=options.dtype),
     }
-
-
-def _notes(model: Any, options: argparse.Namespace, left_out: list[str]) -> list[str]:
-    """What a reader must know besides, in sentences."""
-    notes = []
-    if options.random_weights:
-        notes.append("These weights are random: a trained model may differ.")
-    if left_out:
-        kind = model.embeds.pos_embed_type
-        notes.append(f"Not measured, since this model's table is {kind}: {', '.join(left_out)}.")
-    return notes
 
 
 def _print(report: dict[str, Any], found: Any) -> None:

@@ -132,7 +132,7 @@ def code_version() -> dict[str, str]:
 
     # The folder of an installed package can lie in somebody's repository, which does not know it.
     if not (shutil.which("git") and _git("ls-files", "--", ".")):
-        return {"commit": f"release {__version__}", "code_last_changed_in": ""}
+        return {"commit": f"release {__version__}"}
     edited = "+" if _git("status", "--porcelain", "--", ".") else ""
     return {
         "commit": _git("rev-parse", "--short", "HEAD") + edited,

@@ -102,7 +102,6 @@ def race_compiled(
     """
     from torch._inductor.utils import fresh_inductor_cache
 
-    in_a_round = len(steps.workloads)
     batches = _different_batches(steps, 2 * rounds)
     step = make_step(steps.model, steps.dtype, steps.phase)
     times = {}
@@ -110,12 +109,10 @@ def race_compiled(
     for name in contenders:
         with chosen(name, steps.model), fresh_inductor_cache():
             found = count_graphs(steps.model, batches, step, backend=BACKEND)
-        seconds = found.pop("seconds")
-        first = seconds[: rounds * in_a_round]
-        later = seconds[rounds * in_a_round :]
-        starts = range(0, len(later), in_a_round)
-        times[name] = [sum(later[i : i + in_a_round]) / in_a_round for i in starts]
-        counted[name] = found | {"first steps": len(first), "first steps, s": sum(first)}
+        seconds = torch.tensor(found.pop("seconds")).view(2, rounds, -1)
+        first, later = seconds
+        times[name] = later.mean(1).tolist()
+        counted[name] = found | {"first steps": first.numel(), "first steps, s": first.sum().item()}
         advance(1 / len(contenders))
     return rows(steps.facts("compiled", counted=counted), times)
 

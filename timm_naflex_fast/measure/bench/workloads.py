@@ -13,7 +13,7 @@ from typing import Any
 from ..output import printable
 
 Grid = tuple[int, int]  # (h, w), in patches
-Draw = Callable[[random.Random, int], Grid]
+Draw = Callable[[random.Random], Grid]
 DRAWN_IMAGE = 2**20  # pixels of the images from which grids of a given aspect ratio are made
 
 
@@ -23,7 +23,7 @@ class Workload:
 
     Attributes:
         name: in tables.
-        draw: a sample's grid (h, w), by a random generator and the sample's number.
+        draw: a sample's grid (h, w), by a random generator.
         length: tokens to which a batch is padded; 0: as many as its longest image has.
     """
 
@@ -34,7 +34,7 @@ class Workload:
     def grids(self, batch: int) -> list[Grid]:
         """The grids of a batch, always the same ones; a smaller batch begins a larger one."""
         source = random.Random(f"{self.name} 0")
-        return [self.draw(source, number) for number in range(batch)]
+        return [self.draw(source) for _ in range(batch)]
 
 
 def fit(height: float, width: float, tokens: int, patch: int = 16) -> Grid:
@@ -73,7 +73,7 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
 def siglip_grids(tokens: int) -> Draw:
     """Aspect ratios from 1:3 to 3:1, even in the logarithm, as large as fits ``tokens``."""
 
-    def draw(source: random.Random, number: int) -> Grid:
+    def draw(source: random.Random) -> Grid:
         return fit_aspect(math.exp(source.uniform(-math.log(3), math.log(3))), tokens)
 
     return draw
@@ -84,12 +84,7 @@ def siglip_workload(tokens: int) -> Workload:
     return Workload(f"siglip-{tokens}", siglip_grids(tokens), tokens)
 
 
-def folder_workload(folder: str | Path, grids: list[Grid], length: int) -> Workload:
-    """Batches drawn at random from all these grids, each one once before any comes again."""
-    drawn = random.Random(0).sample(grids, len(grids))
-
-    def draw(source: random.Random, number: int) -> Grid:
-        return drawn[number % len(drawn)]
-
+def folder_workload(folder: str, grids: list[Grid], length: int) -> Workload:
+    """Batches drawn at random from the grids of a folder's images."""
     name = printable(Path(folder).resolve().name)
-    return Workload(f"{name}-{length}", draw, length)
+    return Workload(f"{name}-{length}", lambda source: source.choice(grids), length)

@@ -17,23 +17,19 @@ from ..contenders import BASELINE
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
-POINTS = 9  # of all words: 12 pixels
 WIDTH = 9.0  # inches
 FLOOR = 1e-9  # a difference of nothing on a scale of logarithms
 TONE = "#2f81f7"  # of marks
 STYLE: dict[str, Any] = {
-    "font.size": POINTS,
-    "axes.titlesize": POINTS,
+    "font.size": 9,  # points: 12 pixels
     "text.color": INK,
     "axes.edgecolor": INK,
-    "axes.titlecolor": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "svg.fonttype": "none",  # words stay words
@@ -54,8 +50,8 @@ def curves(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> Figure:
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
         axes.set_title(name)
-    figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize=POINTS)
-    figure.supylabel("embeddings off by, RMS (%)", fontsize=POINTS)
+    figure.supxlabel("table cells per patch (above 1: shrunk)")
+    figure.supylabel("embeddings off by, RMS (%)")
     return figure
 
 
@@ -76,7 +72,7 @@ def stages(against: Mapping[str, Any]) -> Figure:
         axes.plot(names, shares, "o-", color=TONE, linewidth=0.8)
         axes.set(yscale="log", title=name)
     axes.tick_params(axis="x", rotation=90)
-    figure.supylabel("largest difference / largest number", fontsize=POINTS)
+    figure.supylabel("largest difference / largest number")
     return figure
 
 

@@ -56,14 +56,6 @@ def cells(name: str, drift: Drift) -> dict[str, str]:
     return line
 
 
-def made_from(made: dict[str, Any]) -> str:
-    """Which code made the figures: a release, or a commit and the last one that changed code."""
-    changed = made["code_last_changed_in"]
-    if not changed:
-        return made["commit"]
-    return f"commit {made['commit']} (code last changed in {changed})"
-
-
 def record(survey: Survey, **about: Any) -> dict[str, Any]:
     """What report.json holds: the figures without the pictures, and what follows from them.
 
@@ -96,18 +88,9 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made = report["made"]
-    facts = {
-        "Weights": report["weights"],
-        **report["facts"],
-        "Made with": f"{made_from(made)}, torch {made['torch']}, timm {made['timm']}, "
-        f"{made['machine']}",
-        "Made on": made["date"],
-        "Command": made["command"],
-    }
     known = {
         **report,
-        "facts": facts,
+        "facts": {"weights": report["weights"], **report["facts"], **report["made"]},
         "rows": [cells(name, drift) for name, drift in survey.drift.items()],
         "survey": survey,
         "ties": TIES,
