@@ -153,7 +153,7 @@ def _is_old(name: str, here: dict[str, Any]) -> bool:
     if not file.exists():
         return True
     before = json.loads(file.read_text())
-    return any(before.get(fact) != here[fact] for fact in FACTS)
+    return any(before.get(fact) != here.get(fact) for fact in FACTS)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def survey(
             batch's work.
 
     Raises:
-        ValueError: no images; no position table; or infinity or NaN in what the model computes.
+        ValueError: no position table; or infinity or NaN in what the model computes.
     """
     if not position_tables(model.embeds):
         raise ValueError(
@@ -127,8 +127,6 @@ def _run_all(
         if labels is not None:
             images["labels"] = labels
         about.append(images)
-    if not about:
-        raise ValueError("there is no image to measure on")
     return {name: _joined(found) for name, found in parts.items()}, _joined(about)
 
 
