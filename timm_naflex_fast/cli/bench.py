@@ -116,8 +116,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _read_sizes(folder: str) -> list[tuple[int, int]]:
-    """The sizes (height, width) of a folder's images, from their headers; prints which cannot be
-    read."""
+    """The sizes (height, width) in the headers of a folder's images; prints which has none."""
     unreadable: list[str] = []
     found = read(image_sources(folder), size, unreadable)
     sizes = [height_and_width for _, height_and_width in found]
