@@ -168,7 +168,6 @@ def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, st
         "images": images,
         "sequence length": f"{options.max_seq_len} patches at most",
         "the model's own resampling (its settings)": ", ".join(settings),
-        "number type": options.dtype,
         "counts as rounding (a limit, for each element)": ROUNDING.format(dtype=options.dtype),
     }
 

@@ -181,16 +181,15 @@ def random_batch(model: Any, grids: list[Grid], length: int = 0) -> dict[str, Te
         ``patches`` (B, N, pixels * channels) float32, ``patch_coord`` (B, N, 2) int64 and
         ``patch_valid`` (B, N) bool.
     """
-    coord = coordinates(grids, length)
-    lengths = torch.tensor([h * w for h, w in grids])
     pixels = model.embeds.in_chans * math.prod(model.embeds.patch_size)
-    batch = {
-        "patches": torch.randn(*coord.shape[:2], pixels),
-        "patch_coord": coord,
-        "patch_valid": torch.arange(coord.shape[1]) < lengths[:, None],
-    }
-    device = next(model.parameters()).device
-    return {name: tensor.to(device) for name, tensor in batch.items()}
+    with next(model.parameters()).device:
+        coord = coordinates(grids, length)
+        lengths = torch.tensor([h * w for h, w in grids])
+        return {
+            "patches": torch.randn(*coord.shape[:2], pixels),
+            "patch_coord": coord,
+            "patch_valid": torch.arange(coord.shape[1]) < lengths[:, None],
+        }
 
 
 def make_step(model: Any, dtype: str, phase: str) -> Step:

@@ -18,7 +18,6 @@ from ..contenders import BASELINE
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
 WIDTH = 9.0  # inches
-FLOOR = 1e-9  # a difference of nothing on a scale of logarithms
 TONE = "#2f81f7"  # of marks
 STYLE: dict[str, Any] = {
     "font.size": 9,  # points: 12 pixels
@@ -59,18 +58,17 @@ def curves(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> Figure:
 def stages(against: Mapping[str, Any]) -> Figure:
     """Largest difference from another library's pipeline over the stages, a panel per mode.
 
-    Each is a share of the stage's largest number; what is less than ``FLOOR`` is drawn there.
+    Each is a share of the stage's largest number; one of 0 has no mark.
     """
     modes = {BASELINE: against, **against["modes"]}
     figure = Figure((WIDTH, 1.2 + 1.3 * len(modes)), layout="constrained")
     figure.subplots(len(modes), sharex=True, sharey=True)
     for axes, (name, one) in zip(figure.axes, modes.items()):
         names = [stage["stage"] for stage in one["stages"]]
-        shares = []
-        for stage in one["stages"]:
-            shares.append(max(stage["largest"] / (stage["scale"] or 1.0), FLOOR))
+        shares = [stage["largest"] / (stage["scale"] or 1.0) for stage in one["stages"]]
         axes.plot(names, shares, "o-", color=TONE, linewidth=0.8)
-        axes.set(yscale="log", title=name)
+        axes.set_yscale("log", nonpositive="mask")
+        axes.set_title(name)
     axes.tick_params(axis="x", rotation=90)
     figure.supylabel("largest difference / largest number")
     return figure

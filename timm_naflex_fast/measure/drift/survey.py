@@ -231,7 +231,7 @@ def _pictures(
 ) -> list[Picture]:
     """The images to show of a contender, with its maps."""
     ours = results[contender]
-    shares = (ours["moved"] / ours["squares"]).sqrt().nan_to_num()
+    shares = (ours["moved"] / ours["squares"]).sqrt()
     why = choose(shares.tolist())
 
     found: dict[int, Picture] = {}
