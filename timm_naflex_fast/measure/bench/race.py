@@ -92,16 +92,16 @@ def times_faster(stock: Row, figures: Row) -> str:
     return f"{told} ({number(low)} to {number(high)})"
 
 
-def print_race(rows: Sequence[Row]) -> None:
+def print_race(found: Sequence[Row]) -> None:
     """Print the rows of one race of models under what they share."""
-    first = rows[0]
+    first = found[0]
     about = first["about"]
-    stock = next((row for row in rows if row["contender"] == BASELINE), None)
     print(
         f"{first['suite']} {first['workload']} {first['phase']}, B={first['batch']}, "
         f"{first['dtype']}, {about['model']}, {about['device']}"
     )
-    print(table([_cells(row, stock) for row in rows]))
+    stock = {row["contender"]: row for row in found}.get(BASELINE)
+    print(table([_cells(row, stock) for row in found]))
     print(flush=True)
 
 
