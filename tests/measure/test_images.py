@@ -108,7 +108,7 @@ def test_a_photo_is_turned_upright(suffix, orientation, tmp_path):
 def test_a_turned_photo_of_16_bits(tmp_path):
     Image.fromarray((RAMP * 257).astype(np.uint16)).save(tmp_path / "a.png", exif=exif(6))
     converted, done = convert(Image.open(tmp_path / "a.png"), "L")
-    assert done == [SCALED, TURNED]
+    assert done == [TURNED, SCALED]
     assert np.array_equal(converted, np.rot90(RAMP, -1))
 
 
