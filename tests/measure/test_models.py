@@ -18,7 +18,6 @@ from timm_naflex_fast.measure.checkpoints import read_checkpoint
 from timm_naflex_fast.measure.models import load_model
 
 NAME = "vit_tiny_patch16_224"
-ROPE = "naflexvit_base_patch16_gap"
 HUB = "naflexvit_base_patch16_siglip.v2_webli"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
@@ -111,8 +110,8 @@ def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(
     with pytest.raises(RuntimeError, match="state dict of timm's model itself") as error:
         load_model(NAME, file, num_classes=classes, **SMALL)
     said = str(error.value)
-    assert_said(said, missing, rf"of the model's {len(own)} parameters not in it")
-    assert_said(said, unused, "tensors that it does not use")
+    assert_said(said, missing, "tensors of the model not in it")
+    assert_said(said, unused, "tensors that the model does not use")
 
 
 def assert_said(said, names, what):
@@ -137,18 +136,6 @@ def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
 
     _, words = load_model(NAME, file, num_classes=0, **SMALL)
     assert words == "file classic.pth"
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_buffers_that_a_file_lacks_or_has_are_timms_own(kept, tmp_path):
-    model = timm.create_model(ROPE, **SMALL, rope_type="axial")
-    state = dict(model.named_parameters())
-    if kept:
-        buffers = dict(model.named_buffers())
-        assert buffers
-        state |= buffers
-    save_file(state, tmp_path / "last.safetensors")
-    load_model(ROPE, tmp_path / "last.safetensors", **SMALL, rope_type="axial")
 
 
 @ran("matmul")
@@ -219,14 +206,12 @@ def assert_says_what_to_save(file):
     [
         ("naflexvit_x", "timm has no NaFlexVit 'naflexvit_x'.*; valid: .*naflexvit_base_patch16"),
         ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?; valid: "),
-        ("vit_tiny_r_s16_p8_224", "timm has no NaFlexVit 'vit_tiny_r_s16_p8_224'"),
-        ("vit_relpos_small_patch16_224", "timm has no NaFlexVit 'vit_relpos_small"),
-        (f"{NAME}.nope", f"timm has no weights '{NAME}.nope'; valid: .*{NAME}.augreg_in21k"),
+        (f"{NAME}.nope", r"Invalid pretrained tag \(nope\)"),
     ],
 )
 def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(name, says, monkeypatch):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, RuntimeError), match=says):
         load_model(name)
 
 
