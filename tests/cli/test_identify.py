@@ -47,7 +47,7 @@ def ported(sizes, dtype=torch.float32, **settings):
     return table, sizes, convention.tokens(table.double(), sizes).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_reference_is_equal_in_every_dtype(dtype, identify):
     code, out = identify(*ported(SIZES, dtype))
     assert code == 0 and out.startswith("equal to the reference: ")
