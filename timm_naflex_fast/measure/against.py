@@ -12,7 +12,7 @@ from torch import nn
 from ..names import STRATEGY_NAMES
 from ..patching.install import enable
 from .bench.workloads import coordinates
-from .checkpoints import to_transformers
+from .checkpoints import read_config, to_transformers
 from .contenders import BASELINE, use
 from .images import eval_transform
 from .models import load_errors
@@ -117,7 +117,7 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
     return Pipeline(read, tower)
 
 
-def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
+def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
     """transformers' Siglip2 image tower with the weights of timm's ``model``.
 
     Args:
@@ -140,7 +140,7 @@ def build_tower(model: Any, config: Mapping[str, Any] | None = None) -> Any:
         num_patches=len(weights["embeddings.position_embedding.weight"]),
         patch_size=model.embeds.patch_size[0],
     )
-    settings |= config or {}
+    settings |= config
     with load_errors("transformers' tower", HOW_TO_BUILD):
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
@@ -209,7 +209,6 @@ def against_transformers(
     model: Any,
     batches: Iterable[Pictures],
     *,
-    config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     contenders: Sequence[str] = STRATEGY_NAMES,
     max_seq_len: int = 256,
@@ -223,8 +222,7 @@ def against_transformers(
         model: a NaFlexVit of SigLIP-2's design in eval mode and float32; transformers' tower gets
             its weights.
         batches: lists of PIL images in RGB.
-        config: transformers' settings of the tower.
-        folder: where its ``preprocessor_config.json`` or ``processor_config.json`` may lie.
+        folder: where transformers' settings of the tower and of the processor may lie.
         contenders: the modes to measure beside timm's own code.
         max_seq_len: most patches of a picture.
         interpolation: timm's filter of the resize, in place of the data configuration's.
@@ -239,9 +237,10 @@ def against_transformers(
 
     Raises:
         ImportError: transformers is not installed.
-        RuntimeError: transformers has no Siglip2, or ``config`` is that of other weights.
+        RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
         ValueError: another design, or no pictures.
     """
+    config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(build_tower(model, config), processor)
     ours = {}

@@ -171,8 +171,8 @@ class NaFlexImages:
         interpolation: filter of the resize, in place of the data configuration's.
 
     Attributes:
-        skipped: the images that cannot be decoded, each with the reason; filled by the last batch.
-        converted: how many images :func:`convert` changed, and how; filled by the last batch.
+        skipped: the images that cannot be decoded, each with the reason; of the last pass.
+        converted: how many images :func:`convert` changed, and how; of the last pass.
 
     Raises:
         ValueError: the model takes neither 1 nor 3 channels.
@@ -211,17 +211,15 @@ class NaFlexImages:
         from timm.data.naflex_dataset import NaFlexCollator
 
         collate = NaFlexCollator(max_seq_len=self._length)
-        skipped: list[str] = []
-        converted: Counter[str] = Counter()
-        for group in _grouped(read(self._sources, self._read, skipped), self._batch_size):
+        self.skipped = []
+        self.converted = Counter()
+        for group in _grouped(read(self._sources, self._read, self.skipped), self._batch_size):
             names = [name for name, _ in group]
             # timm's collator wants a label.
             batch, _ = collate([(sample, 0) for _, (sample, _) in group])
             for _, (_, done) in group:
-                converted.update(done)
+                self.converted.update(done)
             yield batch | {"names": names}, None
-        self.skipped = skipped
-        self.converted = converted
 
     def _read(self, image: Any) -> tuple[Any, list[str]]:
         converted, done = convert(image, self._colours)

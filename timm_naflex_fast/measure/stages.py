@@ -6,7 +6,7 @@ tokens after it was added), ``block_0`` and so on, ``pooled``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -179,19 +179,15 @@ def _compared(tensor: Tensor, rows: Tensor) -> Tensor:
 def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
     """What each of these modules gives inside, under its stage's name."""
     found: dict[str, Tensor] = {}
-    handles = []
-    for stage, module in modules.items():
+    with ExitStack() as hooks:
+        for stage, module in modules.items():
 
-        def keep(_: Any, __: Any, output: Any, stage: str = stage) -> None:
-            tensor = output[0] if isinstance(output, tuple) else output
-            found[stage] = tensor.clone()  # what follows may write into it
+            def keep(_: Any, __: Any, output: Any, stage: str = stage) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                found[stage] = tensor.clone()  # what follows may write into it
 
-        handles.append(module.register_forward_hook(keep))
-    try:
+            hooks.enter_context(module.register_forward_hook(keep))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def input_trials(ours: Pipeline, theirs: Pipeline) -> list[Trial]:
