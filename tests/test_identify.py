@@ -76,11 +76,8 @@ def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, 
     result = grid_sample(table.permute(2, 0, 1)[None], positions, **options)  # (1, C, h, w)
     found = identify_resampling(table, size, result[0].permute(1, 2, 0))
     equal = [Convention(**settings) for error, settings in found if error < 1e-5]
-    best = equal[0]
-    assert best.mode == mode and not best.transposed
-    assert best.outside != "zeros" or padding == "zeros"
-    plainest = next(one for one in conventions([(1, *size)]) if one in equal)
-    assert best == plainest
+    assert equal[0].mode == mode and not equal[0].transposed
+    assert equal == [one for one in conventions([(1, *size)]) if one in equal]  # the plainest first
 
 
 @pytest.mark.parametrize(
@@ -114,10 +111,9 @@ def test_asymmetric_position_i_is_i_times_the_scale():
     assert matrix.argmax(1).tolist() == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize(("size", "merges"), [((7, 5), 1), ((4, 8), 3), ((12, 12), 4)])
-def test_every_convention_is_given_back_by_its_error(size, merges):
-    found = identify_resampling(random_table(9), size, torch.randn(*size, 3))
-    assert len({Convention(**settings) for _, settings in found}) == len(found) == merges * 424
+def test_every_convention_is_given_back_by_its_error():
+    found = identify_resampling(random_table(9), (4, 8), torch.randn(4, 8, 3))
+    assert {Convention(**settings) for _, settings in found} == {*conventions([(1, 4, 8)])}
     errors = [round(error, DECIMALS) for error, _ in found]
     assert errors == sorted(errors)
 

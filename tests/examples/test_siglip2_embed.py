@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import siglip2_embed
 import timm
@@ -63,6 +62,9 @@ def pooled_by_timm(photos, dtype):
     ("workers", "dtype", "atol"), [(0, "bfloat16", 0.02), (1, "float32", 1e-5)]
 )
 def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6  # lies on its left side
+    Image.open(photos / "a.jpg").save(photos / "a.jpg", exif=exif)
     assert embed("--workers", workers, "--dtype", dtype) == 0
     assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
     assert os.listdir(out.parent) == [out.name]
@@ -72,25 +74,6 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     assert metadata["skipped"] == {} and metadata["settings"]["model"] == tiny_siglip.NAME
     want = pooled_by_timm(photos, getattr(torch, dtype))
     torch.testing.assert_close(embeddings, want, atol=atol, rtol=atol)
-
-
-@ran("matmul")
-def test_pictures_of_16_bits_and_turned_ones(embed, photos, out):
-    upright = Image.open(photos / "a.jpg").convert("L")
-    pixels = np.asarray(upright)
-    for name in PHOTOS:
-        (photos / name).unlink()
-    upright.save(photos / "a.png")
-    Image.fromarray(pixels.astype(np.uint16) * 257).save(photos / "b.png")
-    exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6  # lies on its left side
-    Image.fromarray(np.rot90(pixels)).save(photos / "c.png", exif=exif)
-
-    assert embed() == 0
-    paths, (a, b, c), _ = read(out)
-    assert paths == ["a.png", "b.png", "c.png"]
-    torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(c, a, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture
@@ -112,7 +95,7 @@ def siglip2(tmp_path):
 
 
 @ran("matmul")
-def test_transformers_model(siglip2, photos, out, capsys):
+def test_transformers_model(siglip2, photos, out):
     model, processor, folder = siglip2
     words = f"{photos} --library transformers --model {folder} --out {out}"
     words += " --max-seq-len 36 --batch-size 3 --device cpu"
@@ -125,9 +108,6 @@ def test_transformers_model(siglip2, photos, out, capsys):
         with torch.inference_mode():
             want = model(**processor(image, return_tensors="pt")).pooler_output[0]
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
-
-    assert siglip2_embed.main([*words.split(), "--random-weights"]) == 2
-    assert "takes its weights from --model" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -191,15 +171,10 @@ def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys, conte
 
 
 @ran("matmul")
-@pytest.mark.parametrize("finished", [True, False])
-def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys, finished):
+def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys):
     assert embed() == 0
-    if not finished:
-        parts = Path(f"{out}.parts")
-        parts.mkdir()
-        out.rename(parts / "00000000.safetensors")
     save_file(timm.create_model(tiny_siglip.NAME).state_dict(), tmp_path / "other.safetensors")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    before = out.read_bytes()
     capsys.readouterr()
 
     changes = [
@@ -211,7 +186,7 @@ def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys, 
         assert embed(*options) == 2
         err = capsys.readouterr().err
         assert says in err and "choose another --out" in err and err.count("\n") == 1
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    assert out.read_bytes() == before
 
 
 @ran("matmul")

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from unittest.mock import Mock
 
 import numpy as np
@@ -32,12 +31,16 @@ def one_more(state):
     return state | {"teacher": torch.ones(2)}
 
 
-def without_a_block(state):
-    return {name: tensor for name, tensor in state.items() if not name.startswith("blocks.0.")}
-
-
 def of_another_library(state):
-    return {name.replace("blocks.", "layers."): tensor for name, tensor in state.items()}
+    return {name.replace("blocks.0.norm", "layers.0.norm"): state[name] for name in state}
+
+
+# And what is said of it.
+CHANGES = {
+    one_more: r"NamesDiffer: 1 tensors that the model does not use \(teacher\)",
+    of_another_library: r"4 tensors of the model not in it \(blocks.0.norm1.bias, blocks.0.norm1.weig"
+    r"ht, blocks.0.norm2.bias\); 4 tensors that the model does not use \(layers.0.norm1.bias, ",
+}
 
 
 def trained(**more):
@@ -66,9 +69,7 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
 
 
 # As transformers' TimmWrapper, Lightning and others write them.
-@pytest.mark.parametrize(
-    "prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."]
-)
+@pytest.mark.parametrize("prefix", ["timm_model.", "visual.trunk.", "module."])
 def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
     own = trained(num_classes=5).state_dict()
     torch.save(prefixed(own, prefix) | {"n_averaged": torch.tensor(3)}, tmp_path / "last.pth")
@@ -77,7 +78,7 @@ def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
 
     assert all(torch.equal(model.state_dict()[name], own[name]) for name in own)
     # timm itself leaves out "module.".
-    assert (repr(prefix) in words) == (prefix in ("timm_model.", "model.", "encoder."))
+    assert (repr(prefix) in words) == (prefix == "timm_model.")
 
 
 def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
@@ -89,31 +90,13 @@ def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
         load_model(NAME, tmp_path / "last.pth", **SMALL)
 
 
-@pytest.mark.parametrize("change", [without_a_block, of_another_library, one_more])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, tmp_path):
-    own = trained(num_classes=5).state_dict()
-    given = change(own)
     file = tmp_path / "last.safetensors"
-    save_file(given, file)
-    missing = own.keys() - given.keys()
-    unused = given.keys() - own.keys()
-
+    save_file(change(trained(num_classes=5).state_dict()), file)
     # With a new head, timm itself is not strict.
-    with pytest.raises(RuntimeError, match="state dict of timm's model itself") as error:
+    with pytest.raises(RuntimeError, match=f"{CHANGES[change]}.*state dict of timm's model itself"):
         load_model(NAME, file, num_classes=3, **SMALL)
-    said = str(error.value)
-    assert_said(said, missing, "tensors of the model not in it")
-    assert_said(said, unused, "tensors that the model does not use")
-
-
-def assert_said(said, names, what):
-    """How many these are stands in the message, and the first three of them."""
-    found = re.search(rf"(\d+) {what} \(([\w., ]+)\)", said)
-    if not names:
-        assert found is None
-        return
-    assert int(found[1]) == len(names)
-    assert found[2].split(", ") == sorted(names)[:3]
 
 
 def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
