@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
-from tests.support import tiny_siglip
+from tests.support import tiny_siglip, tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast.measure.images import EXIF_ORIENTATION, NaFlexImages, image_sources
 from timm_naflex_fast.measure.models import load_model
@@ -80,14 +80,7 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
 def siglip2(tmp_path):
     """A small Siglip2 tower of transformers, its processor, and the folder of both."""
     transformers = pytest.importorskip("transformers", minversion="5.21")
-    config = transformers.Siglip2VisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_patches=64,
-    )
-    model = transformers.Siglip2VisionModel(config).eval()
+    model = tiny_siglip2.tower()
     processor = transformers.Siglip2ImageProcessor(max_num_patches=36)
     for part in (model, processor):
         part.save_pretrained(tmp_path / "model")

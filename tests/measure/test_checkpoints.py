@@ -23,17 +23,6 @@ pytest.importorskip("transformers")
 WORDS = "transformers' Siglip2, 2 blocks, table 8 x 8"
 
 
-def grids_and_patches():
-    """Three images of one batch, two of them padded: patches, coordinates, which are real."""
-    grids = torch.tensor([[3, 20], [8, 8], [7, 5]])
-    token = torch.arange(64)
-    rows = token // grids[:, 1:]  # (B, N)
-    columns = token % grids[:, 1:]
-    valid = token < grids.prod(1, keepdim=True)
-    coord = torch.stack([rows, columns], -1) * valid[..., None]
-    return torch.randn(3, 64, 768), grids, coord, valid
-
-
 @pytest.fixture(scope="module")
 def whole():
     return tiny_siglip2.whole_model()
@@ -54,29 +43,24 @@ def save_in_form(form, whole, folder):
         assert len([*folder.glob("*.safetensors")]) > 2
         return folder / "model.safetensors.index.json"
     file = folder / "weights.safetensors"
-    if form == "tower alone":
-        save_file(whole.vision_model.state_dict(), file)
-    elif form == "file":
-        save_file(whole.state_dict(), file)
-    elif form == "pickle":
-        file = file.with_suffix(".bin")
-        torch.save(whole.state_dict(), file)
-    elif form == "open_clip":
-        trunk = to_timm(whole.vision_model.state_dict())
-        state = {f"visual.trunk.{name}": tensor for name, tensor in trunk.items()}
-        save_file(state | {"logit_scale": torch.ones(1)}, file)
-    else:
-        save_file(to_timm(whole.vision_model.state_dict()), file)
+    tower = whole.vision_model.state_dict()
+    trunk = to_timm(tower)
+    states = {
+        "file": whole.state_dict(),
+        "tower alone": tower,
+        "open_clip": {f"visual.trunk.{name}": trunk[name] for name in trunk},
+        "timm": trunk,
+    }
+    save_file(states[form], file)
     return file
 
 
 FORMS = {
-    "folder": f": {WORDS}; left alone: 40 other tensors",
+    "folder": f": {WORDS}; left alone: 40 other tensors (logit_",
     "shards": f": {WORDS}; left alone: 40 other tensors",
     "file": f": {WORDS}; left alone: 40 other tensors",
-    "pickle": f": {WORDS}; left alone: 40 other tensors",
     "tower alone": f": {WORDS}",
-    "open_clip": ": open_clip's image tower, 2 blocks, table 8 x 8; left alone: 1 other tensors",
+    "open_clip": ": open_clip's image tower, 2 blocks, table 8 x 8",
     "timm": "file weights.safetensors",
 }
 
@@ -90,24 +74,6 @@ def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, t
     expected = to_timm(tower)
     assert checkpoint.tensors.keys() == expected.keys()
     assert all(torch.equal(checkpoint.tensors[name], expected[name]) for name in expected)
-
-
-def test_timm_and_transformers_compute_the_same_with_the_same_weights(whole, tower):
-    model = timm.create_model(
-        FAMILY,
-        num_classes=0,
-        embed_dim=64,
-        depth=2,
-        num_heads=4,
-        mlp_ratio=2,
-        pos_embed_grid_size=(8, 8),
-    ).eval()
-    model.load_state_dict(to_timm(tower))
-    patches, grids, coord, valid = grids_and_patches()
-    with torch.inference_mode():
-        ours = model({"patches": patches, "patch_coord": coord, "patch_valid": valid})
-        theirs = whole.vision_model(patches, valid.long(), grids).pooler_output
-    assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
 
 
 def test_both_directions_give_the_tensors_back(tower):
@@ -167,10 +133,6 @@ CHANGES = {
             {"embeddings.patch_embedding.weight": torch.ones(64, 3, 16, 16)}
         ),
         "is a convolution: weights of one size, not of NaFlex",
-    ),
-    "a table that is no square": (
-        lambda state: state.update({"embeddings.position_embedding.weight": torch.ones(60, 64)}),
-        "60 cells is no square",
     ),
 }
 

@@ -241,16 +241,14 @@ def to_timm(tower: Mapping[str, Any]) -> Tensors:
     """transformers' Siglip2 tower (names without a prefix) as timm's.
 
     Raises:
-        ValueError: tensors are missing, or are not Siglip2's (counts and names them); or a patch
-            embedding or a table of another form.
+        ValueError: tensors are missing, or are not Siglip2's (counts and names them), or its patch
+            embedding has another form.
     """
     result = _renamed(tower, _pairs(tower))
     if result["embeds.proj.weight"].ndim != 2:
         raise ValueError("its patch embedding is a convolution: weights of one size, not of NaFlex")
     table = result[TABLE]  # (n * n, C)
     side = round(len(table) ** 0.5)
-    if side * side != len(table):
-        raise ValueError(f"its position table of {len(table)} cells is no square")
     result[TABLE] = table.reshape(1, side, side, -1)
     return result
 
