@@ -69,17 +69,16 @@ def test_numbers_that_are_none_make_a_picture_unreadable(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "lzw.tif"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
 def test_a_photo_is_turned_upright(suffix, orientation, tmp_path):
     file = tmp_path / f"a.{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
-    compression = {"compression": "tiff_lzw"} if suffix == "lzw.tif" else {}
-    Image.fromarray(noise).save(file, exif=exif(orientation), **compression)
+    Image.fromarray(noise).save(file, exif=exif(orientation))
     wanted = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
 
     converted, done = convert(Image.open(file), "RGB")
     assert np.array_equal(converted, wanted)
-    is_tiff = suffix.endswith("tif")  # Pillow turns it for everybody, but not in each release
+    is_tiff = suffix == "tif"  # Pillow turns it for everybody, but not in each release
     if not is_tiff:
         assert done == ([] if orientation == 1 else [TURNED])
 

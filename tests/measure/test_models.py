@@ -136,7 +136,7 @@ def test_numbers_of_numpy_beside_the_weights(tmp_path):
     assert torch.equal(found["norm.weight"], state["norm.weight"])
 
 
-@pytest.mark.parametrize("record", [torch.ones(1), {7: torch.ones(2)}, {"state_dict": 3}, {}])
+@pytest.mark.parametrize("record", [torch.ones(1), {7: torch.ones(2)}, {"epoch": 3}])
 def test_a_pickle_without_usable_weights_says_in_a_line_what_to_save(record, tmp_path):
     file = tmp_path / "last.pth"
     torch.save(record, file)
@@ -225,7 +225,6 @@ def test_settings_are_read_as_timms_scripts_read_them(parser):
     assert settings == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
 
 
-@pytest.mark.parametrize("wrong", ["--model-kwargs a", "--checkpoint x --random-weights"])
-def test_options_that_mean_nothing_are_refused(wrong, parser):
-    with pytest.raises(argparse.ArgumentError):
-        parser.parse_args(wrong.split())
+def test_a_setting_without_a_value_is_refused(parser):
+    with pytest.raises(argparse.ArgumentError, match="'a' is not KEY=VALUE"):
+        parser.parse_args(["--model-kwargs", "a"])

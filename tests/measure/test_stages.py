@@ -318,10 +318,9 @@ def test_a_grey_level_at_the_pixels_is_not_counted_again():
 
 
 def test_padding_and_pictures_of_another_grid_are_not_compared():
-    grid = torch.tensor([[1, 2], [2, 2]])
-    valid = torch.tensor([[True, True, False, False], [True] * 4])
-    theirs = Inputs(grid, torch.zeros(2, 4, 3), valid)
-    ours = theirs._replace(grid=torch.tensor([[1, 2], [1, 4]]), pixels=torch.ones(2, 4, 3))
+    valid = torch.ones(2, 4, dtype=torch.bool)
+    theirs = Inputs(torch.tensor([[1, 2], [2, 2]]), torch.zeros(2, 4, 3), valid)
+    ours = Inputs(torch.tensor([[1, 2], [1, 4]]), torch.ones(2, 4, 3), valid)
     ours.pixels[0, :2] = 0
     outputs = {"pooled": torch.zeros(2, 5)}
     given = Pipeline(lambda pictures: ours, lambda inputs: outputs)

@@ -175,16 +175,13 @@ def read_tensors(file: str | Path) -> tuple[Tensors, str]:
         return clean_state_dict(load_file(file)), ""
     _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
-        raise ValueError("it holds no state dict")
-    state, key = found, ""
-    for name in STATES:
+    key = ""
+    for name in reversed(STATES):
         if found.get(name) is not None:
-            state, key = found[name], name
-            break
-    state = clean_state_dict(state)
+            key = name
+    state = clean_state_dict(found.get(key, found))
     state.pop("n_averaged", None)  # how many models torch's AveragedModel has averaged
-    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it holds no state dict")
     return state, key
 
@@ -194,8 +191,7 @@ def _allow_what_trainers_keep() -> None:
     import numpy as np
     import torch
 
-    codes = np.typecodes["AllInteger"] + np.typecodes["Float"]
-    numbers = [type(np.dtype(code)) for code in codes]
+    numbers = [type(np.dtype(name)) for name in ("int64", "float32", "float64")]
     make_number = np.float64().__reduce__()[0]
     torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, make_number, *numbers])
 
