@@ -68,28 +68,24 @@ def timm_pipeline(
         grid = batch["patch_coord"].amax(1) + 1
         return Inputs(grid, batch["patches"], batch["patch_valid"])
 
-    return Pipeline(read, _tower(model, contender))
-
-
-def _tower(model: Any, contender: str) -> Callable[[Inputs], Outputs]:
-    modules = _modules(model.embeds.proj, model.embeds, model.blocks)
+    modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.attn_pool)
 
     def tower(inputs: Inputs) -> Outputs:
         grids = [(h, w) for h, w in inputs.grid.tolist()]
         coord = coordinates(grids, inputs.pixels.shape[1])
+        batch = {"patches": inputs.pixels, "patch_coord": coord, "patch_valid": inputs.valid}
         with use(contender, model), recorded(modules) as found, torch.inference_mode():
-            features = model.forward_features(inputs.pixels, coord, inputs.valid)
-            if isinstance(features, dict):
-                features = features["patches"]
-            pooled = model.forward_head(features, patch_valid=inputs.valid, pre_logits=True)
-        return found | {"pooled": pooled}
+            model(batch)
+        return found
 
-    return tower
+    return Pipeline(read, tower)
 
 
-def _modules(projection: nn.Module, embeddings: nn.Module, blocks: Any) -> dict[str, nn.Module]:
+def _modules(
+    projection: nn.Module, embeddings: nn.Module, blocks: Any, head: nn.Module
+) -> dict[str, nn.Module]:
     """The modules of a tower by the stages that end with them."""
-    modules = {"patch_embedding": projection, "position_embedding": embeddings}
+    modules = {"patch_embedding": projection, "position_embedding": embeddings, "pooled": head}
     return modules | {f"block_{number}": block for number, block in enumerate(blocks)}
 
 
@@ -97,7 +93,7 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
     """transformers' own image processor and Siglip2 image tower, in eval mode."""
     core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
     embeddings = core.embeddings
-    modules = _modules(embeddings.patch_embedding, embeddings, core.encoder.layers)
+    modules = _modules(embeddings.patch_embedding, embeddings, core.encoder.layers, core.head)
 
     def read(pictures: Pictures) -> Inputs:
         batch = processor(images=list(pictures), return_tensors="pt")
@@ -107,12 +103,12 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
     def tower(inputs: Inputs) -> Outputs:
         stock = enable("stock", library=LIBRARY)
         with stock, recorded(modules) as found, torch.inference_mode():
-            output = model(
+            model(
                 pixel_values=inputs.pixels,
                 pixel_attention_mask=inputs.valid.long(),
                 spatial_shapes=inputs.grid,
             )
-        return found | {"pooled": output.pooler_output}
+        return found
 
     return Pipeline(read, tower)
 
