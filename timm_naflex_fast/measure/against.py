@@ -234,7 +234,7 @@ def against_transformers(
     Raises:
         ImportError: transformers is not installed.
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
-        ValueError: another design, or no pictures.
+        ValueError: another design.
     """
     config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
@@ -245,17 +245,7 @@ def against_transformers(
         if same_patches:
             ours[name] = ours[name]._replace(read=theirs.read)
 
-    comparisons = {name: Comparison() for name in ours}
-    count = 0
-    for pictures in batches:
-        count += len(pictures)
-        reference = refer(theirs, pictures)
-        for name, pipeline in ours.items():
-            comparisons[name].add(pictures, compare(pipeline, reference))
-            advance(1 / len(ours))
-    if not count:
-        raise ValueError("there is no image to measure on")
-
+    comparisons = _compare_all(ours, theirs, batches, advance)
     trials = known_reasons(model, ours[BASELINE], theirs, processor, interpolation)
     reason = comparisons[BASELINE].explain(trials)
     modes = {}
@@ -265,13 +255,29 @@ def against_transformers(
         "library": LIBRARY,
         "version": version(LIBRARY),
         "stage_from": "patches" if same_patches else "pictures",
-        "pictures": count,
+        "pictures": comparisons[BASELINE].pictures,
         **modes.pop(BASELINE),
         "reason": reason and reason.reason,
         "mend": reason and reason.mend,
         "modes": modes,
     }
     return found | {"verdict": verdict(found)}
+
+
+def _compare_all(
+    ours: Mapping[str, Pipeline],
+    theirs: Pipeline,
+    batches: Iterable[Pictures],
+    advance: Callable[[float], Any],
+) -> dict[str, Comparison]:
+    """A comparison for each of our pipelines."""
+    comparisons = {name: Comparison() for name in ours}
+    for pictures in batches:
+        reference = refer(theirs, pictures)
+        for name, pipeline in ours.items():
+            comparisons[name].add(pictures, compare(pipeline, reference))
+            advance(1 / len(ours))
+    return comparisons
 
 
 def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -269,7 +269,8 @@ def _pairs(tower: Mapping[str, Any]) -> Iterator[Pair]:
         kinds = ("weight", "bias") if "*" in line else ("",)
         for block in blocks:
             for kind in kinds:
-                theirs, ours = line.replace("#", str(block)).replace("*", kind).split(" = ")
+                written = line.replace("#", str(block)).replace("*", kind)
+                theirs, ours = written.split(" = ")
                 yield theirs.split(), ours.split()
 
 

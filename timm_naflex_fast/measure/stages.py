@@ -70,11 +70,13 @@ class Comparison:
     """Adds up the differences of one pipeline over all pictures."""
 
     def __init__(self) -> None:
+        self.pictures = 0  # how many were compared
         self._found: dict[str, list[Difference]] = {}
         self._examples: dict[str, Pictures] = {}  # the first picture that parts at a stage
 
     def add(self, pictures: Pictures, differences: Mapping[str, Difference]) -> None:
         """Take in what :func:`compare` found."""
+        self.pictures += len(pictures)
         for stage, difference in differences.items():
             self._found.setdefault(stage, []).append(difference)
             if difference.parts.any():
