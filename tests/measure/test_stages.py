@@ -24,7 +24,6 @@ from timm_naflex_fast.measure.stages import (
     compare,
     refer,
 )
-from timm_naflex_fast.names import STRATEGY_NAMES
 
 pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
@@ -198,23 +197,17 @@ def test_right_pipelines_part_nowhere_with_exact_modes(tower, model, pictures):
         assert one["stages"][0]["largest"] == 0
     assert (EMBEDDINGS, LATER) == (2e-6, 2e-5)
     assert found["pictures"] == 4
-    assert "part nowhere on 4 pictures" in against.verdict(found)
+    assert "part nowhere on 4 pictures" in found["verdict"]
 
 
-@ran(*STRATEGY_NAMES)
-def test_timms_data_configuration_parts_at_the_pixels(model, pictures):
-    found = against.against_transformers(model, [pictures], max_seq_len=LENGTH)
-    assert found["first"] == "pixels"
-    assert found["mend"] == "--interpolation bilinear"
-    says = "part at pixels, in 4 of 4 pictures"
-    assert says in against.verdict(found)
-    # The same patches for both: what is left is the mode that does not antialias.
-    found = against.against_transformers(model, [pictures], max_seq_len=LENGTH, same_patches=True)
+@ran("grid_sample")
+def test_a_mode_that_does_not_antialias_is_named(model, pictures):
+    found = against.against_transformers(
+        model, [pictures], contenders=["grid_sample"], max_seq_len=LENGTH, same_patches=True
+    )
     assert found["first"] is None
-    assert found["stage_from"] == "patches"
-    sampled = found["modes"]["grid_sample"]
-    assert sampled["first"] == "position_embedding"
-    assert "With grid_sample they part at position_embedding" in against.verdict(found)
+    assert found["modes"]["grid_sample"]["first"] == "position_embedding"
+    assert "With grid_sample they part at position_embedding" in found["verdict"]
 
 
 @pytest.mark.parametrize(
