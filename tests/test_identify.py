@@ -11,7 +11,6 @@ from timm_naflex_fast.identify import DECIMALS, Convention, conventions
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
-FIRST_OF_EACH_ROUNDING = ALL[:: len(ALL) // 3]
 # Each is compared with all others.
 MORE = [*ALL[1:53:5], *ALL[53::59]]
 BILINEAR = Convention("bilinear", cubic_coefficient=None)
@@ -44,7 +43,7 @@ def test_no_two_conventions_give_the_same_result():
     assert distance.min() / table.abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("convention", [*FIRST_OF_EACH_ROUNDING, *map(slow, MORE)], ids=str)
+@pytest.mark.parametrize("convention", [ALL[0], *map(slow, MORE)], ids=str)
 def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     table = random_table(3)
     tokens = convention.tokens(table.double(), SIZES).float()
@@ -77,11 +76,8 @@ def test_grid_sample_is_identified_and_the_plainest_comes_first(edges, corners, 
     result = grid_sample(table.permute(2, 0, 1)[None], positions, **options)  # (1, C, h, w)
     found = identify_resampling(table, size, result[0].permute(1, 2, 0))
     equal = [Convention(**settings) for error, settings in found if error < 1e-5]
-    best = equal[0]
-    assert best.mode == mode and not best.transposed and not best.bfloat16
-    assert best.outside != "zeros" or padding == "zeros"
-    plainest = next(one for one in conventions([(1, *size)]) if one in equal)
-    assert best == plainest
+    assert equal[0].mode == mode and not equal[0].transposed
+    assert equal == [one for one in conventions([(1, *size)]) if one in equal]  # the plainest first
 
 
 @pytest.mark.parametrize(
@@ -115,10 +111,9 @@ def test_asymmetric_position_i_is_i_times_the_scale():
     assert matrix.argmax(1).tolist() == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize(("size", "merges"), [((7, 5), 1), ((4, 8), 3), ((12, 12), 4)])
-def test_every_convention_is_given_back_by_its_error(size, merges):
-    found = identify_resampling(random_table(9), size, torch.randn(*size, 3))
-    assert len({Convention(**settings) for _, settings in found}) == len(found) == merges * 1272
+def test_every_convention_is_given_back_by_its_error():
+    found = identify_resampling(random_table(9), (4, 8), torch.randn(4, 8, 3))
+    assert {Convention(**settings) for _, settings in found} == {*conventions([(1, 4, 8)])}
     errors = [round(error, DECIMALS) for error, _ in found]
     assert errors == sorted(errors)
 
@@ -126,29 +121,9 @@ def test_every_convention_is_given_back_by_its_error(size, merges):
 TABLE = random_table(5)
 RESULT = torch.ones(16, 3)
 WRONG = {
-    "table": [
-        TABLE[0],
-        TABLE.to(torch.int64),
-        TABLE > 0,
-        TABLE.to(torch.complex64),
-        TABLE[:0],
-        TABLE[..., :0],
-        TABLE + torch.nan,
-        TABLE[None].expand(2, 8, 9, 3),
-        TABLE[:1, :1],  # this and the next tell nothing
-        TABLE[:1, :1].expand(8, 9, 3),
-    ],
-    "size": [(4, 0), [[1, 1, 2, 3]], 4, (4.0, 4.0), [], torch.zeros(0, 2).long(), (True, True)],
-    "result": [
-        RESULT[:15],
-        RESULT[:0],
-        RESULT + torch.nan,
-        RESULT.to(torch.int64),
-        RESULT > 0,
-        RESULT + 1j,
-        0 * RESULT,
-        None,
-    ],
+    "table": [TABLE[0], TABLE.to(torch.int64), TABLE + torch.nan, TABLE[:1, :1].expand(8, 9, 3)],
+    "size": [(4, 0), (4.0, 4.0)],
+    "result": [RESULT[:15], RESULT + torch.nan, None],
 }
 
 

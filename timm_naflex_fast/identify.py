@@ -41,8 +41,6 @@ class Convention(NamedTuple):
         transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or
             the "table".
         merge: tokens come in blocks of merge x merge cells.
-        bfloat16: None, or what was rounded to bfloat16 before the sum: the "table", or the
-            "weights" in ``A_n``.
     """
 
     mode: str = "bicubic"
@@ -54,7 +52,6 @@ class Convention(NamedTuple):
     ar_preserving: bool = False
     transposed: str | None = None
     merge: int = 1
-    bfloat16: str | None = None
 
     def matrix(self, n: int, n0: int) -> Tensor:
         """``A_n`` (n, n0), float64."""
@@ -89,14 +86,10 @@ class Convention(NamedTuple):
         elif self.outside == "border":
             matrix[:, 0] += before.sum(1)
             matrix[:, -1] += after.sum(1)
-        if self.bfloat16 == "weights":
-            matrix = matrix.bfloat16().double()
         return matrix
 
     def tokens(self, table: Tensor, sizes: FrameSizes) -> Tensor:
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64."""
-        if self.bfloat16 == "table":
-            table = table.bfloat16().double()
         if self.transposed in ("size", "table"):
             table = table.transpose(0, 1)
         packed = []
@@ -132,7 +125,6 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     """Every convention that these sizes allow, the plainest ones first."""
     merges = [m for m in (1, 2, 3, 4) if all(h % m == w % m == 0 for _, h, w in sizes)]
     choices = product(
-        (None, "table", "weights"),  # bfloat16
         merges,
         (None, "order", "size", "table"),  # transposed
         (False, True),  # ar_preserving
@@ -140,10 +132,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
         BORDERS,
         KERNELS,
     )
-    for bfloat16, merge, transposed, ar_preserving, position, border, kernel in choices:
-        convention = Convention(
-            *kernel, *border, *position, ar_preserving, transposed, merge, bfloat16
-        )
+    for merge, transposed, ar_preserving, position, border, kernel in choices:
+        convention = Convention(*kernel, *border, *position, ar_preserving, transposed, merge)
         # Of bilinear weights none is left to drop outside, and with aligned corners none is there.
         same = ["dropped"]
         if convention.align_corners:
@@ -172,8 +162,8 @@ def identify_resampling(
 
     Raises:
         ValueError: tensors that are not floating point, shapes that do not fit, sizes below 1,
-            numbers that are not finite, a result of zeros, or a table that tells nothing: what is
-            the same in every cell, every convention keeps.
+            numbers that are not finite, or a table that tells nothing: what is the same in every
+            cell, every convention keeps.
 
     >>> from timm_naflex_fast.functional import resample_pos_embed
     >>> table = torch.randn(16, 16, 8)
@@ -215,8 +205,6 @@ def _packed(result: Tensor, sizes: FrameSizes, channels: int) -> Tensor:
             f"result must have {sum(counts)} tokens of {channels} channels; got shape "
             f"{tuple(result.shape)}"
         )
-    if not result.any():
-        raise ValueError("result must hold embeddings; it is zero everywhere")
     return result.reshape(-1, channels)
 
 

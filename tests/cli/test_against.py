@@ -37,12 +37,10 @@ def test_the_report_names_the_first_stage_and_what_mends_it(weights, photos, tmp
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     against = report["against"]
     assert RECOGNISED in printed
-    assert against["library"] == "transformers"
     assert against["first"] == "pixels"
     assert against["reason"].startswith("resize filter: timm resizes pictures by bicubic")
     assert against["verdict"] in printed
     assert "--interpolation bilinear mends it" in printed
-    assert {"stage", "largest", "rms", "pictures"} <= against["stages"][0].keys()
     markdown = (tmp_path / "out" / "report.md").read_text()
     assert re.search(r"## Against transformers.*\| block_1 \|", markdown, re.DOTALL)
     page = (tmp_path / "out" / "report.html").read_text()
@@ -86,13 +84,9 @@ def test_what_cannot_be_compared_is_said_before_a_model_is_loaded(
 
 
 @ran("matmul")
-def test_bench_and_export_take_the_same_weights(weights, tmp_path, capsys):
-    given = [*MODEL, "--checkpoint", weights]
-    bench = ["--batch-size", "2", "--max-seq-len", "16", "--rounds", "1", "--phase", "infer"]
-    assert cli.main(["bench", *given, *bench]) == 0
-    capsys.readouterr()
+def test_export_takes_the_same_weights(weights, tmp_path, capsys):
     out = tmp_path / "model.pt2"
-    assert cli.main(["export", *given, "--out", str(out)]) == 0
+    assert cli.main(["export", *MODEL, "--checkpoint", weights, "--out", str(out)]) == 0
     assert RECOGNISED in capsys.readouterr().out
     assert out.is_file()
 
@@ -111,15 +105,13 @@ def test_the_example_takes_the_same_weights(weights, photos, tmp_path, capsys):
 def test_the_page_says_what_the_result_files_say():
     root = Path(__file__).parents[2]
     page = (root / "docs" / "choosing-a-mode.md").read_text()
-    found = {}
-    for name in ("bicubic", "bilinear"):
-        record = json.loads((root / "results" / "against" / f"{name}.json").read_text())
-        assert record["weights"].startswith("random")
-        found[name] = record["against"]
-    pixels = found["bicubic"]["stages"][1]
-    assert found["bicubic"]["first"] == pixels["stage"] == "pixels"
-    assert pixels["pictures"] == 30
+    bicubic, bilinear = (
+        json.loads((root / "results" / "against" / name).read_text())
+        for name in ("bicubic.json", "bilinear.json")
+    )
+    pixels = bicubic["against"]["stages"][1]
     assert f"by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}," in page
-    pooled = found["bilinear"]["stages"][-1]
-    assert found["bilinear"]["first"] is None
+    pooled = bilinear["against"]["stages"][-1]
     assert f"differ by {pooled['largest'] / pooled['scale']:.0e} of their" in page
+    for record in (bicubic, bilinear):
+        assert record["weights"].startswith("random")

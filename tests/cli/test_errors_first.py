@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from timm_naflex_fast.cli.main import main
 
 NAFLEX = "naflexvit_base_patch16_gap"
-MODEL = ["--model", NAFLEX]
 # In a process where torch and timm cannot be imported: for each call its exit status and stderr.
 WITHOUT_TORCH = """
 import contextlib, io, json, sys
@@ -34,10 +33,44 @@ for words in json.load(sys.stdin):
     found.append((status, err.getvalue()))
 print(json.dumps(found))
 """
-MODEL_COMMANDS = {
-    "drift": ["drift"],
-    "bench": ["bench"],
-    "export": ["export", "--out", "m.pt2"],
+# Command lines with one mistake each, in which MODEL is ``--model NAME``, and the words that name
+# the mistake.
+WRONG = {
+    "drift": "a model is needed: --model NAME",
+    "bench": "a model is needed: --model NAME",
+    "export --out m.pt2": "a model is needed: --model NAME",
+    "drift MODEL --checkpoint no.pth": "no checkpoint at no.pth",
+    "bench MODEL --checkpoint empty": "the folder empty holds no weights",
+    "export MODEL --out m.pt2 --checkpoint no.pth": "no checkpoint at no.pth",
+    "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
+    "drift MODEL --images nowhere": "nowhere is not a folder of images",
+    "bench MODEL --sizes-from empty": "empty holds no image",
+    "drift MODEL --images unreadable": "none of the images can be read: .*more.jpg.*text.png",
+    "bench MODEL --sizes-from unreadable": "none of the images can be read: .*more.jpg.*text.png",
+    "drift MODEL --json no/m.json": "No such file or directory: 'no/m.json'",
+    "bench MODEL --json no/m.json": "No such file or directory: 'no/m.json'",
+    "drift MODEL --out file.txt/folder": "file.txt/folder",
+    "drift MODEL --contenders nope": "invalid choice: 'nope' .*stock.*matmul",
+    "bench MODEL --contenders plain-add": "invalid choice: 'plain-add' .*stock.*matmul",
+    "drift MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
+    "drift MODEL --stage-from patches": "--stage-from goes with --against",
+    "bench MODEL --phase frozen": "invalid choice: 'frozen' .*train.*infer",
+    "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
+    "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",
+    "identify no.safetensors": "no.safetensors",
+    "identify good": "good is a folder; valid: a safetensors file",
+    "identify file.txt": "file.txt is not a safetensors file",
+    "identify table.safetensors": "lacks result, sizes",
+    "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
+    "bnech": "no command 'bnech'; did you mean bench?",
+}
+# Right ones, and how the first line that each prints begins.
+RIGHT = {
+    "drift MODEL --images good": f"loading {NAFLEX} ...",
+    "bench MODEL": f"loading {NAFLEX} ...",
+    "export MODEL --out m.pt2": f"loading {NAFLEX} ...",
+    "identify ported.safetensors": "comparing ported.safetensors ",
+    "info": "looking at this installation ",
 }
 
 
@@ -54,7 +87,6 @@ def folder(tmp_path_factory):
     save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
     ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
     save_file(ported, folder / "ported.safetensors")
-    (folder / "broken.safetensors").write_text("no tensors")
     return folder
 
 
@@ -64,7 +96,7 @@ def without_torch(folder):
 
     def run(calls):
         command = [sys.executable, "-c", WITHOUT_TORCH]
-        given = json.dumps(calls)
+        given = json.dumps([call.replace("MODEL", f"--model {NAFLEX}").split() for call in calls])
         ended = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
@@ -72,98 +104,30 @@ def without_torch(folder):
     return run
 
 
-def wrong_calls():
-    """Calls with one mistake each, and the words that name it."""
-    calls = []
-    for words in MODEL_COMMANDS.values():
-        calls += [
-            (words, "a model is needed: --model NAME"),
-            ([*words, *MODEL, "--checkpoint", "no.pth"], "no checkpoint at no.pth"),
-            ([*words, *MODEL, "--checkpoint", "empty"], "the folder empty holds no weights"),
-            ([*words, *MODEL, "--checkpoint", "m.pth", "--random-weights"], "not allowed with"),
-            ([*words, *MODEL, "--model-kwargs", "depth"], "'depth' is not KEY=VALUE"),
-        ]
-    for command, option in (("drift", "--images"), ("bench", "--sizes-from")):
-        words = [command, *MODEL, option]
-        calls += [
-            ([*words, "nowhere"], "nowhere is not a folder of images"),
-            ([*words, "empty"], "empty holds no image"),
-            ([*words, "unreadable"], "none of the images can be read: .*more.jpg.*text.png"),
-        ]
-    for command in ("drift", "bench"):
-        calls += [
-            ([command, *MODEL, "--json", "no/m.json"], "No such file or directory: 'no/m.json'"),
-            ([command, *MODEL, "--contenders", "nope"], "invalid choice: 'nope' .*stock.*matmul"),
-            ([command, *MODEL, "--batch-size", "0"], "--batch-size: invalid positive value: '0'"),
-        ]
-    export = ["export", *MODEL, "--out"]
-    identify = ["identify"]
-    return [
-        *calls,
-        (["drift", *MODEL, "--out", "file.txt"], "file.txt"),
-        (["drift", *MODEL, "--out", "file.txt/folder"], "file.txt/folder"),
-        (["bench", *MODEL, "--phase", "frozen"], "invalid choice: 'frozen' .*train.*infer"),
-        (["drift", *MODEL, "--stage-from", "patches"], "--stage-from goes with --against"),
-        ([*export, "m.bin"], "--out must end with .onnx or .pt2; got m.bin"),
-        ([*export, "no/m.pt2"], "No such file or directory: 'no/m.pt2'"),
-        ([*identify, "no.safetensors"], "no.safetensors"),
-        ([*identify, "good"], "good is a folder; valid: a safetensors file"),
-        ([*identify, "broken.safetensors"], "broken.safetensors is not a safetensors file"),
-        ([*identify, "table.safetensors"], "lacks result, sizes"),
-        ([*identify, "ported.safetensors", "--family", "clip"], "invalid choice: 'clip' .*siglip2"),
-        (["bnech"], "no command 'bnech'; did you mean bench?"),
-    ]
-
-
 def test_a_mistake_is_told_without_torch(without_torch):
-    calls = wrong_calls()
-    for (words, message), (status, err) in zip(calls, without_torch([call for call, _ in calls])):
+    for (call, message), (status, err) in zip(WRONG.items(), without_torch([*WRONG])):
         last = err.splitlines()[-1]
-        assert status == 2 and re.search(message, last), (words, err)
-        assert "loading" not in err, (words, err)
+        assert status == 2 and re.search(message, last), (call, err)
+        assert "loading" not in err, (call, err)
 
 
 def test_a_right_call_says_what_it_does_before_it_imports_torch(without_torch):
-    images = ["--images", "good"]
-    calls = {
-        f"loading {NAFLEX} ...": [
-            ["drift", *MODEL, *images],
-            ["bench", *MODEL],
-            ["export", *MODEL, "--out", "m.pt2"],
-        ],
-        "comparing ported.safetensors ": [["identify", "ported.safetensors"]],
-        "looking at this installation ": [["info"]],
-    }
-    for says, words in calls.items():
-        for _, err in without_torch(words):
-            first, last = err.splitlines()
-            assert first.startswith(says)
-            assert "import of torch halted" in last or "import of timm halted" in last
+    for says, (_, err) in zip(RIGHT.values(), without_torch([*RIGHT])):
+        first, last = err.splitlines()
+        assert first.startswith(says)
+        assert "import of torch halted" in last or "import of timm halted" in last
 
 
-def test_a_folder_of_one_readable_picture_is_enough(without_torch, folder):
-    Image.new("RGB", (40, 30)).save(folder / "unreadable" / "z.png")
-    ((_, err),) = without_torch([["drift", *MODEL, "--images", "unreadable"]])
-    (folder / "unreadable" / "z.png").unlink()
-    assert err.startswith("loading ")
-
-
-@pytest.mark.parametrize("command", MODEL_COMMANDS)
-def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(
-    command, folder, monkeypatch, capsys
-):
-    name = "resnet18"
-    monkeypatch.chdir(folder)
+def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(monkeypatch, capsys):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
-    given = ["--images", "good"] if command == "drift" else []
-    assert main([*MODEL_COMMANDS[command], "--model", name, *given]) == 2
+    assert main(["bench", "--model", "resnet18"]) == 2
     loading, line = capsys.readouterr().err.splitlines()
-    assert loading == f"loading {name} ..."
-    assert f"timm has no NaFlexVit '{name}'; " in line and "; valid: naflexvit" in line
+    assert loading == "loading resnet18 ..."
+    assert "timm has no NaFlexVit 'resnet18'; valid: naflexvit" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_told_before_the_model_is_made(monkeypatch, capsys):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
-    assert main(["bench", *MODEL, "--device", "cuda"]) == 2
+    assert main(["bench", "--model", NAFLEX, "--device", "cuda"]) == 2
     assert "PyTorch sees no GPU here; valid: --device cpu" in capsys.readouterr().err

@@ -47,28 +47,17 @@ def ported(sizes, dtype=torch.float32, **settings):
     return table, sizes, convention.tokens(table.double(), sizes).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_reference_is_equal_in_every_dtype(dtype, identify):
     code, out = identify(*ported(SIZES, dtype))
     assert code == 0 and out.startswith("equal to the reference: ")
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (dict(antialias=False), "antialias=False (not True)"),
-        (dict(transposed="order", dtype=torch.bfloat16), "transposed=order (not None)"),
-        (
-            dict(align_corners=True, positions="corners"),
-            "align_corners=True (not False), positions=corners (not half_pixel)",
-        ),
-    ],
-)
-def test_what_a_port_does_otherwise_comes_first(settings, words, identify):
-    code, out = identify(*ported(SIZES, **settings))
+def test_what_a_port_does_otherwise_comes_first(identify):
+    code, out = identify(*ported(SIZES, torch.bfloat16, transposed="order"))
     first, nearest, *_ = out.splitlines()
     assert code == 1 and first.startswith("different from the reference: ")
-    assert nearest.endswith(f" %  {words}")
+    assert nearest.endswith(" %  transposed=order (not None)")
 
 
 def test_conventions_that_agree_are_shown(identify):
@@ -77,14 +66,6 @@ def test_conventions_that_agree_are_shown(identify):
     _, nearest, next_to_it, _ = out.splitlines()
     # A table that grows shows nothing of antialiasing.
     assert next_to_it == nearest.replace("the reference", "antialias=False (not True)")
-
-
-def test_noise_follows_no_known_convention(identify):
-    noise = torch.randn(89, CHANNELS, generator=torch.Generator().manual_seed(9))
-    code, out = identify(random_table(9), SIZES, noise)
-    distances = re.findall(r"(\S+) %", out)
-    assert code == 1 and len(distances) == 4
-    assert min(map(float, distances)) > 50
 
 
 def test_what_cannot_be_compared_is_one_line(identify):

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import siglip2_embed
 import timm
@@ -13,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save, save_file
 
-from tests.support import tiny_siglip
+from tests.support import tiny_siglip, tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast.measure.images import EXIF_ORIENTATION, NaFlexImages, image_sources
 from timm_naflex_fast.measure.models import load_model
@@ -63,6 +62,9 @@ def pooled_by_timm(photos, dtype):
     ("workers", "dtype", "atol"), [(0, "bfloat16", 0.02), (1, "float32", 1e-5)]
 )
 def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6  # lies on its left side
+    Image.open(photos / "a.jpg").save(photos / "a.jpg", exif=exif)
     assert embed("--workers", workers, "--dtype", dtype) == 0
     assert "4 embeddings, 0 images skipped" in capsys.readouterr().out
     assert os.listdir(out.parent) == [out.name]
@@ -74,37 +76,11 @@ def test_embeddings_are_timms(embed, photos, out, capsys, workers, dtype, atol):
     torch.testing.assert_close(embeddings, want, atol=atol, rtol=atol)
 
 
-@ran("matmul")
-def test_pictures_of_16_bits_and_turned_ones(embed, photos, out):
-    upright = Image.open(photos / "a.jpg").convert("L")
-    pixels = np.asarray(upright)
-    for name in PHOTOS:
-        (photos / name).unlink()
-    upright.save(photos / "a.png")
-    Image.fromarray(pixels.astype(np.uint16) * 257).save(photos / "b.png")
-    exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6  # lies on its left side
-    Image.fromarray(np.rot90(pixels)).save(photos / "c.png", exif=exif)
-
-    assert embed() == 0
-    paths, (a, b, c), _ = read(out)
-    assert paths == ["a.png", "b.png", "c.png"]
-    torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(c, a, atol=1e-5, rtol=1e-5)
-
-
 @pytest.fixture
 def siglip2(tmp_path):
     """A small Siglip2 tower of transformers, its processor, and the folder of both."""
     transformers = pytest.importorskip("transformers", minversion="5.21")
-    config = transformers.Siglip2VisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_patches=64,
-    )
-    model = transformers.Siglip2VisionModel(config).eval()
+    model = tiny_siglip2.tower()
     processor = transformers.Siglip2ImageProcessor(max_num_patches=36)
     for part in (model, processor):
         part.save_pretrained(tmp_path / "model")
@@ -112,7 +88,7 @@ def siglip2(tmp_path):
 
 
 @ran("matmul")
-def test_transformers_model(siglip2, photos, out, capsys):
+def test_transformers_model(siglip2, photos, out):
     model, processor, folder = siglip2
     words = f"{photos} --library transformers --model {folder} --out {out}"
     words += " --max-seq-len 36 --batch-size 3 --device cpu"
@@ -125,9 +101,6 @@ def test_transformers_model(siglip2, photos, out, capsys):
         with torch.inference_mode():
             want = model(**processor(image, return_tensors="pt")).pooler_output[0]
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
-
-    assert siglip2_embed.main([*words.split(), "--random-weights"]) == 2
-    assert "takes its weights from --model" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -181,9 +154,9 @@ def test_finished_file_takes_in_new_images_and_loses_none(embed, photos, out, tm
     assert torch.equal(embeddings[1:], first)
 
 
-@pytest.mark.parametrize("content", [save({"x": torch.zeros(1)}), b"no safetensors"])
-def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys, content):
+def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys):
     out.parent.mkdir()
+    content = save({"x": torch.zeros(1)})
     out.write_bytes(content)
     assert embed() == 2
     assert out.read_bytes() == content
@@ -191,15 +164,10 @@ def test_a_file_of_something_else_is_refused_and_stays(embed, out, capsys, conte
 
 
 @ran("matmul")
-@pytest.mark.parametrize("finished", [True, False])
-def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys, finished):
+def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys):
     assert embed() == 0
-    if not finished:
-        parts = Path(f"{out}.parts")
-        parts.mkdir()
-        out.rename(parts / "00000000.safetensors")
     save_file(timm.create_model(tiny_siglip.NAME).state_dict(), tmp_path / "other.safetensors")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    before = out.read_bytes()
     capsys.readouterr()
 
     changes = [
@@ -211,7 +179,7 @@ def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys, 
         assert embed(*options) == 2
         err = capsys.readouterr().err
         assert says in err and "choose another --out" in err and err.count("\n") == 1
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    assert out.read_bytes() == before
 
 
 @ran("matmul")

@@ -19,6 +19,8 @@ from timm_naflex_fast.measure.images import (
 
 RAMP = np.arange(24 * 40).reshape(24, 40) % 256  # all gray values, wider than high
 
+NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
+
 
 def exif(orientation):
     data = Image.Exif()
@@ -26,76 +28,56 @@ def exif(orientation):
     return data
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-@pytest.mark.parametrize("colours", ["L", "RGB"])
-def test_what_has_8_bits_is_pillows_own_conversion(mode, colours):
-    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    image = Image.fromarray(noise).convert(mode)
-    converted, done = convert(image, colours)
+@pytest.mark.parametrize("mode", ["1", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_what_has_8_bits_is_pillows_own_conversion(mode):
+    image = Image.fromarray(NOISE).convert(mode)
+    converted, done = convert(image, "RGB")
     assert done == []
-    assert np.array_equal(converted, image.convert(colours))
+    assert np.array_equal(converted, image.convert("RGB"))
 
 
-@pytest.mark.parametrize("colours", ["L", "RGB"])
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_16_bits_are_scaled_to_the_same_picture_in_8(suffix, colours, tmp_path):
+def test_16_bits_are_scaled_to_the_same_picture_in_8(suffix, tmp_path):
     Image.fromarray((RAMP * 257).astype(np.uint16)).save(tmp_path / f"a.{suffix}")
-    converted, done = convert(Image.open(tmp_path / f"a.{suffix}"), colours)
+    converted, done = convert(Image.open(tmp_path / f"a.{suffix}"), "RGB")
     assert done == [SCALED]
-    assert np.array_equal(converted, Image.fromarray(RAMP.astype(np.uint8)).convert(colours))
-
-
-@pytest.mark.parametrize("order", ["<u2", ">u2"])
-def test_16_bits_in_either_order_of_bytes(order):
-    mode = {"<u2": "I;16", ">u2": "I;16B"}[order]
-    numbers = (RAMP * 257).astype(order)
-    image = Image.frombytes(mode, (40, 24), numbers.tobytes())
-    converted, done = convert(image, "L")
-    assert done == [SCALED] and np.array_equal(converted, RAMP)
+    assert np.array_equal(converted, Image.fromarray(RAMP.astype(np.uint8)).convert("RGB"))
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("kind", "values", "wanted"),
     [
-        (np.int32([[0, 257, 65535]]), [0, 1, 255]),  # as older Pillow reads 16 bits
-        (np.int32([[0, 257, 257 * 2]]), [0, 1, 2]),  # a dark picture stays dark
-        (np.int32([[0, 1000, 100_000]]), [0, 3, 255]),  # beyond 16 bits: the picture's own range
-        (np.int32([[0, 5, 255]]), [0, 5, 255]),  # 8 bits in a wider array
-        (np.int32([[-100, 0, 100]]), [0, 128, 255]),
-        (np.int32([[-7, -7, -7]]), [0, 0, 0]),
-        (np.float32([[0, 0.2, 1]]), [0, 51, 255]),
-        (np.float32([[0.2, 0.4, 0.2]]), [51, 102, 51]),
-        (np.float32([[0, 51, 255]]), [0, 51, 255]),
-        (np.float32([[-1, 0, 1]]), [0, 128, 255]),
-        (np.float32([[9, 9, 9]]), [0, 0, 0]),
-        (np.float32([[-3e38, 0, 3e38]]), [0, 128, 255]),
+        ("int32", [0, 257, 514], [0, 1, 2]),  # a dark picture stays dark
+        ("int32", [0, 1000, 100_000], [0, 3, 255]),  # beyond 16 bits: the picture's own range
+        ("int32", [0, 5, 255], [0, 5, 255]),  # 8 bits in a wider array
+        ("int32", [-100, 0, 100], [0, 128, 255]),
+        ("float32", [0.2, 0.4, 0.2], [51, 102, 51]),
+        ("float32", [9, 9, 9], [0, 0, 0]),
+        ("float32", [-3e38, 0, 3e38], [0, 128, 255]),
     ],
 )
-def test_numbers_of_32_bits_are_scaled(values, wanted):
-    converted, done = convert(Image.fromarray(values), "L")
+def test_numbers_of_32_bits_are_scaled(kind, values, wanted):
+    converted, done = convert(Image.fromarray(np.array([values], kind)), "L")
     assert done == [SCALED]
     assert np.asarray(converted).tolist() == [wanted]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none_make_a_picture_unreadable(value, tmp_path):
-    Image.fromarray(np.float32([[0, value]])).save(tmp_path / "a.tif")
+def test_numbers_that_are_none_make_a_picture_unreadable(tmp_path):
+    Image.fromarray(np.float32([[0, np.nan]])).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match=r"a\.tif: it holds infinity or NaN"):
         list(NaFlexImages(image_sources(tmp_path), small_vit()))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "lzw.tif"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
 def test_a_photo_is_turned_upright(suffix, orientation, tmp_path):
     file = tmp_path / f"a.{suffix}"
-    noise = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
-    compression = {"compression": "tiff_lzw"} if suffix == "lzw.tif" else {}
-    Image.fromarray(noise).save(file, exif=exif(orientation), **compression)
+    Image.fromarray(NOISE).save(file, exif=exif(orientation))
     wanted = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
 
     converted, done = convert(Image.open(file), "RGB")
     assert np.array_equal(converted, wanted)
-    is_tiff = suffix.endswith("tif")  # Pillow turns it for everybody, but not in each release
+    is_tiff = suffix == "tif"  # Pillow turns it for everybody, but not in each release
     if not is_tiff:
         assert done == ([] if orientation == 1 else [TURNED])
 
@@ -105,14 +87,7 @@ def test_a_photo_is_turned_upright(suffix, orientation, tmp_path):
     assert is_tiff or not decode.called
 
 
-def test_a_turned_photo_of_16_bits(tmp_path):
-    Image.fromarray((RAMP * 257).astype(np.uint16)).save(tmp_path / "a.png", exif=exif(6))
-    converted, done = convert(Image.open(tmp_path / "a.png"), "L")
-    assert done == [SCALED, TURNED]
-    assert np.array_equal(converted, np.rot90(RAMP, -1))
-
-
-@pytest.mark.parametrize("data", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"x"])
+@pytest.mark.parametrize("data", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff"])
 def test_damaged_exif_data_turn_nothing(data, tmp_path):
     Image.fromarray(RAMP.astype(np.uint8)).save(tmp_path / "a.jpg", exif=data)
     converted, done = convert(Image.open(tmp_path / "a.jpg"), "L")
@@ -123,13 +98,12 @@ def test_damaged_exif_data_turn_nothing(data, tmp_path):
 def test_what_was_changed_is_counted(photos):
     turned = Image.open(photos / "a.jpg")
     turned.save(photos / "turned.jpg", exif=exif(8))
-    for name in ("dark.png", "light.png"):
-        Image.fromarray((RAMP * 257).astype(np.uint16)).save(photos / name)
+    Image.fromarray((RAMP * 257).astype(np.uint16)).save(photos / "turned_too.png", exif=exif(6))
     batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16, batch_size=2)
     assert batches.facts == {}
     list(batches)
     list(batches)  # read again for the pictures of a report
     (words,) = batches.facts.values()
     assert words == (
-        "1 turned upright, as their EXIF data say; 2 with 16 or 32 bits per pixel, scaled to 8 bits"
+        "2 turned upright, as their EXIF data say; 1 with 16 or 32 bits per pixel, scaled to 8 bits"
     )

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,7 +17,6 @@ from timm_naflex_fast.measure.checkpoints import read_checkpoint
 from timm_naflex_fast.measure.models import load_model
 
 NAME = "vit_tiny_patch16_224"
-ROPE = "naflexvit_base_patch16_gap"
 HUB = "naflexvit_base_patch16_siglip.v2_webli"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
@@ -33,12 +31,16 @@ def one_more(state):
     return state | {"teacher": torch.ones(2)}
 
 
-def without_a_block(state):
-    return {name: tensor for name, tensor in state.items() if not name.startswith("blocks.0.")}
-
-
 def of_another_library(state):
-    return {name.replace("blocks.", "layers."): tensor for name, tensor in state.items()}
+    return {name.replace("blocks.0.norm", "layers.0.norm"): state[name] for name in state}
+
+
+# And what is said of it.
+CHANGES = {
+    one_more: r"NamesDiffer: 1 tensors that the model does not use \(teacher\)",
+    of_another_library: r"4 tensors of the model not in it \(blocks.0.norm1.bias, blocks.0.norm1.weig"
+    r"ht, blocks.0.norm2.bias\); 4 tensors that the model does not use \(layers.0.norm1.bias, ",
+}
 
 
 def trained(**more):
@@ -48,16 +50,13 @@ def trained(**more):
     return model
 
 
-@pytest.mark.parametrize(
-    ("key", "classes"), [("state_dict_ema", 7), ("state_dict", 1000), ("model", 0)]
-)
+@pytest.mark.parametrize(("key", "classes"), [("state_dict_ema", 7), ("model", 0)])
 def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
     model = trained(num_classes=classes)
-    state = prefixed(model.state_dict(), "module.")
-    record = {"epoch": 3, "args": argparse.Namespace(lr=0.1), "optimizer": {"state": {}}}
+    record = {"args": argparse.Namespace(lr=0.1), "optimizer": {"state": {}}}
     if key == "state_dict_ema":  # it comes before the weights of the last step
-        record["state_dict"] = {name: value + 1 for name, value in state.items()}
-    record[key] = state
+        record["state_dict"] = trained(num_classes=classes + 1).state_dict()
+    record[key] = prefixed(model.state_dict(), "module.")
     torch.save(record, tmp_path / "last.pth.tar")
 
     loaded, words = load_model(NAME, tmp_path / "last.pth.tar", **SMALL)
@@ -67,9 +66,7 @@ def test_a_fine_tuned_checkpoint_has_its_own_head(key, classes, tmp_path):
 
 
 # As transformers' TimmWrapper, Lightning and others write them.
-@pytest.mark.parametrize(
-    "prefix", ["timm_model.", "model.", "encoder.", "visual.trunk.", "module."]
-)
+@pytest.mark.parametrize("prefix", ["timm_model.", "visual.trunk."])
 def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
     own = trained(num_classes=5).state_dict()
     torch.save(prefixed(own, prefix) | {"n_averaged": torch.tensor(3)}, tmp_path / "last.pth")
@@ -77,52 +74,25 @@ def test_what_a_trainer_puts_before_all_names_is_left_out(prefix, tmp_path):
     model, words = load_model(NAME, tmp_path / "last.pth", **SMALL)
 
     assert all(torch.equal(model.state_dict()[name], own[name]) for name in own)
-    # timm itself leaves out "module.".
-    assert (repr(prefix) in words) == (prefix in ("timm_model.", "model.", "encoder."))
+    assert (repr(prefix) in words) == (prefix == "timm_model.")
 
 
 def test_what_timm_cannot_convert_is_not_called_other_names(tmp_path):
     own = trained(num_classes=5).state_dict()
-    table = next(name for name in own if name.endswith("pos_embed"))
-    own[table] = torch.randn(1, 7, own[table].shape[-1])  # no square
+    own["embeds.pos_embed"] = torch.randn(1, 7, 24)  # no square
     torch.save(own, tmp_path / "last.pth")
 
-    with pytest.raises(
-        RuntimeError, match="timm's own conversion of these weights failed"
-    ) as error:
+    with pytest.raises(RuntimeError, match="timm's own conversion of these weights failed"):
         load_model(NAME, tmp_path / "last.pth", **SMALL)
 
-    assert "state dict of timm's model itself" not in str(error.value)
 
-
-@pytest.mark.parametrize("change", [without_a_block, of_another_library, one_more])
-# As in the file, or with a new head, where timm itself is not strict.
-@pytest.mark.parametrize("classes", [5, 3])
-def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(
-    change, classes, tmp_path
-):
-    own = trained(num_classes=5).state_dict()
-    given = change(own)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_not_loaded_whole_is_an_error_with_numbers_and_names(change, tmp_path):
     file = tmp_path / "last.safetensors"
-    save_file(given, file)
-    missing = own.keys() - given.keys()
-    unused = given.keys() - own.keys()
-
-    with pytest.raises(RuntimeError, match="state dict of timm's model itself") as error:
-        load_model(NAME, file, num_classes=classes, **SMALL)
-    said = str(error.value)
-    assert_said(said, missing, rf"of the model's {len(own)} parameters not in it")
-    assert_said(said, unused, "tensors that it does not use")
-
-
-def assert_said(said, names, what):
-    """How many these are stands in the message, and the first three of them."""
-    found = re.search(rf"(\d+) {what} \(([\w., ]+)\)", said)
-    if not names:
-        assert found is None
-        return
-    assert int(found[1]) == len(names)
-    assert found[2].split(", ") == sorted(names)[:3]
+    save_file(change(trained(num_classes=5).state_dict()), file)
+    # With a new head, timm itself is not strict.
+    with pytest.raises(RuntimeError, match=f"{CHANGES[change]}.*state dict of timm's model itself"):
+        load_model(NAME, file, num_classes=3, **SMALL)
 
 
 def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
@@ -137,18 +107,6 @@ def test_what_timm_converts_counts_as_used_and_a_new_head_is_said(tmp_path):
 
     _, words = load_model(NAME, file, num_classes=0, **SMALL)
     assert words == "file classic.pth"
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_buffers_that_a_file_lacks_or_has_are_timms_own(kept, tmp_path):
-    model = timm.create_model(ROPE, **SMALL, rope_type="axial")
-    state = dict(model.named_parameters())
-    if kept:
-        buffers = dict(model.named_buffers())
-        assert buffers
-        state |= buffers
-    save_file(state, tmp_path / "last.safetensors")
-    load_model(ROPE, tmp_path / "last.safetensors", **SMALL, rope_type="axial")
 
 
 @ran("matmul")
@@ -170,36 +128,22 @@ def test_drift_and_bench_take_it(photos, tmp_path, capsys):
     assert cli.main(["bench", *model, *few]) == 0
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_numbers_of_numpy_beside_the_weights(zipped, tmp_path):
+def test_numbers_of_numpy_beside_the_weights(tmp_path):
     state = trained().state_dict()
     beside = {"metric": np.float64(3.0), "epoch": np.int64(3), "best": [np.float32(1)]}
-    torch.save(
-        {"model": state, **beside}, tmp_path / "last.pth", _use_new_zipfile_serialization=zipped
-    )
-    assert torch.equal(
-        read_checkpoint(tmp_path / "last.pth").tensors["norm.weight"], state["norm.weight"]
-    )
+    torch.save({"model": state, **beside}, tmp_path / "last.pth")
+    found = read_checkpoint(tmp_path / "last.pth").tensors
+    assert torch.equal(found["norm.weight"], state["norm.weight"])
 
 
-UNUSABLE = [
-    torch.ones(1),
-    {"head.weight": torch.tensor(1.0)},
-    {7: torch.ones(2)},
-    {"state_dict": 3},
-    {},
-    [],
-]
-
-
-@pytest.mark.parametrize("record", UNUSABLE)
+@pytest.mark.parametrize("record", [torch.ones(1), {7: torch.ones(2)}, {"epoch": 3}])
 def test_a_pickle_without_usable_weights_says_in_a_line_what_to_save(record, tmp_path):
     file = tmp_path / "last.pth"
     torch.save(record, file)
     assert_says_what_to_save(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights", b"\x80\x02no", WHOLE[: len(WHOLE) // 2]])
+@pytest.mark.parametrize("content", [b"", b"no weights", WHOLE[: len(WHOLE) // 2]])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_a_file_of_something_else_says_in_a_line_what_to_save(content, suffix, tmp_path):
     file = tmp_path / f"last.{suffix}"
@@ -219,18 +163,16 @@ def assert_says_what_to_save(file):
     [
         ("naflexvit_x", "timm has no NaFlexVit 'naflexvit_x'.*; valid: .*naflexvit_base_patch16"),
         ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?; valid: "),
-        ("vit_tiny_r_s16_p8_224", "timm has no NaFlexVit 'vit_tiny_r_s16_p8_224'"),
-        ("vit_relpos_small_patch16_224", "timm has no NaFlexVit 'vit_relpos_small"),
-        (f"{NAME}.nope", f"timm has no weights '{NAME}.nope'; valid: .*{NAME}.augreg_in21k"),
+        (f"{NAME}.nope", r"Invalid pretrained tag \(nope\)"),
     ],
 )
 def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(name, says, monkeypatch):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, RuntimeError), match=says):
         load_model(name)
 
 
-@pytest.mark.parametrize("options", [{"depth": -1}, {"name": "x"}, {"pretrained": True}])
+@pytest.mark.parametrize("options", [{"depth": -1}, {"name": "x"}])
 def test_options_that_the_model_does_not_take(options):
     with pytest.raises(RuntimeError, match="--model-kwargs takes"):
         load_model(NAME, random_weights=True, **options)
@@ -259,15 +201,10 @@ def load_as_timm_1_0_25(file, *_, **__):
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("beside_weights", [True, False])
-def test_no_code_in_a_file_runs_whatever_timm_does(beside_weights, tmp_path, monkeypatch):
+def test_no_code_in_a_file_runs_whatever_timm_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timm.models._helpers, "load_state_dict", load_as_timm_1_0_25)
-    record = Evil()
-    if beside_weights:
-        record = {"state_dict": trained().state_dict(), "args": Evil()}
-    # The older form where the pickle is the whole file.
-    torch.save(record, "evil.pth", _use_new_zipfile_serialization=beside_weights)
+    torch.save({"state_dict": trained().state_dict(), "args": Evil()}, "evil.pth")
     says = r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"
     with pytest.raises(RuntimeError, match=says) as error:
         load_model(NAME, "evil.pth", **SMALL)
@@ -288,7 +225,6 @@ def test_settings_are_read_as_timms_scripts_read_them(parser):
     assert settings == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
 
 
-@pytest.mark.parametrize("wrong", ["--model-kwargs a", "--checkpoint x --random-weights"])
-def test_options_that_mean_nothing_are_refused(wrong, parser):
-    with pytest.raises(argparse.ArgumentError):
-        parser.parse_args(wrong.split())
+def test_a_setting_without_a_value_is_refused(parser):
+    with pytest.raises(argparse.ArgumentError, match="'a' is not KEY=VALUE"):
+        parser.parse_args(["--model-kwargs", "a"])

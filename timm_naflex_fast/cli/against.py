@@ -54,19 +54,16 @@ def check(options: argparse.Namespace) -> None:
 def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
     """What :func:`against_transformers` finds, for the model and pictures of ``drift``."""
     from ..measure.against import against_transformers
-    from ..measure.checkpoints import find_weights, read_config
+    from ..measure.checkpoints import find_weights
 
     folder = None
-    config = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
-        config = read_config(folder)
     count = -(-len(sources) // options.batch_size)
     with progress(f"comparing with {options.against}", count) as bar:
         found = against_transformers(
             model,
             picture_batches(sources, options.batch_size),
-            config=config,
             folder=folder,
             contenders=options.contenders or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,

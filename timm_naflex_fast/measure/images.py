@@ -25,16 +25,6 @@ PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".
 SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
 TURNED = "turned upright, as their EXIF data say"
 EXIF_ORIENTATION = 0x0112
-# What undoes each EXIF orientation, by the name that Pillow gives it.
-TURNS = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
 SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change places
 
 
@@ -109,19 +99,17 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
     Raises:
         ValueError: infinity or NaN among its numbers.
     """
+    from PIL import ImageOps
+
     image.load()  # first: while it decodes a TIFF, Pillow turns it itself
-    orientation = _orientation(image)
     done = []
+    if _orientation(image) in range(2, 9):
+        image = ImageOps.exif_transpose(image)
+        done.append(TURNED)
     if image.mode == "F" or image.mode.startswith("I"):
         image = _scaled(image)
         done.append(SCALED)
-    image = image.convert(colours)
-    if orientation in TURNS:
-        from PIL.Image import Transpose
-
-        image = image.transpose(Transpose[TURNS[orientation]])
-        done.append(TURNED)
-    return image, done
+    return image.convert(colours), done
 
 
 def size(image: Any) -> tuple[int, int]:
@@ -130,8 +118,6 @@ def size(image: Any) -> tuple[int, int]:
     A TIFF that lies on its side is decoded: whether Pillow turns it then, and which size it gives
     before, depends on the release. EXIF data behind the pixels of a PNG are not seen.
     """
-    if image.format == "PNG" and "exif" not in image.info:
-        return image.height, image.width  # to look for EXIF data, Pillow would decode it
     if image.format == "TIFF" and _orientation(image) in SIDEWAYS:
         image.load()  # which may turn it
     if _orientation(image) in SIDEWAYS:
@@ -141,8 +127,11 @@ def size(image: Any) -> tuple[int, int]:
 
 def _orientation(image: Any) -> int:
     """How the picture lies, as EXIF numbers it; 1 is upright."""
+    from PIL.Image import Image
+
     try:
-        return image.getexif().get(EXIF_ORIENTATION, 1)
+        # The method of Pillow's PNG images would decode one to look for EXIF data.
+        return Image.getexif(image).get(EXIF_ORIENTATION, 1)
     except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
         return 1
 
@@ -182,8 +171,8 @@ class NaFlexImages:
         interpolation: filter of the resize, in place of the data configuration's.
 
     Attributes:
-        skipped: the images that cannot be decoded, each with the reason; filled by the last batch.
-        converted: how many images :func:`convert` changed, and how; filled by the last batch.
+        skipped: the images that cannot be decoded, each with the reason; of the last pass.
+        converted: how many images :func:`convert` changed, and how; of the last pass.
 
     Raises:
         ValueError: the model takes neither 1 nor 3 channels.
@@ -222,22 +211,15 @@ class NaFlexImages:
         from timm.data.naflex_dataset import NaFlexCollator
 
         collate = NaFlexCollator(max_seq_len=self._length)
-        skipped: list[str] = []
-        converted: Counter[str] = Counter()
-        names: list[str] = []
-        samples: list[tuple[Any, int]] = []
-        for name, (sample, done) in read(self._sources, self._read, skipped):
-            converted.update(done)
-            names.append(name)
-            samples.append((sample, 0))  # timm's collator wants a label
-            if len(samples) == self._batch_size:
-                yield {**collate(samples)[0], "names": names}, None
-                names = []
-                samples = []
-        if samples:
-            yield {**collate(samples)[0], "names": names}, None
-        self.skipped = skipped
-        self.converted = converted
+        self.skipped = []
+        self.converted = Counter()
+        for group in _grouped(read(self._sources, self._read, self.skipped), self._batch_size):
+            names = [name for name, _ in group]
+            # timm's collator wants a label.
+            batch, _ = collate([(sample, 0) for _, (sample, _) in group])
+            for _, (_, done) in group:
+                self.converted.update(done)
+            yield batch | {"names": names}, None
 
     def _read(self, image: Any) -> tuple[Any, list[str]]:
         converted, done = convert(image, self._colours)
@@ -258,14 +240,20 @@ def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]
     Raises:
         ValueError: none can be read.
     """
-    batch = []
-    for _, (picture, _) in read(sources, partial(convert, colours="RGB"), []):
-        batch.append(picture)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    found = read(sources, partial(convert, colours="RGB"), [])
+    return _grouped((picture for _, (picture, _) in found), size)
+
+
+def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of ``size``; the last list may be shorter."""
+    group = []
+    for item in items:
+        group.append(item)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
@@ -278,14 +266,11 @@ def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = Non
     """
     from timm.data import create_transform, resolve_data_config
 
-    config = resolve_data_config(model=model)
-    channels = model.embeds.in_chans
+    config = resolve_data_config({"interpolation": interpolation}, model=model)
+    for name in ("mean", "std"):
+        config[name] = config[name][: model.embeds.in_chans]
     return create_transform(
-        input_size=config["input_size"],
-        interpolation=interpolation or config["interpolation"],
-        crop_pct=config["crop_pct"],
-        mean=config["mean"][:channels],
-        std=config["std"][:channels],
+        **config,
         naflex=True,
         patch_size=tuple(model.embeds.patch_size),
         max_seq_len=max_seq_len,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from .checkpoints import read_checkpoint, sizes
+from .checkpoints import NamesDiffer, check_names, read_checkpoint, sizes
 
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = (
@@ -26,8 +26,6 @@ HOW_TO_MATCH = (
 )
 HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
-# timm's modules with models called vit_... of which timm makes no NaFlexVit.
-OTHER_VITS = ("vision_transformer_hybrid", "vision_transformer_relpos")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,33 +68,21 @@ def check_model(name: str) -> None:
 
     Raises:
         ValueError: timm does not know it.
+        RuntimeError: it knows no weights of this name.
     """
     import timm
-    from timm.models import get_pretrained_cfg, is_model_in_modules
+    from timm.models import get_pretrained_cfg
 
     family = name.split(".")[0]
-    is_vit = family.startswith(("naflexvit", "vit_")) and timm.is_model(family)
-    if not is_vit or is_model_in_modules(family, OTHER_VITS):
-        raise ValueError(f"timm has no NaFlexVit {name!r}{_valid_names(family)}")
-    try:
+    if family.startswith(("naflexvit", "vit_")) and timm.is_model(family):
         get_pretrained_cfg(name)
-    except RuntimeError as error:
-        valid = ", ".join(timm.list_pretrained(f"{family}.*"))
-        raise ValueError(f"timm has no weights {name!r}; valid: {valid or family}") from error
-
-
-def _valid_names(wrong: str) -> str:
-    """Which name may be meant, and which there are, as the end of a sentence."""
-    import timm
-
+        return
     own = timm.list_models("naflexvit*")
-    valid = f"; valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
-    close = get_close_matches(
-        wrong, own + timm.list_models("vit_*", module="vision_transformer"), n=1
-    )
-    if not close:
-        return valid
-    return f"; did you mean {close[0]}?{valid}"
+    valid = f"valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
+    names = own + timm.list_models("vit_*", module="vision_transformer")
+    for close in get_close_matches(family, names, n=1):
+        valid = f"did you mean {close}?; {valid}"
+    raise ValueError(f"timm has no NaFlexVit {name!r}; {valid}")
 
 
 def load_model(
@@ -122,49 +108,55 @@ def load_model(
 
     Raises:
         ValueError: timm does not know the name.
-        FileNotFoundError: no such checkpoint.
         RuntimeError: timm makes no NaFlexVit of the name with these options, or the weights cannot
             be loaded, or a parameter (but those of a head that ``num_classes`` replaces) is not in
             them, or the model does not use one of their tensors; says how to give them.
     """
-    if checkpoint is not None and not Path(checkpoint).exists():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
     check_model(name)
+    import timm
     import torch
+    from timm.models.naflexvit import NaFlexVit
 
     options = dict(more)
     if name.startswith("vit_"):
         options["use_naflex"] = True
+    what = f"the model {name!r}"
+    advice = HOW_TO_GIVE
+    weights = f"pretrained, {name}"
     if random_weights:
-        model, weights = _untrained(name, options)
+        advice = HOW_TO_FIT
+        weights = "random, untrained, seed 0; position table of sines and cosines"
     elif checkpoint is not None:
-        model, weights = _from_file(name, Path(checkpoint), options)
-    else:
-        with load_errors(f"the model {name!r}", HOW_TO_GIVE):
-            model, head = _create_whole(name, options)
-        weights = f"pretrained, {name}{head}"
+        what = f"the checkpoint {checkpoint}"
+        advice = HOW_TO_CONVERT
+        weights = _add_file(options, checkpoint, what)
+    with (
+        load_errors(what, advice),
+        torch.random.fork_rng(devices=[]),
+        patch.object(NaFlexVit, "load_state_dict", _load_whole),
+    ):
+        torch.manual_seed(0)  # also for a head that is not in the weights
+        model = timm.create_model(name, pretrained=not random_weights, **options)
+    if random_weights:
+        _smooth(model.embeds.pos_embed)
+    elif _has_new_head(model) and model.num_classes:
+        weights += f"; an untrained head of {model.num_classes} classes"
+    model.pretrained_cfg.pop("state_dict", None)
     return model.eval().to(getattr(torch, dtype)), weights
 
 
-def _untrained(name: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """The model with timm's initialisation, but a smooth position table."""
-    import timm
-    import torch
+def _smooth(table: Any) -> None:
+    """Make a learned position table, (1, H, W, C), one of sines and cosines."""
     from timm.layers import build_sincos2d_pos_embed
 
-    with load_errors(f"the model {name!r}", HOW_TO_FIT), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = timm.create_model(name, pretrained=False, **options)
-    table = model.embeds.pos_embed
     if table is not None:
         smooth = build_sincos2d_pos_embed(list(table.shape[1:3]), dim=table.shape[3])
         table.data.copy_(smooth.view(table.shape))
-    return model, "random, untrained, seed 0; position table of sines and cosines"
 
 
-def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str]:
-    """The model with the weights of a local file."""
-    with load_errors(f"the checkpoint {file}", HOW_TO_SAVE):
+def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
+    """Add the weights of a local file to the options of a model, and say in words what they are."""
+    with load_errors(what, HOW_TO_SAVE):
         checkpoint = read_checkpoint(file)
         state = checkpoint.tensors
         classes = len(state.get("head.weight", ()))
@@ -173,74 +165,32 @@ def _from_file(name: str, file: Path, options: dict[str, Any]) -> tuple[Any, str
     if "head.weight" in state or "blocks.0.norm1.weight" in state:
         # These are timm's own names: a head would have the first one.
         overlay["num_classes"] = classes
-        options = {"num_classes": classes, **options}
+        options.setdefault("num_classes", classes)
     if checkpoint.library != "timm":
-        with load_errors(f"the checkpoint {file}", HOW_TO_FIT):
-            options = {**sizes(checkpoint, options.get("num_heads")), **options}
-    with load_errors(f"the checkpoint {file}", HOW_TO_CONVERT):
-        model, head = _create_whole(name, {**options, "pretrained_cfg_overlay": overlay})
-    model.pretrained_cfg.pop("state_dict", None)
-    return model, checkpoint.words + head
+        with load_errors(what, HOW_TO_FIT):
+            for name, value in sizes(checkpoint, options.get("num_heads")).items():
+                options.setdefault(name, value)
+    options["pretrained_cfg_overlay"] = overlay
+    return checkpoint.words
 
 
-def _create_whole(name: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """A model with pretrained weights that are whole, and words for a head that it replaces."""
-    import timm
-    import torch
-    from timm.models.naflexvit import NaFlexVit
-
-    heads: list[str] = []
-    load = NaFlexVit.load_state_dict
-
-    def load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
-        heads.append(_check_whole(model, state))
-        return load(model, state, strict=False)
-
-    with (
-        torch.random.fork_rng(devices=[]),
-        patch.object(NaFlexVit, "load_state_dict", load_whole),
-    ):
-        torch.manual_seed(0)  # for a head that is not in the weights
-        model = timm.create_model(name, pretrained=True, **options)
-    return model, "".join(heads)
+def _has_new_head(model: Any) -> bool:
+    """Whether the model has another number of classes than its weights."""
+    return bool(model.num_classes != model.pretrained_cfg["num_classes"])
 
 
-def _check_whole(model: Any, given: dict[str, Any]) -> str:
-    """Refuse a state dict that is not whole, or not the model's; words for a head that it replaces.
+def _load_whole(model: Any, state: dict[str, Any], *_: Any, **__: Any) -> Any:
+    """Load a state dict, and refuse one that is not whole or not the model's.
 
     timm calls this with what it has converted: with the model's own names and shapes.
     """
-    parameters = dict(model.named_parameters())
-    is_new_head = model.num_classes != model.pretrained_cfg["num_classes"]
-    needed = set(parameters)
-    if is_new_head:
-        head = f"{model.pretrained_cfg['classifier']}."
-        needed = {name for name in parameters if not name.startswith(head)}
-    missing = needed - given.keys()
-    unused = given.keys() - parameters.keys() - dict(model.named_buffers()).keys()
+    from torch import nn
 
-    wrong = []
-    if missing:
-        count = f"{len(missing)} of the model's {len(parameters)} parameters not in it"
-        wrong.append(f"{count} ({_first(missing)})")
-    if unused:
-        wrong.append(f"{len(unused)} tensors that it does not use ({_first(unused)})")
-    if wrong:
-        raise NamesDiffer("; ".join(wrong))
-    if is_new_head and model.num_classes:
-        return f"; an untrained head of {model.num_classes} classes"
-    return ""
-
-
-def _first(names: set[str]) -> str:
-    """The first three of these names."""
-    return ", ".join(sorted(names)[:3])
-
-
-class NamesDiffer(ValueError):
-    """A checkpoint lacks parameters of the model, or has tensors that the model does not use."""
-
-    advice = HOW_TO_MATCH
+    keys = nn.Module.load_state_dict(model, state, strict=False)
+    replaced = "head." if _has_new_head(model) else ()
+    missing = [name for name in keys.missing_keys if not name.startswith(replaced)]
+    check_names("the model", missing, keys.unexpected_keys)
+    return keys
 
 
 @contextmanager
@@ -258,5 +208,5 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
             text = "Weights only load failed"
         reason = f"{type(error).__name__}: {text}"[:300]
         if isinstance(error, NamesDiffer):
-            advice = error.advice
+            advice = HOW_TO_MATCH
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
