@@ -65,7 +65,8 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
     length = length or max(h * w for h, w in grids)
     coord = torch.zeros(len(grids), length, 2, dtype=torch.int64)
     for sample, (h, w) in zip(coord, grids):
-        sample[: h * w] = torch.ones(h, w).nonzero()
+        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        sample[: h * w] = cells.view(-1, 2)  # a product with one element is one-dimensional
     return coord
 
 
