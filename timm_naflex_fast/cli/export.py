@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress
+from ..measure.output import check_writable, positive, printable
 from ..text_table import table
 from .checks import announce, check_model_options
 
@@ -57,8 +57,8 @@ def export(options: argparse.Namespace) -> int:
     high, wide = model.embeds.patch_size
     if options.size and (options.size[0] % high or options.size[1] % wide):
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
-    with progress("exporting", 1) as bar:
-        found = work.export(model, out, runtimes, options.size, bar.update)
+    announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
+    found = work.export(model, out, runtimes, options.size)
     print(f"{options.model}; weights: {weights}")
     print(
         "Compared with timm's own code on batches not seen at export; right: the model within "

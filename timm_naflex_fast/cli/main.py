@@ -6,7 +6,6 @@ options are right: so help and errors come at once.
 
 import argparse
 import difflib
-import io
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -60,10 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         _end_without_command(parser, arguments)
     name, *rest = arguments
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a letter shows its number.
-            stream.reconfigure(errors="backslashreplace")
 
     def start(options: argparse.Namespace) -> int:
         module = import_module(f".{name}", __package__)

@@ -1,6 +1,6 @@
 """``naflex-fast run``: a script runs unchanged, and a library is patched as it is imported.
 
-``run`` only starts Python again, with two environment variables. Every Python process inherits
+``run`` only starts the script, with two environment variables. Every Python process inherits
 them: ``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize`` Python imports as
 it starts, and ``TIMM_NAFLEX_FAST_RUN`` says what to patch. So the script, processes that
 ``multiprocessing`` spawns, joblib's workers and subprocesses are all prepared in the same way;
@@ -10,17 +10,14 @@ or ``-S`` reads neither, and is not patched.
 
 import argparse
 import atexit
-import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import uuid
-import zipfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -60,35 +57,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="SCRIPT is the name of a module, as in python -m",
     )
     what = (
-        "what python runs (a file, a folder, a zip, or -) or a command written in Python "
-        "(torchrun), then its words"
+        "what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its words"
     )
     parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start Python on the script, in place of this process where the system can do that.
+    """Start the script, in place of this process where the system can do that.
 
     Returns the script's exit status on Windows; elsewhere this function does not return.
 
     Raises:
-        ValueError: an unknown mode or strategy, a Python that ignores ``PYTHONPATH``, or a command
-            that is no Python.
+        ValueError: an unknown mode or strategy, or no such script.
     """
     libraries = options.library or ["timm"]
-    settings = _settings(options, libraries)
-    if sys.flags.ignore_environment or sys.flags.no_site:
-        raise ValueError(
-            "python -E, -I and -S ignore what patches the script's processes; leave them out"
-        )
+    environment = _environment(_settings(options, libraries), libraries)
     script, *words = options.script
-    command = [sys.executable, *_python_options()]
-    command += ["-m", script] if options.module else [_find(script)]
-    command += words
-    environment = _environment(settings, libraries)
+    if options.module:
+        command = [sys.executable, "-m", script, *words]
+    else:
+        command = [*_start_of(script), *words]
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
-    os.execve(sys.executable, command, environment)
+    os.execve(command[0], command, environment)
 
 
 def _settings(options: argparse.Namespace, libraries: list[str]) -> dict[str, Any]:
@@ -101,16 +92,15 @@ def _settings(options: argparse.Namespace, libraries: list[str]) -> dict[str, An
 
     overrides = {component: getattr(options, component) for component in VALID_MODES}
     settings = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
-    valid = [mode for mode in MODES if mode != "grid_sample"]
-    for library in libraries:
-        if library != "timm":
-            check_name(f"mode with {library}", settings.pos_embed, valid)
+    if "transformers" in libraries:
+        valid = [mode for mode in MODES if mode != "grid_sample"]
+        check_name("mode with transformers", settings.pos_embed, valid)
     return asdict(settings)
 
 
 def _environment(settings: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     """The environment variables of the script's processes."""
-    wanted = dict(flags=settings, libraries=libraries, prefix=sys.prefix, first=True)
+    wanted = dict(flags=settings, libraries=libraries, first=True)
     # A file that is there once some process has imported one of the libraries.
     wanted["imported"] = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
     folders = [STARTUP]
@@ -120,86 +110,49 @@ def _environment(settings: dict[str, Any], libraries: list[str]) -> dict[str, st
     return {**os.environ, **ours}
 
 
-def _python_options() -> list[str]:
-    """The options that this Python was started with: -O, -W, -X, -i, -u."""
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # Of -X it gives some names only.
-    for name, value in sys._xoptions.items():
-        options.append(f"-X{name}" if value is True else f"-X{name}={value}")
-    if sys.flags.interactive:
-        options.append("-i")
-    if getattr(sys.__stdout__, "write_through", False):
-        options.append("-u")
-    return options
-
-
-def _find(script: str) -> str:
-    """The script itself or, where there is no such file, the command of that name in Python.
+def _start_of(script: str) -> list[str]:
+    """The words that start a file in Python or, where there is no such file, a command.
 
     Raises:
-        ValueError: the command is another program, or there is neither.
+        ValueError: there is neither.
     """
     if script == "-" or os.path.exists(script):
-        return script
+        return [sys.executable, script]
     folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     command = shutil.which(script, path=folders)
     if command is None:
         raise ValueError(f"there is no file {script}, and no command of that name")
-    if not _is_python(command):
-        raise ValueError(
-            f"{command} is no Python script; valid: naflex-fast run before the Python command in it"
-        )
-    return command
-
-
-def _is_python(command: str) -> bool:
-    """Whether a command is written in Python: a script, or a zip."""
-    with open(command, "rb") as file:
-        start = file.read(1024)
-    if re.match(rb"#!.*(python|pypy)", start):
-        return True
-    # How pip writes a command of a folder whose path is too long for a first line.
-    return start.startswith(b"#!/bin/sh\n'''exec' ") or zipfile.is_zipfile(command)
+    return [command]
 
 
 def prepare_process() -> None:
     """Patch the libraries as soon as this process imports them; at its end say what computed."""
     import wrapt
 
-    wanted = json.loads(os.environ.get(ENV_NAME) or "null")
-    if wanted is None:  # somebody removed the variable but kept the folder
-        return
+    wanted = json.loads(os.environ[ENV_NAME])
     # For the processes that this one starts.
     os.environ[ENV_NAME] = json.dumps({**wanted, "first": False})
-    atexit.register(_report, wanted, os.getpid())
+    atexit.register(_report, wanted)
     for library in wanted["libraries"]:
         wrapt.register_post_import_hook(partial(_patch, wanted, library), HOOKED_MODULES[library])
 
 
 def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
-    try:
-        from ..patching.install import enable
+    from ..patching.install import enable
 
-        enable(**wanted["flags"], library=library)
-    except Exception:
-        if sys.prefix == wanted["prefix"]:
-            raise
-        return  # another environment, which may be too old for us, goes on without
-    with contextlib.suppress(OSError):
-        Path(wanted["imported"]).touch()
+    enable(**wanted["flags"], library=library)
+    Path(wanted["imported"]).touch()
 
 
-def _report(wanted: dict[str, Any], process: int) -> None:
+def _report(wanted: dict[str, Any]) -> None:
     """Say in one line what computed.
 
     In the script's first process, and in each below it in which something did.
     """
-    if os.getpid() != process:  # a fork that ends as this process does
-        return
     somewhere = os.path.exists(wanted["imported"])
     if somewhere and wanted["first"]:
         os.remove(wanted["imported"])
-    if sys.stderr in (None, sys.stdout):
+    if sys.stderr is None:
         return
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
     has_computed = False
@@ -224,7 +177,7 @@ def _what_computed(now: Any, imported: list[str]) -> list[str]:
     """The settings, the libraries, and what ran, from a ``Status``."""
     releases = []
     for name in imported:
-        releases.append(f"{name} {getattr(sys.modules[name], '__version__', '?')}")
+        releases.append(f"{name} {sys.modules[name].__version__}")
     ran = []
     for (step, strategy), times in sorted(now.calls.items()):
         ran.append(f"{step} by {strategy} {times} times")

@@ -83,7 +83,7 @@ class Found(NamedTuple):
 
     Attributes:
         differences: of each runtime, relative to the largest number: of the "model", and of the
-            position "embeddings" alone if it has such.
+            position "embeddings" alone.
         inputs: their names in the file.
         dtypes: of all tensors in the program.
         right: whether every runtime is right, and so the file was written.
@@ -124,7 +124,6 @@ def export(
     out: Path,
     runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
-    advance: Callable[[float], Any] = lambda share: None,
 ) -> Found:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
@@ -133,14 +132,10 @@ def export(
         out: where the file goes, ``.onnx`` or ``.pt2``.
         runtimes: those that run it, names of ``LOADERS``.
         size: of plain images, in pixels; None: for NaFlex batches.
-        advance: called when a part is done, with its share of the work.
     """
-    tasks = {"model": make_task(model, size)}
-    if model.embeds.pos_embed_type in ("learned", "factorized"):
-        tasks["embeddings"] = make_embeddings_task(model, size)
-    share = 1 / len(tasks) / (1 + len(runtimes))
+    tasks = {"model": make_task(model, size), "embeddings": make_embeddings_task(model, size)}
     differences: dict[str, dict[str, float]] = {runtime: {} for runtime in runtimes}
-    dtypes = {}
+    dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as parts:
@@ -151,16 +146,14 @@ def export(
                 wanted = [task.module(**inputs) for inputs in task.unseen]
             with enable("matmul", model=task.module, strict=True):
                 program = write(task.module, task.example, task.free, file)
-            dtypes[part] = dtypes_of(program)
-            advance(share)
+            dtypes |= dtypes_of(program)
             for runtime in runtimes:
                 run = LOADERS[runtime](file, program)
                 differences[runtime][part] = _largest_difference(run, task.unseen, wanted)
-                advance(share)
         right = all(map(is_right, differences.values()))
         if right:
             _replace(Path(parts, "model"), out.resolve())
-    return Found(differences, list(tasks["model"].example), dtypes["model"], right)
+    return Found(differences, list(tasks["model"].example), sorted(dtypes), right)
 
 
 def is_right(differences: dict[str, float]) -> bool:
@@ -168,7 +161,7 @@ def is_right(differences: dict[str, float]) -> bool:
     return all(off <= TOLERANCES[part] for part, off in differences.items())
 
 
-def dtypes_of(program: Any) -> list[str]:
+def dtypes_of(program: Any) -> set[str]:
     """The dtypes of all tensors in a program of ``torch.export``, of inner graphs too."""
     found = set()
     for module in program.graph_module.modules():
@@ -176,7 +169,7 @@ def dtypes_of(program: Any) -> list[str]:
             value = node.meta.get("val")
             if isinstance(value, Tensor):
                 found.add(str(value.dtype).removeprefix("torch."))
-    return sorted(found)
+    return found
 
 
 def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:

@@ -9,14 +9,7 @@ import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
-# Where the package lies that runs ``run``.
-_copy = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))
-sys.path.insert(0, _copy)
 try:
-    try:
-        import timm_naflex_fast  # noqa: F401
-    finally:
-        sys.path.remove(_copy)
     from timm_naflex_fast.cli.run import prepare_process
 
     prepare_process()
