@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +16,7 @@ from tests.support.oracles import relative
 PAGE = (Path(__file__).parents[2] / "docs" / "other-libraries.md").read_text()
 CODE = r"```python\n(.*?)```"
 RECIPES = {}
-printed = PAGE.split("## Recipes")[1].split("### In every")[0]
+printed = PAGE.split("## torchtitan")[1].split("### In every")[0]
 for block in re.findall(CODE, printed, re.S):
     exec(block, RECIPES)  # with no names but those that the page imports
 
@@ -25,7 +25,8 @@ TIME = torch.randn(4, 1, 6, generator=torch.Generator().manual_seed(1))
 FLAT = [(4, 6), (10, 2), (8, 8), (4, 6), (6, 1), (12, 14)]
 FRAMES = [(1, 4, 6), (3, 10, 2), (2, 8, 8), (1, 4, 6)]
 SMOOTH = dict(mode="bilinear", antialias=True)
-CUBIC = dict(mode="bicubic")
+CUBIC = dict(mode="bicubic", antialias=False)
+ALIGNED = dict(mode="bilinear", antialias=False, align_corners=True)
 CASES = [
     ("siglip2_packed", FLAT, SMOOTH),  # vLLM and SGLang
     ("isaac", FLAT, SMOOTH),
@@ -35,20 +36,39 @@ CASES = [
     ("kimi_k25", torch.tensor(FRAMES), CUBIC | {"time": TIME}),
     ("ovis", FRAMES, CUBIC),  # Ovis2.5
     ("ovis", FRAMES, CUBIC | {"merge": 2}),  # the cells of each frame block after block
+    ("qwen3_5", FRAMES, ALIGNED | {"merge": 2}),  # torchtitan
+    ("kimi_k2_7", FRAMES, CUBIC | {"time": TIME}),
 ]
 
 
-def loop(table, sizes, mode, antialias=False, merge=1, time=None):
+def loop(table, sizes, time=None, **how):
     """Image after image by PyTorch, one behind the other.
 
     Each frame of a video adds its row of ``time``.
     """
-    images = one_by_one(table, sizes, mode=mode, antialias=antialias, merge=merge)
+    images = one_by_one(table, sizes, **how)
     if time is not None:
         for i, (t, h, w) in enumerate(sizes):
             if t > 1:
                 by_frame = time[:t, 0].double()  # (t, C)
                 images[i] = images[i] + by_frame.repeat_interleave(h * w, 0)
+    return torch.cat(images)
+
+
+@pytest.fixture(autouse=True)
+def torchtitans_time(monkeypatch):
+    """The module from which torchtitan's recipe imports."""
+    module = ModuleType("vision_encoder")
+    module._get_temporal_pos_embed = lambda t, dim, device: TIME[:t, 0]
+    monkeypatch.setitem(sys.modules, "torchtitan.models.kimi_k2_7.vision_encoder", module)
+
+
+def packed(padded, sizes):
+    """Images (B, N, C) one behind the other; what pads them is 0."""
+    images = []
+    for image, (t, h, w) in zip(padded, sizes, strict=True):
+        assert not image[t * h * w :].any()
+        images.append(image[: t * h * w])
     return torch.cat(images)
 
 
@@ -59,6 +79,10 @@ def call(recipe, table, sizes, merge=1):
         return RECIPES[recipe](table, sizes, sizes.prod(1).tolist())
     if recipe == "ovis":
         return RECIPES[recipe](table, torch.tensor(sizes), merge)
+    if recipe == "qwen3_5":
+        return packed(RECIPES[recipe](table.flatten(0, 1), sizes, 170, 8, merge, 6), sizes)
+    if recipe == "kimi_k2_7":
+        return packed(RECIPES[recipe](table, sizes, 170, "bicubic"), sizes)
     module = SimpleNamespace(
         weight=table,
         time_weight=TIME,
@@ -91,58 +115,29 @@ def test_no_recipe_is_forgotten():
     assert functions - {"resample_pos_embeds"} == {recipe for recipe, *_ in CASES}
 
 
-def test_no_images():
-    assert call("moonvit", TABLE, []).shape == (0, 6)
-
-
-def test_an_image_adds_no_time():
+@pytest.mark.parametrize("recipe", ["kimi_k25", "kimi_k2_7"])
+def test_an_image_adds_no_time(recipe):
     """Which does not widen it to the time's dtype either."""
-    got = call("kimi_k25", TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)])
-    want = loop(TABLE, FLAT[:2], "bicubic")
+    got = call(recipe, TABLE.bfloat16(), [(1, 4, 6), (1, 10, 2)])
+    want = loop(TABLE, FLAT[:2], **CUBIC)
     assert got.dtype == torch.bfloat16
     assert torch.allclose(got.double(), want, atol=0.03)
 
 
-VLLM = "vllm.model_executor.models.lfm2_siglip2"
-SGLANG = "sglang.srt.plugins.hook_registry"
+def test_the_entry_points_of_servers_put_a_recipe_on(monkeypatch, capsys):
+    module = Mock(Siglip2VisionEmbeddings=type("Embeddings", (), {}))
+    for path in ("vllm.model_executor.models.lfm2_siglip2", "sglang.srt.plugins.hook_registry"):
+        monkeypatch.setitem(sys.modules, path, module)
+    (block,) = [code for code in re.findall(CODE, PAGE, re.S) if "def vllm()" in code]
+    entry_points = dict(RECIPES)
+    exec(block, entry_points)
 
-
-def entry_point(server):
-    """The function of the page that puts a recipe on in a server."""
-    (block,) = [code for code in re.findall(CODE, PAGE, re.S) if f"def {server}()" in code]
-    names = dict(RECIPES)
-    exec(block, names)
-    return names[server]
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """Makes a module that is not installed, and the packages above it."""
-
-    def make(path, **contents):
-        module = Mock(**contents)
-        while path:
-            monkeypatch.setitem(sys.modules, path, module)
-            path = path.rpartition(".")[0]
-        return module
-
-    return make
-
-
-def test_vllms_entry_point_puts_a_recipe_on(stand_in, capsys):
-    embeddings = type("Embeddings", (), {})
-    stand_in(VLLM, Siglip2VisionEmbeddings=embeddings)
-    entry_point("vllm")()
-    got = embeddings().resize_positional_embeddings_packed(TABLE, torch.tensor([(2, 3)]), [6])
-    assert got.shape == (6, 6)
+    entry_points["vllm"]()
+    put_on = module.Siglip2VisionEmbeddings.resize_positional_embeddings_packed
+    assert put_on is RECIPES["siglip2_packed"]
     assert f"process {os.getpid()}" in capsys.readouterr().out
 
-
-def test_sglangs_entry_point_puts_a_recipe_on(stand_in):
-    registry = Mock()
-    module = stand_in(SGLANG, HookRegistry=registry)
-    entry_point("sglang")()
-    ((target, function, kind), _) = registry.register.call_args
-    assert function is RECIPES["siglip2_packed"]
-    assert kind is module.HookType.REPLACE
+    entry_points["sglang"]()
+    target, *rest = module.HookRegistry.register.call_args.args
     assert target.startswith("sglang.srt.models.")
+    assert rest == [RECIPES["siglip2_packed"], module.HookType.REPLACE]
