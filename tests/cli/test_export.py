@@ -1,7 +1,6 @@
 """``naflex-fast export``: what is verified is written, what is wrong is not, and what is printed
 runs the file."""
 
-import math
 import re
 
 import pytest
@@ -73,10 +72,20 @@ def test_a_file_that_a_runtime_gets_wrong_is_not_written(tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_a_nan_of_any_batch_is_the_largest_difference(wrong):
-    batches = [{"x": torch.full((2,), float(n + 1))} for n in range(3)]
-    wanted = [batch["x"] for batch in batches]
-    assert work._largest_difference(lambda inputs: 2 * inputs["x"], batches, wanted) == 1
-    batches[wrong]["x"] = torch.tensor([1.0, torch.nan])
-    found = work._largest_difference(lambda inputs: 2 * inputs["x"], batches, wanted)
-    assert math.isnan(found) and not work.is_right({"model": found})
+def test_a_nan_of_any_batch_is_wrong(wrong):
+    wanted = torch.ones(3, 2)
+    given = wanted.clone()
+    given[wrong, 1] = torch.nan
+    batches = [{"x": x} for x in given]
+    found = work._largest_difference(lambda inputs: inputs["x"], batches, wanted)
+    assert not work.is_right({"model": found})
+
+
+def test_a_size_that_the_patches_do_not_fill_is_one_line(tmp_path, capsys):
+    out = tmp_path / "m.pt2"
+    command = ["export", "--model", "naflexvit_base_patch16_gap", *SMALL, "--out", str(out)]
+    assert main([*command, "--size", "33", "48"]) == 2
+    loading, line = capsys.readouterr().err.splitlines()
+    assert loading.startswith("loading ")
+    assert line.startswith("naflex-fast export: --size must be a multiple of the model's patches")
+    assert not out.exists()

@@ -134,38 +134,14 @@ def test_a_figure_grows_old_by_code_not_by_comments(before, has_changed, monkeyp
     assert pages.has_changed("before", ["a.py", "b.py"]) == has_changed
 
 
-@pytest.fixture
-def measured(results, tmp_path, monkeypatch):
-    """Runs benchmarks/measure.py; the names of what it measured."""
+def test_what_this_code_has_measured_here_is_not_measured_again(results, tmp_path, monkeypatch):
     facts = dict(machine="2 CPU cores", torch="2.15", timm="1.0.31", code_last_changed_in="abc")
-    done = []
-    monkeypatch.setattr(measure, "provenance", lambda command: facts)
     monkeypatch.setattr(measure, "ROOT", tmp_path)
-    monkeypatch.setattr(measure, "NAMES", ("rope", "counts", "graphs"))
-    monkeypatch.setattr(measure, "measure", lambda name, tiny: done.append(name) or {})
-    monkeypatch.setattr(measure.os, "getloadavg", lambda: [0.1])
-
-    def run(*words):
-        done.clear()
-        monkeypatch.setattr("sys.argv", ["measure.py", *words])
-        measure.main()
-        return list(done)
-
-    return run
-
-
-def test_what_this_code_has_measured_here_is_not_measured_again(results, measured):
     results("rope")
     results("counts", code_last_changed_in="old")
-    assert measured() == ["counts", "graphs"]
-    assert measured("rope") == ["rope"]  # it is named
-
-
-def test_nothing_is_measured_on_a_busy_machine(measured, monkeypatch, capsys):
-    monkeypatch.setattr(measure.os, "getloadavg", lambda: [1.5])
-    with pytest.raises(SystemExit):
-        measured("rope")
-    assert "something else is running" in capsys.readouterr().err
+    assert not measure._is_old("rope", facts)
+    assert measure._is_old("counts", facts)
+    assert measure._is_old("graphs", facts)  # there is no result
 
 
 def test_each_result_file_of_a_section_has_a_command():
@@ -183,22 +159,14 @@ def test_each_result_file_has_a_command():
 
 def test_unseen_batches_have_other_grids_every_time():
     work = pos_embed.Unseen("unseen", None, 1024)
-    batches = work.coordinates(50)
-    grids = []
-    for _ in range(20):
-        sizes = next(batches).amax(1) + 1  # (50, 2)
-        grids += [tuple(size) for size in sizes.tolist()]
-    assert len(set(grids)) == 1000
-    assert max(h * w for h, w in grids) <= 1024
+    sizes = torch.cat([coord.amax(1) + 1 for coord in work.coordinates(50)])  # (batches * 50, 2)
+    assert len(sizes.unique(dim=0)) == len(sizes) > 2900
+    assert sizes.prod(1).max() <= 1024
 
 
 def test_a_quarter_of_the_dropped_tokens_is_left():
     work = pos_embed.Dropped("dropped", pos_embed.siglip_grids(256))
-    batches = work.coordinates(9)
-    coord = next(batches)
-    assert next(batches) is coord
-    for (h, w), own in zip(work.grids(9), coord):
+    for (h, w), own in zip(work.grids(9), next(work.coordinates(9))):
         left = own[: -(-h * w // 4)]
-        assert (own.amax(0) + 1).tolist() == [h, w]
+        assert (left.amax(0) + 1).tolist() == [h, w]
         assert len(left.unique(dim=0)) == len(left)
-        assert not torch.equal(left, left.unique(dim=0))  # they are in no order

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pos_embed import PLAIN_ADD, WORKLOADS
 
-from tests.support.oracles import NEW_TIMM, STOCK
+from tests.support.oracles import STOCK
 from tests.support.running import ran
 from timm_naflex_fast import status
 from timm_naflex_fast.measure.bench.workloads import coordinates
@@ -96,16 +96,3 @@ def test_every_contender_has_the_same_x_and_its_own_choice(small):
     before = x.clone()
     plain.run(plain.prepare())
     assert (x != before).float().mean() > 0.99  # but for what bfloat16 rounds away
-
-
-@ran("matmul")
-def test_a_race_of_each_combination_whose_table_this_timm_can_have():
-    options = dict(batches=[2], dtypes=["float32", "bfloat16"], phases=["infer"])
-    names = ["radio", "siglip"]
-    rows = [*pos_embed.races(True, names=names, contenders=["matmul", PLAIN_ADD], **options)]
-    found = [(race[0]["workload"], race[0]["dtype"]) for race in rows]
-    want = [("siglip", "float32"), ("siglip", "bfloat16")]
-    if NEW_TIMM:
-        want = [("radio", "float32"), ("radio", "bfloat16"), *want]
-    assert found == want
-    assert [row["contender"] for row in rows[0]] == ["matmul", PLAIN_ADD]
