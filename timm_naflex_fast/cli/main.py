@@ -47,33 +47,35 @@ def call(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` (default: the command line) names; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
     parser = argparse.ArgumentParser(
-        "naflex-fast", description="Fast and exact resampling.", allow_abbrev=False
+        "naflex-fast",
+        usage="naflex-fast COMMAND ...",
+        description="Fast and exact resampling.",
+        epilog="\n".join(["commands:", *commands]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    parsers = {}
-    for name, what in COMMANDS.items():
-        about = f"{what}.".capitalize()
-        parsers[name] = commands.add_parser(name, help=what, description=about, allow_abbrev=False)
-    if not arguments or arguments[0] not in COMMANDS:
-        _end_without_command(parser, arguments)
-    name, *rest = arguments
+    parser.add_argument("command", metavar="COMMAND", type=_known)
+    name = parser.parse_args(arguments[:1]).command
+    own = argparse.ArgumentParser(
+        f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
+    )
 
     def start(options: argparse.Namespace) -> int:
         module = import_module(f".{name}", __package__)
-        module.add_arguments(parsers[name])
-        status: int = getattr(module, name)(parsers[name].parse_args(rest, options))
+        module.add_arguments(own)
+        status: int = getattr(module, name)(own.parse_args(arguments[1:], options))
         return status
 
     started = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
     return call(f"naflex-fast {name}", start, started)
 
 
-def _end_without_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """End the process with the help, the version, or an error that names what is valid."""
-    near = difflib.get_close_matches(arguments[0], COMMANDS, n=1) if arguments else []
-    if near:
-        parser.error(f"no command {arguments[0]!r}; did you mean {near[0]}?")
-    parser.parse_args(arguments)
-    parser.error(f"the command comes first; valid: {', '.join(COMMANDS)}")
+def _known(name: str) -> str:
+    """A command's name; an error that names what is valid, which argparse reports."""
+    if name in COMMANDS:
+        return name
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"valid: {', '.join(COMMANDS)}"
+    raise argparse.ArgumentTypeError(f"no command {name!r}; {advice}")

@@ -18,7 +18,6 @@ import sys
 import sysconfig
 import tempfile
 import uuid
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,9 @@ STARTUP = str(Path(__file__).with_name("startup"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``naflex-fast run``; what follows the script's name is the script's."""
-    from ..patching.choices import MODE_VARIABLE, MODES, VALID_MODES
+    from ..patching.choices import MODES
 
-    parser.add_argument(
-        "--mode", metavar="NAME", help=f"{', '.join(MODES)} (default: {MODE_VARIABLE}, else matmul)"
-    )
-    for component, valid in VALID_MODES.items():
-        name = f"--{component.replace('_', '-')}"
-        parser.add_argument(name, metavar="NAME", help=f"overrides the mode: {', '.join(valid)}")
+    parser.add_argument("--mode", metavar="NAME", default="matmul", help=", ".join(MODES))
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -68,10 +62,16 @@ def run(options: argparse.Namespace) -> int:
     Returns the script's exit status on Windows; elsewhere this function does not return.
 
     Raises:
-        ValueError: an unknown mode or strategy, or no such script.
+        ValueError: no such mode, or one that a library does not have, or no such script.
     """
+    from ..patching.choices import MODES, check_name
+
     libraries = options.library or ["timm"]
-    environment = _environment(_settings(options, libraries), libraries)
+    valid = list(MODES)
+    if "transformers" in libraries:
+        valid.remove("grid_sample")
+    flags = dict(mode=check_name("--mode", options.mode, valid), strict=options.strict)
+    environment = _environment(flags, libraries)
     script, *words = options.script
     if options.module:
         command = [sys.executable, "-m", script, *words]
@@ -82,25 +82,9 @@ def run(options: argparse.Namespace) -> int:
     os.execve(command[0], command, environment)
 
 
-def _settings(options: argparse.Namespace, libraries: list[str]) -> dict[str, Any]:
-    """The arguments of ``enable`` that the options name.
-
-    Raises:
-        ValueError: an unknown mode or strategy, or one that a library does not have.
-    """
-    from ..patching.choices import MODES, VALID_MODES, check_name, default_mode, parse_settings
-
-    overrides = {component: getattr(options, component) for component in VALID_MODES}
-    settings = parse_settings(options.mode or default_mode(), **overrides, strict=options.strict)
-    if "transformers" in libraries:
-        valid = [mode for mode in MODES if mode != "grid_sample"]
-        check_name("mode with transformers", settings.pos_embed, valid)
-    return asdict(settings)
-
-
-def _environment(settings: dict[str, Any], libraries: list[str]) -> dict[str, str]:
+def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     """The environment variables of the script's processes."""
-    wanted = dict(flags=settings, libraries=libraries, first=True)
+    wanted = dict(flags=flags, libraries=libraries, first=True)
     # A file that is there once some process has imported one of the libraries.
     wanted["imported"] = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
     folders = [STARTUP]

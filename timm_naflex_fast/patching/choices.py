@@ -8,12 +8,11 @@
 - choice: the settings of one ``enable()``, and for what they were chosen.
 """
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from weakref import WeakSet
 
 from ..names import STRATEGY_NAMES, StrategyName
@@ -23,7 +22,6 @@ MODES = ("stock", *STRATEGY_NAMES)
 VALID_MODES = {"pos_embed": MODES, "patch_embed": ("stock", "matmul"), "rope": ("stock", "batched")}
 # The last of "patch_embed" and of "rope" is what every mode but "stock" takes.
 ALIASES = {"matmul_resample": "matmul"}
-MODE_VARIABLE = "TIMM_NAFLEX_FAST_MODE"
 CHOICES_ATTRIBUTE = "_naflex_fast_own"
 
 lock = threading.RLock()
@@ -72,15 +70,6 @@ def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Setti
         if name is not None:
             modes[component] = check_name(component, name, VALID_MODES[component])
     return Settings(**modes, strict=strict)
-
-
-def default_mode() -> Mode:
-    """The mode of a command that was given none: ``TIMM_NAFLEX_FAST_MODE``, else "matmul".
-
-    Raises:
-        ValueError: the variable holds an unknown name; with the valid ones.
-    """
-    return cast(Mode, check_name(MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "matmul", MODES))
 
 
 @dataclass
