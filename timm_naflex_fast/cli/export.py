@@ -14,7 +14,6 @@ RUNTIMES = {
     ".pt2": {"torch.export": "torch"},
     ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
 }
-WRITERS = {".pt2": (), ".onnx": ("onnx", "onnxscript")}  # packages that write such a file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +90,6 @@ def runtimes_for(out: Path) -> list[str]:
     """
     if out.suffix not in RUNTIMES:
         raise ValueError(f"--out must end with .onnx or .pt2; got {out.name}")
-    missing = [name for name in WRITERS[out.suffix] if find_spec(name) is None]
-    if missing:
-        raise RuntimeError(
-            f"{out.suffix} files need {' and '.join(missing)}: pip install {' '.join(missing)}"
-        )
+    if out.suffix == ".onnx" and find_spec("onnxscript") is None:
+        raise RuntimeError(".onnx files need onnxscript: pip install onnxscript")
     return [runtime for runtime, module in RUNTIMES[out.suffix].items() if find_spec(module)]

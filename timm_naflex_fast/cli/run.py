@@ -139,32 +139,29 @@ def _report(wanted: dict[str, Any]) -> None:
     if sys.stderr is None:
         return
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
+    names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
     has_computed = False
     if imported:
         from ..patching.install import status
 
         now = status()
         has_computed = bool(now.calls)
-        sentences = _what_computed(now, imported)
+        text = "; ".join(_what_computed(now, imported))
+    elif somewhere:
+        text = f"processes that this one started imported {names}, and were patched"
     else:
-        names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
-        sentences = [f"{names} was not imported, so nothing was patched"]
-        if somewhere:
-            sentences = [f"processes that this one started imported {names}, and were patched"]
+        text = f"{names} was not imported, so nothing was patched"
     if wanted["first"] or has_computed:
         # In one piece: other processes write there too.
-        sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {'; '.join(sentences)}\n")
+        sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")
         sys.stderr.flush()
 
 
 def _what_computed(now: Any, imported: list[str]) -> list[str]:
     """The settings, the libraries, and what ran, from a ``Status``."""
-    releases = []
-    for name in imported:
-        releases.append(f"{name} {sys.modules[name].__version__}")
-    ran = []
-    for (step, strategy), times in sorted(now.calls.items()):
-        ran.append(f"{step} by {strategy} {times} times")
+    calls = sorted(now.calls.items())
+    ran = [f"{step} by {strategy} {times} times" for (step, strategy), times in calls]
+    releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
     return [
         str(now.flags),
         f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
