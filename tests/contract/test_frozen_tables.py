@@ -56,17 +56,10 @@ def by_numpy(tables):
     tables[0].detach().numpy()[0, 0, 0] = 7.0
 
 
-def by_load_state_dict(tables):
-    tables.load_state_dict({name: value + 1 for name, value in tables.state_dict().items()})
-
-
 WRITES = {
-    "data": lambda tables: tables[0].data.mul_(2),
     "last bit": in_a_last_bit,
     "in place": lambda tables: tables[0].mul_(2),
-    "detach": lambda tables: tables[0].detach().neg_(),
     "numpy": by_numpy,
-    "load_state_dict": by_load_state_dict,
     "bfloat16": lambda tables: tables.to(torch.bfloat16),
     "bfloat16 and back": lambda tables: tables.to(torch.bfloat16).float(),
     "optimizer": lambda tables: torch.optim.SGD(tables.parameters(), 0.1).step(),
