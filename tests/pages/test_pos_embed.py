@@ -1,7 +1,7 @@
 """Races of the position embedding alone: a timed step is what it says, with timm's result."""
 
 from contextlib import ExitStack
-from itertools import cycle, repeat
+from itertools import repeat
 
 import pos_embed
 import pytest
@@ -42,22 +42,14 @@ def test_a_training_steps_result_and_gradient_are_timms(name, timms, ours):
     if name == "timm-flag-bilinear":
         reference.pos_embed_interp_mode = "bilinear"
     x, upstream = torch.randn(2, *coord.shape[:2], 4)
-    want = x.clone()
-    values = torch.randn(2, 1, 32, 32, 4)
+    value = torch.randn(1, 32, 32, 4)
+    want = x.clone().requires_grad_().clone()
     with ran(*ours), use(name, embeds):
-        contender = pos_embed.timed(name, embeds, repeat(coord), x, upstream, cycle(values))
-        for value in values:
-            given = contender.prepare()
-            assert given[0].data_ptr() == x.data_ptr()
-            assert embeds.pos_embed.grad is None
-            contender.run(given)
-            assert torch.equal(embeds.pos_embed.detach(), value)
-
-            reference.pos_embed.data.copy_(value)
-            reference.pos_embed.grad = None
-            want = want.detach().requires_grad_().clone()
-            STOCK[timms](reference, want, coord)
-            want.backward(upstream)
+        contender = pos_embed.timed(name, embeds, repeat(coord), x, upstream, repeat(value))
+        contender.run(contender.prepare())
+    reference.pos_embed.data.copy_(value)
+    STOCK[timms](reference, want, coord)
+    want.backward(upstream)
     torch.testing.assert_close(x, want.detach(), atol=2e-5, rtol=0)
     torch.testing.assert_close(
         embeds.pos_embed.grad, reference.pos_embed.grad, atol=1e-4, rtol=1e-5
@@ -88,7 +80,6 @@ def test_every_contender_has_the_same_x_and_its_own_choice(small):
     *others, plain = found.contenders
     assert tuple(one.name for one in found.contenders) == pos_embed.ALL and plain.name == PLAIN_ADD
     assert {flags.pos_embed for flags in status().models} == {"stock", *STRATEGY_NAMES}
-    assert found.about["tokens"] == sum(h * w for h, w in WORKLOADS["diverse"].grids(3))
 
     x, *xs = [contender.prepare()[0] for contender in others]
     assert x.dtype == torch.bfloat16 and all(other is x for other in xs)
