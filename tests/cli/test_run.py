@@ -11,13 +11,10 @@ from pathlib import Path
 
 import digits
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support.oracles import embed, small_vit
-from timm_naflex_fast import disable, status
+from timm_naflex_fast import status
 from timm_naflex_fast.cli import run as launcher
-from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.patching.choices import Settings
 
 RUN = ["-m", "timm_naflex_fast", "run"]
@@ -160,19 +157,7 @@ def test_transformers_is_patched():
     ), err
 
 
-@pytest.fixture
-def executed(monkeypatch):
-    """What ``run`` would start: (command, environment)."""
-    calls = []
-    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call[1:]))
-    for name in ("RANK", launcher.ENV_NAME):
-        monkeypatch.delenv(name, raising=False)
-    yield calls
-    disable()
-
-
-def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
-    main(["run", "--mode", "interpolate-cached", "--strict", "-"])
+def test_modes_and_flags_and_who_speaks(clean, monkeypatch, capfd):
     at_exit = []
     monkeypatch.setattr(launcher.atexit, "register", lambda *call: at_exit.append(call))
 
@@ -186,10 +171,11 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
         report(wanted)
         return capfd.readouterr().err
 
-    ((_, environment),) = executed
+    flags = dict(mode="interpolate_cached", strict=True)
+    order = launcher._environment(flags, ["timm"])[launcher.ENV_NAME]
     monkeypatch.setenv("RANK", "1")
     line = r"naflex-fast \(rank 1\): .*'interpolate_cached', .*rope='batched'\); timm .* replaced; .*none of them\n"
-    assert re.fullmatch(line, end(environment[launcher.ENV_NAME]))
+    assert re.fullmatch(line, end(order))
     assert status().flags == Settings("interpolate_cached", "matmul", "batched")
     assert status().flags.strict
     below = os.environ[launcher.ENV_NAME]
@@ -200,27 +186,22 @@ def test_modes_and_flags_and_who_speaks(executed, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("words", ["--mode fast", "--library transformers --mode grid-sample"])
-def test_what_is_wrong_is_one_line_and_starts_nothing(words, executed, capfd):
-    assert main(["run", *words.split(), "script.py"]) == 2
-    assert not executed
+def test_what_is_wrong_is_one_line_and_starts_nothing(words):
+    code, out, err = run(*words.split(), "-", given="print(1)")
+    assert (code, out) == (2, "")
     line = r"naflex-fast run: '.*' is not valid for --mode; valid: 'stock', .*'matmul'\n"
-    assert re.fullmatch(line, capfd.readouterr().err)
+    assert re.fullmatch(line, err)
 
 
 @pytest.mark.slow
-def test_torchrun_trains_the_digits_like_one_process(children, tmp_path):
-    weights = []
-    script = str(Path(digits.__file__).with_name("train_digits.py"))
-    options = ["--mode", "stock", "--steps", "3", "--out"]
-    for launch, before in ([], []), (RUN, TORCHRUN.split()):
-        out = tmp_path / f"{len(launch)}.safetensors"
-        code, _, err = run(*before, script, *options, str(out), launch=launch)
-        assert code == 0, err
-        weights.append(load_file(out))
+def test_torchrun_trains_with_every_rank_patched(children, tmp_path):
+    script = Path(digits.__file__).with_name("train_digits.py")
+    out = tmp_path / "digits.safetensors"
+    options = f"{script} --mode stock --steps 3 --out {out}"
+    code, _, err = run(*TORCHRUN.split(), *options.split())
+    assert code == 0, err
     assert json.loads(out.with_suffix(".json").read_text())["processes"] == 2
     said = r"^naflex-fast \(rank (\d)\): .*='matmul', .* ran .*pos_embed by matmul \d+ times"
     assert sorted(re.findall(said, err, re.M)) == ["0", "1"], err
     for ran in children():
         assert ran["pos_embed", "matmul"] > 0 == ran["pos_embed", "stock"]
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
