@@ -42,9 +42,8 @@ def test_what_names_no_cell_or_a_far_one_is_said_and_changes_nothing(strategy, k
     assert largest.elements < 5000
 
 
-VALUES = [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62]
-NEGATIVE = [-1, -5, -(2**40)]
-CHANGES = ["value", "negative", "swap", "overlap", "axis"]
+VALUES = [0, 1, 7, 63, 255, 1000, 40_000, 2**31 - 2, 2**31, 2**62, -1, -5, -(2**40)]
+CHANGES = ["value", "swap", "overlap", "axis"]
 
 
 @st.composite
@@ -58,8 +57,6 @@ def scribbled(draw):
         one = draw(token)
         if change == "value":
             tokens[one, draw(st.integers(0, 1))] = draw(st.sampled_from(VALUES))
-        elif change == "negative":
-            tokens[one, draw(st.integers(0, 1))] = draw(st.sampled_from(NEGATIVE))
         elif change == "swap":
             other = draw(token)
             tokens[[one, other]] = tokens[[other, one]]

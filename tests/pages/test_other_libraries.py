@@ -29,7 +29,6 @@ CUBIC = dict(mode="bicubic", antialias=False)
 ALIGNED = dict(mode="bilinear", antialias=False, align_corners=True)
 CASES = [
     ("siglip2_packed", FLAT, SMOOTH),  # vLLM and SGLang
-    ("isaac", FLAT, SMOOTH),
     ("isaac", torch.tensor(FLAT), SMOOTH),
     ("moonvit", FLAT, CUBIC),  # Kimi-VL
     ("kimi_k25", FRAMES, CUBIC | {"time": TIME}),
