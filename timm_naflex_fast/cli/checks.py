@@ -40,5 +40,4 @@ def check_readable(sources: Sequence[Source]) -> None:
 
 def announce(text: str) -> None:
     """Print a line to stderr at once, before something that takes seconds."""
-    if sys.stderr is not None:  # ``print`` would take None for stdout
-        print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)

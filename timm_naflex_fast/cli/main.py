@@ -39,8 +39,7 @@ def call(
     except (ImportError, ValueError, RuntimeError, OSError) as error:
         status = 2
         message = str(error)
-    if sys.stderr is not None:  # ``print`` would take None for stdout
-        print(f"{command}: {printable(message)}", file=sys.stderr)
+    print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 
 

@@ -136,8 +136,6 @@ def _report(wanted: dict[str, Any]) -> None:
     somewhere = os.path.exists(wanted["imported"])
     if somewhere and wanted["first"]:
         os.remove(wanted["imported"])
-    if sys.stderr is None:
-        return
     imported = [name for name in wanted["libraries"] if HOOKED_MODULES[name] in sys.modules]
     names = " or ".join(HOOKED_MODULES[name] for name in wanted["libraries"])
     has_computed = False
