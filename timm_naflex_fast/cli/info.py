@@ -28,17 +28,15 @@ def info(options: argparse.Namespace) -> int:
     rows = {name: installed.get(name, "not installed") for name in PACKAGES}
     rows["python"] = f"{platform.python_version()}, {platform.platform()}"
     rows["caches"] = kept.report()
-    cuda = "no GPU"
-    if torch.cuda.is_available():
-        cuda = torch.cuda.get_device_name()
-    rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; it sees {cuda}"
+    seen = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; GPUs: {seen}"
     for name, value in rows.items():
         print(f"{name:<17} {value}")
     patched = str(status()).splitlines()[1:]  # the versions stand above
     print("\n".join(patched))
-    print("This is about this process. In another one, print(timm_naflex_fast.status()) there.")
     print(
-        "\nNext: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run "
+        "This is about this process. In another one, print(timm_naflex_fast.status()) there.\n\n"
+        "Next: naflex-fast drift --model NAME compares the modes on a model; naflex-fast run "
         "SCRIPT patches a script."
     )
     return 0

@@ -87,9 +87,7 @@ def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     wanted = dict(flags=flags, libraries=libraries, first=True)
     # A file that is there once some process has imported one of the libraries.
     wanted["imported"] = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
-    folders = [STARTUP]
-    if os.environ.get("PYTHONPATH"):
-        folders.append(os.environ["PYTHONPATH"])
+    folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
     ours = {ENV_NAME: json.dumps(wanted), "PYTHONPATH": os.pathsep.join(folders)}
     return {**os.environ, **ours}
 

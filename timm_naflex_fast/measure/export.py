@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ Inputs = dict[str, Tensor]
 EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
 """The grids of the batch that is exported, and its length; the files are compared on ``UNSEEN``
 alone."""
-UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(6, 10), (20, 3)], 60), ([(13, 14)], 182)
+UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(13, 14)], 182)
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
 # what is wrong in a model is off by 1e-2 and more. Embeddings: as in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
@@ -197,9 +196,8 @@ def how_to_run(out: Path, names: list[str]) -> str:
 
 def _replace(folder: Path, out: Path) -> None:
     """Move the file and its weights, which ONNX keeps beside it above 1.5 GB, to where ``out`` is."""
-    weights_first = sorted(folder.iterdir(), reverse=True)
-    for made in weights_first:
-        os.replace(made, out.with_name(made.name))
+    for made in folder.iterdir():
+        made.replace(out.with_name(made.name))
 
 
 def _largest_difference(

@@ -27,7 +27,7 @@ _ours = sys.modules.pop(__name__)
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401
 except ImportError as error:
-    if getattr(error, "name", __name__) != __name__:
+    if error.name != __name__:
         raise
 finally:
     sys.modules.setdefault(__name__, _ours)
