@@ -27,9 +27,10 @@ EXPORTS = pytest.mark.skipif(
 )
 
 
-def export(out, *options, model="naflexvit_base_patch16_gap"):
-    with ran("matmul"):
-        return main(["export", "--model", model, *SMALL, "--out", str(out), *options])
+def export(out, *options):
+    return main(
+        ["export", "--model", "naflexvit_base_patch16_gap", *SMALL, "--out", str(out), *options]
+    )
 
 
 @EXPORTS
@@ -44,7 +45,8 @@ def export(out, *options, model="naflexvit_base_patch16_gap"):
 )
 def test_the_printed_lines_run_the_file(suffix, options, tmp_path, capsys):
     file = tmp_path / f"m{suffix}"
-    assert export(file, *options) == 0
+    with ran("matmul"):
+        assert export(file, *options) == 0
     assert [*tmp_path.iterdir()] == [file]
 
     out = capsys.readouterr().out
@@ -83,8 +85,7 @@ def test_a_nan_of_any_batch_is_wrong(wrong):
 
 def test_a_size_that_the_patches_do_not_fill_is_one_line(tmp_path, capsys):
     out = tmp_path / "m.pt2"
-    command = ["export", "--model", "naflexvit_base_patch16_gap", *SMALL, "--out", str(out)]
-    assert main([*command, "--size", "33", "48"]) == 2
+    assert export(out, "--size", "33", "48") == 2
     loading, line = capsys.readouterr().err.splitlines()
     assert loading.startswith("loading ")
     assert line.startswith("naflex-fast export: --size must be a multiple of the model's patches")
