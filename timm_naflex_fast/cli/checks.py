@@ -34,8 +34,7 @@ def check_readable(sources: Sequence[Source]) -> None:
     Raises:
         ValueError: none of them can be read.
     """
-    readable = read(sources, lambda image: image.size, [])
-    next(readable)
+    next(read(sources, lambda image: image.size, []))
 
 
 def announce(text: str) -> None:

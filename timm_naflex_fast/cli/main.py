@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         "naflex-fast",
-        usage="naflex-fast COMMAND ...",
         description="Fast and exact resampling.",
         epilog="\n".join(["commands:", *commands]),
         formatter_class=argparse.RawDescriptionHelpFormatter,

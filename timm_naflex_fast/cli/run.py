@@ -84,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _environment(flags: dict[str, Any], libraries: list[str]) -> dict[str, str]:
     """The environment variables of the script's processes."""
-    wanted = dict(flags=flags, libraries=libraries, first=True)
     # A file that is there once some process has imported one of the libraries.
-    wanted["imported"] = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
+    imported = os.path.join(tempfile.gettempdir(), f"naflex-fast-{uuid.uuid4().hex}")
+    wanted = dict(flags=flags, libraries=libraries, first=True, imported=imported)
     folders = filter(None, [STARTUP, os.environ.get("PYTHONPATH")])
     ours = {ENV_NAME: json.dumps(wanted), "PYTHONPATH": os.pathsep.join(folders)}
     return {**os.environ, **ours}
@@ -150,7 +150,6 @@ def _report(wanted: dict[str, Any]) -> None:
     if wanted["first"] or has_computed:
         # In one piece: other processes write there too.
         sys.stderr.write(f"naflex-fast{_who(wanted['first'])}: {text}\n")
-        sys.stderr.flush()
 
 
 def _what_computed(now: Any, imported: list[str]) -> list[str]:
