@@ -6,6 +6,7 @@ options are right: so help and errors come at once.
 
 import argparse
 import difflib
+import io
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -59,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = argparse.ArgumentParser(
         f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
     )
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a letter of a file's name shows its number.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def start(options: argparse.Namespace) -> int:
         module = import_module(f".{name}", __package__)
