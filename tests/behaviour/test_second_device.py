@@ -11,24 +11,28 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.oracles import row_major, seeded
-from tests.support.rotary import AUGMENTED, CLASSES, build
+from tests.support.moved import (
+    COORD,
+    SIZES,
+    embeds,
+    factorized,
+    learned,
+    patch_kernel,
+    random,
+    rope,
+)
+from tests.support.rotary import AUGMENTED, CLASSES
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
-from timm_naflex_fast import tracing
 from timm_naflex_fast.backends import dispatch
 from timm_naflex_fast.batch.layout import Coordinates, OneGrid, Sizes
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.spec import ResizeSpec
-from timm_naflex_fast.rope.batched import batched_rope
-from timm_naflex_fast.rope.modules import read_rope
 from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("clean")
-SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7)]
-COORD = row_major(SIZES, 31)
 REORDERED = COORD.clone()
 REORDERED[0, :12] = REORDERED[0, :12].flip(0)
 REORDERED[3] = REORDERED[3].roll(1, 0)
@@ -38,12 +42,6 @@ GRIDS = "batch/grids.py"
 # What a CUDA graph that is being captured says of what it cannot hold: ours, and CUDA's own error.
 NAMED_ERROR = "no CUDA graph can record"
 CUDA_ERROR = "permitted when stream is capturing"
-
-
-@pytest.fixture(autouse=True)
-def plain_class(monkeypatch):
-    """The package leaves subclasses of Tensor to PyTorch; here they stand for plain tensors."""
-    monkeypatch.setattr(tracing, "OWN_MEMORY", (*tracing.OWN_MEMORY, OnDevice))
 
 
 @pytest.fixture
@@ -78,36 +76,6 @@ def same_bits(monkeypatch):
         assert found == Counter(waits_at)
 
     return compare
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=seeded(seed)).to(dtype)
-
-
-def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torch.float32)):
-    """``add`` tables of these ``shapes`` to tokens; results and gradients, with graphs of them.
-
-    ``dtypes``: of the tables, and of the tokens.
-    """
-    table_dtype, dtype = dtypes
-    tables = [to(random(*shape, dtype=table_dtype, seed=shape[0])) for shape in shapes]
-    x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1))
-    inputs = [tensor.requires_grad_() for tensor in (x, *tables)]
-    out = add(x * 1, *tables)
-    weight = to(random(*out.shape, dtype=dtype, seed=2))
-    return [out, *torch.autograd.grad(out, inputs, weight)]
-
-
-def learned(to, coord=COORD, move_coord=True, dtypes=(torch.float32, torch.float32), **options):
-    where = to(coord) if move_coord else coord
-    add = lambda x, table: fast.add_pos_embed_(x, table, where, **options)
-    return add_with_gradients(to, add, [(6, 5, 8)], coord, dtypes)
-
-
-def factorized(to, coord=COORD, move_coord=True, **options):
-    where = to(coord) if move_coord else coord
-    add = lambda x, y, x_table: fast.add_factorized_pos_embed_(x, y, x_table, where, **options)
-    return add_with_gradients(to, add, [(6, 8), (5, 8)], coord)
 
 
 ADDS = pytest.mark.parametrize("add", [learned, factorized])
@@ -147,7 +115,7 @@ def test_coordinates_of_the_host_are_not_waited_for(add, strategy, coord, same_b
 def second_derivatives(to, coord, move_coord=True, **options):
     table = to(random(6, 5, 8)).requires_grad_()
     where = to(coord) if move_coord else coord
-    out = fast.add_pos_embed_(to(torch.zeros(5, 31, 8)), table, where, **options)
+    out = fast.add_pos_embed_(to(torch.zeros(6, 31, 8)), table, where, **options)
     weight = to(random(*out.shape, seed=2)).requires_grad_()
     (gradient,) = torch.autograd.grad(out, table, weight, create_graph=True)
     return [out, gradient, *torch.autograd.grad(gradient.square().sum(), weight)]
@@ -164,18 +132,10 @@ def test_a_grid_that_comes_again_is_not_compared_with_what_was_kept(same_bits):
     def frozen(to):
         table = to(random(6, 5, 8))
         coord = to(COORD)
-        x = to(torch.zeros(5, 31, 8))
+        x = to(torch.zeros(6, 31, 8))
         return [fast.add_pos_embed_(x * 1, table, coord) for _ in range(3)]
 
     same_bits(frozen, [GRIDS] * 3)
-
-
-def embeds(to, sizes=((4, 6), (2, 2), (8, 4)), move_sizes=False, **options):
-    table = to(random(6, 5, 8)).requires_grad_()
-    if move_sizes:
-        sizes = to(torch.tensor(sizes))
-    out = fast.resample_pos_embeds(table, sizes, mode="bilinear", **options)
-    return [out, *torch.autograd.grad(out.square().sum(), table)]
 
 
 @pytest.mark.parametrize(
@@ -194,13 +154,6 @@ def test_sizes_of_the_host_are_not_waited_for(options, same_bits):
 
 def test_sizes_on_the_device_are_read_once(same_bits):
     same_bits(partial(embeds, move_sizes=True), ["batch/layout.py"], refused=NAMED_ERROR)
-
-
-def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
-    weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
-    out = fast.resample_patch_kernel(weight, size, mode=mode)
-    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
-    return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
 
 
 def linear_patch_kernel(to):
@@ -237,76 +190,55 @@ def by_plain_operations(to, where, shapes=((6, 5, 8),), antialias=True, tokens=3
     tables = tuple(to(random(*shape)) for shape in shapes)
     if tokens is None:
         return [dispatch.resample(*tables, *how)]
-    x = to(random(5, tokens, 8))
+    x = to(random(6, tokens, 8))
     dispatch.add(x, tables, *how)
     return [x]
 
 
+def on_device(to):
+    return Coordinates(to(COORD))
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("where", "options"),
     [
-        {"shapes": ((6, 8), (5, 8))},
-        {"shapes": ((128, 2, 8),), "antialias": False},
-        {"where": lambda to: OneGrid(3, 4), "tokens": 12},
+        (on_device, {"shapes": ((6, 8), (5, 8))}),
+        (on_device, {"shapes": ((128, 2, 8),), "antialias": False}),
+        (lambda to: OneGrid(3, 4), {"tokens": 12}),
     ],
     ids=["factorized", "gathered", "images"],
 )
-def test_plain_operations_never_wait(options, same_bits):
-    on_device = {"where": lambda to: Coordinates(to(COORD))}
-    same_bits(partial(by_plain_operations, **(on_device | options)))
+def test_plain_operations_never_wait(where, options, same_bits):
+    same_bits(partial(by_plain_operations, where=where, **options))
 
 
-def test_plain_operations_with_what_is_on_the_host(same_bits):
-    by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
-    same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
-    by_sizes = partial(by_plain_operations, where=lambda to: Sizes(torch.tensor(SIZES)))
-    same_bits(by_sizes, ["batch/layout.py"], NAMED_ERROR)
+@pytest.mark.parametrize(
+    ("where", "tokens", "waits_at"),
+    [
+        (lambda to: Coordinates(COORD), 31, ["backends/traceable.py"]),
+        (lambda to: Sizes(torch.tensor(SIZES)), 31, ["batch/layout.py"]),
+        (lambda to: Sizes(to(torch.tensor(SIZES)), length=31), None, []),
+    ],
+    ids=["coordinates of the host", "sizes of the host", "sizes on the device"],
+)
+def test_what_plain_operations_would_copy_no_cuda_graph_records(where, tokens, waits_at, same_bits):
+    case = partial(by_plain_operations, where=where, tokens=tokens)
+    same_bits(case, waits_at, NAMED_ERROR)
 
 
-def test_embeddings_for_sizes_on_the_device_by_plain_operations(same_bits):
-    where = lambda to: Sizes(to(torch.tensor(SIZES)), length=31)
-    case = partial(by_plain_operations, where=where, tokens=None)
-    same_bits(case, refused=NAMED_ERROR)
-
-
-def rope(to, kind, times, **options):
-    torch.manual_seed(0)
-    module = build(kind, **options).train()
-    for name, value in module._parameters.items():
-        module._parameters[name] = torch.nn.Parameter(to(value.detach()))
-    for name, value in module._buffers.items():
-        module._buffers[name] = value if value is None else to(value)
-    torch.manual_seed(1)
-    found = batched_rope(read_rope(module), to(COORD.repeat(times, 1, 1)), torch.float32)
-    if kind != "mixed":
-        return [found]
-    tables = list(found)
-    total = sum(table.square().sum() + table.sum() for table in tables)
-    return [*tables, *torch.autograd.grad(total, module.freqs)]
-
-
-TIMES = pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])
 RANDOM = {"shift_coords": 0.2, "jitter_coords": 1.3, "rescale_coords": 1.7}
 
 
-@TIMES
-@pytest.mark.parametrize("options", [{}, {"ref_feat_shape": (4, 4)}], ids=str)
+@pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize("options", [{}, {"ref_feat_shape": (4, 4)}, RANDOM], ids=str)
 @pytest.mark.parametrize("kind", CLASSES)
-def test_rotary_embeddings_wait_where_they_are_learned(kind, options, times, same_bits):
+def test_rotary_embeddings_wait_where_they_are_learned_or_random(kind, options, times, same_bits):
     case = partial(rope, kind=kind, times=times, **options)
-    if kind == "mixed":
+    is_random = options is RANDOM and kind in AUGMENTED
+    if kind == "mixed" or is_random:
         same_bits(case, [GRIDS], CUDA_ERROR)
     else:
         same_bits(case)
-
-
-@TIMES
-@pytest.mark.parametrize(
-    "options", [*({name: value} for name, value in RANDOM.items()), RANDOM], ids=str
-)
-@pytest.mark.parametrize("kind", AUGMENTED)
-def test_random_rotary_coordinates_are_drawn_for_each_grid(kind, options, times, same_bits):
-    same_bits(partial(rope, kind=kind, times=times, **options), [GRIDS], CUDA_ERROR)
 
 
 def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
@@ -329,13 +261,8 @@ def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):
 def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
     with SecondDevice(monkeypatch):
         x = torch.zeros(3, 4, device="cuda")
-        row = torch.ones(4)
         index = torch.tensor([0, 2])
-        for mixed in (
-            lambda: x + row,
-            lambda: x.index_add_(0, index, x[:2]),
-            lambda: torch.stack([x[0], row]),
-        ):
+        for mixed in (lambda: x + torch.ones(4), lambda: x.index_add_(0, index, x[:2])):
             with pytest.raises(RuntimeError, match="takes a tensor of the CPU"):
                 mixed()
 
@@ -344,13 +271,7 @@ def test_the_second_device_refuses_what_a_gpu_refuses(monkeypatch):
         x.copy_(torch.ones(3, 4), non_blocking=True)
         assert not waits
 
-        for read in (
-            x.sum().item,
-            x.cpu,
-            x.tolist,
-            lambda: x[x > 0],
-            lambda: x[index],
-            lambda: torch.equal(x, x),
-        ):
+        reads = x.sum().item, x.cpu, x.tolist, lambda: x[x > 0], lambda: x[index]
+        for read in reads:
             read()
-        assert waits.total() == 6
+        assert waits.total() == len(reads)

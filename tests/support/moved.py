@@ -1,0 +1,75 @@
+"""What runs on a CPU and on a pretended device: functions of ``to``, which moves tensors.
+
+Each gives results and their gradients.
+"""
+
+import torch
+
+from tests.support.oracles import row_major, seeded
+from tests.support.pretended import moved
+from tests.support.rotary import build
+from timm_naflex_fast import functional as fast
+from timm_naflex_fast.rope.batched import batched_rope
+from timm_naflex_fast.rope.modules import read_rope
+
+SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (1, 7), (8, 1)]
+COORD = row_major(SIZES, 31)
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=seeded(seed)).to(dtype)
+
+
+def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torch.float32)):
+    """``add`` tables of these ``shapes`` to tokens; results and gradients, with graphs of them.
+
+    ``dtypes``: of the tables, and of the tokens.
+    """
+    table_dtype, dtype = dtypes
+    tables = [to(random(*shape, dtype=table_dtype, seed=shape[0])) for shape in shapes]
+    x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1))
+    inputs = [tensor.requires_grad_() for tensor in (x, *tables)]
+    out = add(x * 1, *tables)
+    weight = to(random(*out.shape, dtype=dtype, seed=2))
+    return [out, *torch.autograd.grad(out, inputs, weight)]
+
+
+def learned(to, coord=COORD, move_coord=True, dtypes=(torch.float32, torch.float32), **options):
+    where = to(coord) if move_coord else coord
+    add = lambda x, table: fast.add_pos_embed_(x, table, where, **options)
+    return add_with_gradients(to, add, [(6, 5, 8)], coord, dtypes)
+
+
+def factorized(to, coord=COORD, move_coord=True, **options):
+    where = to(coord) if move_coord else coord
+    add = lambda x, y, x_table: fast.add_factorized_pos_embed_(x, y, x_table, where, **options)
+    return add_with_gradients(to, add, [(6, 8), (5, 8)], coord)
+
+
+def embeds(to, sizes=((4, 6), (2, 2), (8, 4)), move_sizes=False, **options):
+    table = to(random(6, 5, 8)).requires_grad_()
+    if move_sizes:
+        sizes = to(torch.tensor(sizes))
+    out = fast.resample_pos_embeds(table, sizes, mode="bilinear", **options)
+    return [out, *torch.autograd.grad(out.square().sum(), table)]
+
+
+def patch_kernel(to, mode="bicubic", dtype=torch.float32, size=(9, 14)):
+    weight = to(random(12, 3, 16, 16, dtype=dtype)).requires_grad_()
+    out = fast.resample_patch_kernel(weight, size, mode=mode)
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    return [out, grad, *torch.autograd.grad(grad.square().sum(), weight)]
+
+
+def rope(to, kind, times=1, **options):
+    """``times``: the batch, so often."""
+    torch.manual_seed(0)
+    module = moved(build(kind, **options).train(), to)
+    torch.manual_seed(1)
+    coord = to(COORD.repeat(times, 1, 1))
+    found = batched_rope(read_rope(module), coord, torch.float32)
+    if kind != "mixed":
+        return [found]
+    tables = list(found)
+    total = sum(table.square().sum() + table.sum() for table in tables)
+    return [*tables, *torch.autograd.grad(total, module.freqs)]
