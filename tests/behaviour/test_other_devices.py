@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.metal import Metal, OnMetal, reads
+from tests.support.metal import Metal, reads
 from tests.support.moved import (
     COORD,
     SIZES,
