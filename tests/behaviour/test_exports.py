@@ -1,0 +1,192 @@
+"""Exported programs of whole NaFlexVits, and of their embeddings alone.
+
+In every runtime they give timm's result; they hold no float64 and nothing of this package.
+"""
+
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.checks import slow
+from tests.support.oracles import OLD_TORCH, small_vit, vit_batch
+from tests.support.running import running
+from timm_naflex_fast import enable
+from timm_naflex_fast.cli.export import runtimes_for
+from timm_naflex_fast.measure import export
+
+pytestmark = pytest.mark.skipif(
+    OLD_TORCH or not hasattr(torch.compiler, "_is_exporting_flag"),
+    reason="this torch does not tell an export from other tracing",
+)
+BILINEAR = {"pos_embed_interp_mode": "bilinear"}
+NOT_ANTIALIASED = {"pos_embed_antialias": False}
+ALIGNED = {"pos_embed_align_corners": True}
+RADIO = BILINEAR | NOT_ANTIALIASED | ALIGNED | {"pos_embed_ar_preserving": True}
+# The strategy ("grid_sample": by timm's flag), the sides of the table, and timm's options.
+TABLES = {
+    "16 bilinear": ("matmul", (16, 16), BILINEAR),
+    "32 bicubic": ("matmul", (32, 32), {}),
+    "37 bicubic": ("matmul", (37, 37), {}),
+    "37 by interpolate_cached": ("interpolate_cached", (37, 37), {}),
+    "37 bicubic, not antialiased": ("matmul", (37, 37), NOT_ANTIALIASED),
+    "128 as in RADIO": ("matmul", (128, 128), RADIO),
+    "128 not antialiased": ("matmul", (128, 128), BILINEAR | NOT_ANTIALIASED),
+    "128 bilinear, grid_sample": ("grid_sample", (128, 128), BILINEAR),
+    "128 bicubic, grid_sample": ("grid_sample", (128, 128), ALIGNED),
+    "factorized": ("matmul", (16, 16), {"pos_embed": "factorized"}),
+    "factorized, grid_sample": ("grid_sample", (37, 16), {"pos_embed": "factorized"}),
+}
+# Of every kind: one cell, one row, one column, the table's own size, 1,024 tokens.
+UNSEEN = [
+    [(1, 1)],
+    [(3, 4), (2, 2), (1, 12)],
+    [(24, 24), (5, 30), (30, 5), (1, 100), (100, 1), (16, 16)],
+    [(32, 32), (37, 27), (1, 1024), (1024, 1), (13, 77)],
+]
+IMAGE = (12, 44)  # the size of a plain image, in pixels: a grid of 3 x 11
+TOLERANCES = {"model": 1e-5, "embeddings": 2e-6}
+
+# The table, what is exported, and the size of its images.
+PROGRAMS = [
+    ("37 bicubic", "model", None),
+    ("16 bilinear", "model", IMAGE),
+    ("37 bicubic", "embeddings", None),
+    slow("factorized", "model", IMAGE),
+]
+for name, part in product(TABLES, TOLERANCES):
+    if name != "37 bicubic":
+        PROGRAMS.append(slow(name, part, None))
+EACH_PROGRAM = pytest.mark.parametrize(("name", "part", "size"), PROGRAMS)
+
+# In a process of its own: a worker that loads and unloads many packages may crash.
+ALONE = """
+import sys
+sys.modules["timm_naflex_fast"] = sys.modules["timm"] = None
+import torch
+form, file = sys.argv[1:]
+run = torch._inductor.aoti_load_package(file) if form == "aoti" else torch.export.load(file).module()
+torch.save([run(**inputs) for inputs in torch.load("inputs.pt")], "outputs.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A function that gives a module, its program with free sizes, and the file of ONNX."""
+
+    @cache
+    def make(name, part, size):
+        strategy, grid, options = TABLES[name]
+        by_flag = strategy == "grid_sample"
+        options = dict(options, pos_embed_grid_size=grid, pos_embed_use_grid_sample=by_flag)
+        model = small_vit(depth=1, **options).eval()
+        make_task = export.make_task if part == "model" else export.make_embeddings_task
+        task = make_task(model, size)
+        file = tmp_path_factory.mktemp("program") / "model.onnx"
+        with torch.no_grad(), running(strategy, strict=True):
+            program = export.write(task.module, task.example, task.free, file)
+        return task.module, program, file
+
+    return make
+
+
+def unseen_inputs(size):
+    """Plain images of ``size``, or batches of patches, that no program was written with."""
+    if size is None:
+        return [vit_batch(sizes) for sizes in UNSEEN]
+    return [{"image": torch.randn(n, 1, *size)} for n in (1, 3)]
+
+
+def check(module, part, batches, outputs):
+    for inputs, output in zip(batches, outputs, strict=True):
+        with torch.no_grad():
+            want = module(**inputs)
+        largest = want.abs().max()
+        assert largest > 0.01
+        assert (torch.as_tensor(output) - want).abs().max() <= TOLERANCES[part] * largest
+
+
+@pytest.mark.parametrize("runtime", export.LOADERS)
+@EACH_PROGRAM
+def test_every_runtime_equals_timm_on_batches_lengths_and_grids_not_seen(
+    runtime, name, part, size, files
+):
+    if runtime not in runtimes_for(Path("model.onnx")):
+        pytest.skip("it is not installed")
+    module, program, file = files(name, part, size)
+    run = export.LOADERS[runtime](file, program)
+    batches = unseen_inputs(size)
+    check(module, part, batches, [run(inputs) for inputs in batches])
+
+
+@EACH_PROGRAM
+def test_no_program_holds_float64_a_resize_or_this_package(name, part, size, files):
+    onnx = pytest.importorskip("onnx")
+
+    _, program, file = files(name, part, size)
+
+    assert "float32" in export.dtypes_of(program)
+    assert "float64" not in export.dtypes_of(program)
+    for node in program.graph.nodes:
+        assert "upsample" not in str(node.target)
+        assert "naflex" not in str(node.target)
+
+    graph = onnx.shape_inference.infer_shapes(onnx.load(file)).graph
+    operators = Counter(node.op_type for node in graph.node)
+    assert operators["Resize"] == operators["GridSample"] == 0
+    double = onnx.TensorProto.DOUBLE
+    values = [*graph.value_info, *graph.input, *graph.output]
+    assert len(values) > 20
+    assert not [v.name for v in values if v.type.tensor_type.elem_type == double]
+    assert not [tensor.name for tensor in graph.initializer if tensor.data_type == double]
+    for node in graph.node:
+        for attribute in node.attribute:
+            assert attribute.t.data_type != double
+            assert not (node.op_type == "Cast" and attribute.i == double)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "name", "part"),
+    [
+        ("export", "37 bicubic", "model"),
+        ("aoti", "37 bicubic", "model"),
+        ("aoti", "37 bicubic", "embeddings"),
+        ("aoti", "128 as in RADIO", "embeddings"),
+    ],
+)
+def test_a_saved_program_runs_in_a_fresh_process_without_this_package(
+    form, name, part, files, tmp_path
+):
+    module, program, _ = files(name, part, None)
+    file = str(tmp_path / "model.pt2")
+    if form == "export":
+        torch.export.save(program, file)
+    else:
+        torch._inductor.aoti_compile_and_package(program, package_path=file)
+    batches = unseen_inputs(None)
+    torch.save(batches, tmp_path / "inputs.pt")
+
+    subprocess.run([sys.executable, "-c", ALONE, form, file], cwd=tmp_path, check=True, timeout=300)
+
+    check(module, part, batches, torch.load(tmp_path / "outputs.pt"))
+
+
+def test_autocast_around_an_exported_program_rounds_no_embedding(tmp_path):
+    model = small_vit(depth=0, embed_dim=16, pos_embed_grid_size=(37, 37))
+    model.embeds.proj = torch.nn.Identity()  # else autocast rounds the tokens
+    task = export.make_embeddings_task(model, size=None)
+    with torch.no_grad(), enable(strict=True):
+        program = export.write(task.module, task.example, task.free, tmp_path / "model.pt2")
+    inputs = vit_batch([(24, 24), (5, 30)])
+    inputs["patches"].zero_()
+
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        got = program.module()(**inputs)
+
+    check(task.module, "embeddings", [inputs], [got])
