@@ -26,6 +26,8 @@ MODELS = {
     "factorized": {"pos_embed": "factorized"},
     "frozen": {},
     "rope": {"rope_type": "mixed"},
+    "rope of few tokens": {"rope_type": "mixed"},
+    "axial rope": {"rope_type": "axial"},
     "patch kernels": {"enable_patch_interpolator": True},
     "frozen patch kernels": {"enable_patch_interpolator": True},
 }
@@ -42,12 +44,15 @@ SAVED = (
     "_upsample_bicubic2d_aa",
     "mm",
     "eye",
+    "_to_copy",
 )
 
 
 def model_and_batch(name):
     model = small_vit(**MODELS[name])
     batch = dict(BATCH)
+    if "few" in name:
+        batch = {key: value[3:] for key, value in BATCH.items()}
     if "frozen" in name:
         model.embeds.requires_grad_(False)
     if "patch kernels" in name:
