@@ -26,8 +26,7 @@ MODELS = {
     "factorized": {"pos_embed": "factorized"},
     "frozen": {},
     "rope": {"rope_type": "mixed"},
-    "rope of few tokens": {"rope_type": "mixed"},
-    "axial rope": {"rope_type": "axial"},
+    "rope of few tokens": {"rope_type": "axial"},
     "patch kernels": {"enable_patch_interpolator": True},
     "frozen patch kernels": {"enable_patch_interpolator": True},
 }
@@ -45,6 +44,7 @@ SAVED = (
     "mm",
     "eye",
     "_to_copy",
+    "stack",
 )
 
 
