@@ -25,15 +25,25 @@ gc.set_threshold(50_000)
 
 @pytest.fixture(autouse=True)
 def stock_timm():
-    """Every test ends with timm as it came and empty caches, or fails."""
+    """Every test ends with timm as it came, nothing enabled and empty caches, or fails."""
     from tests.support import oracles
-    from tests.support.leaks import no_leaks
+    from timm_naflex_fast import disable, status
     from timm_naflex_fast.resampling import kept
 
+    def patches():
+        now = status()
+        return now.flags, sorted(map(str, now.models)), now.replaced
+
     oracles.seed()
-    with no_leaks():
-        yield
-        kept.clear_all()  # functions fill it too, not only patches
+    before = patches()
+    yield
+    kept.clear_all()  # functions fill it too, not only patches
+    if patches() != before:
+        gc.collect()  # a model's settings end with the model
+    left = patches()
+    if left != before:
+        disable()  # the others would follow from it
+        pytest.fail(f"the test left {left}; before: {before}", pytrace=False)
     assert oracles.is_pristine()
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:  # one test's graphs must not count against the next one's limit
