@@ -14,31 +14,13 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.checks import slow, written
+from tests.support.linear import COORD, FUNCTIONS, SIZES, TABLE
 from tests.support.oracles import Case, relative, row_major, tables
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.tracing import is_tracing, why_unsupported
-
-SIZES = [(3, 4), (5, 2), (3, 4)]
-COORD = row_major(SIZES, 13)
-TABLE = torch.randn(6, 5, 4)
-LINE = torch.randn(6, 4)
-KERNELS = torch.randn(2, 3, 8, 8)
-
-
-def tokens(t):
-    """Zeros that depend on ``t``: a transform allows writing only into what depends on its input."""
-    return 0 * t.sum() + torch.zeros(3, 13, 4)
-
-
-def packed(t, **how):
-    return fast.resample_pos_embeds(t, SIZES, mode="bilinear", **how)
-
-
-def padded(t, **how):
-    return fast.resample_pos_embeds(t, [(2, 4)], length=9, merge=2, mode="bicubic", **how)
 
 
 def frames(t, **how):
@@ -49,34 +31,12 @@ def for_a_tensor_of_sizes(t, **how):
     return fast.resample_pos_embeds(t, torch.tensor(SIZES), length=12, mode="bicubic", **how)
 
 
-def by_coordinates(t, **how):
-    return fast.add_pos_embed_(tokens(t), t, COORD, **how)
-
-
-def by_sizes(t, **how):
-    return fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)
-
-
-def factorized(t, **how):
-    return fast.add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how)
-
-
-# Every function of ``functional``, linear in its argument.
+# Linear functions of a table, and the points at which they are tried.
 LINEAR = [
-    (partial(by_strategy, strategy=strategy), point)
-    for strategy in STRATEGY_NAMES
-    for by_strategy, point in (
-        (packed, TABLE),
-        (padded, TABLE),
-        (frames, TABLE),
-        (for_a_tensor_of_sizes, TABLE),
-        (by_coordinates, TABLE),
-        (by_sizes, TABLE),
-        (factorized, LINE),
-    )
+    (partial(function, strategy=strategy), TABLE)
+    for function, strategy in product((*FUNCTIONS, frames, for_a_tensor_of_sizes), STRATEGY_NAMES)
 ]
-LINEAR.append((lambda t: fast.resample_pos_embed(t, (3, 4)), TABLE))
-LINEAR.append((lambda t: fast.resample_patch_kernel(t, (5, 9)), KERNELS))
+LINEAR.append((lambda t: fast.resample_patch_kernel(t, (5, 9)), torch.randn(2, 3, 8, 8)))
 
 
 @pytest.mark.parametrize(("function", "point"), LINEAR)
@@ -106,30 +66,24 @@ def test_every_function_has_tangents_gradients_and_batches(function, point):
 
 
 @pytest.mark.parametrize("mode", ["matmul", slow("interpolate_cached"), slow("grid_sample")])
-@pytest.mark.parametrize("kind", ["learned", "factorized"])
-def test_compiled_models_have_tangents(mode, kind):
-    embeds = Case(sizes=SIZES, length=13, kind=kind).embeds().requires_grad_(False)
-    weight = torch.randn(13, 4)
-    point = {}
-    for name, table in embeds.named_parameters():
-        if name.startswith("pos_embed"):
-            point[name] = table.detach()
-    v = {name: torch.randn_like(table) for name, table in point.items()}
+def test_a_compiled_model_has_tangents(mode):
+    embeds = Case(sizes=SIZES, length=13).embeds().requires_grad_(False)
+    weight = torch.randn(3, 13, 4)
 
-    def f(tables):
-        inputs = (torch.zeros(3, 13, 1),)
-        return functional_call(embeds, tables, inputs, {"patch_coord": COORD})[0]
+    def f(table):
+        inputs = torch.zeros(3, 13, 1), COORD
+        return functional_call(embeds, {"pos_embed": table}, inputs)[0]
 
-    def derivatives(point, v):
-        _, tangent = jvp(f, (point,), (v,))
-        gradient = grad(lambda tables: (f(tables) * weight).sum())(point)
-        return [tangent, *gradient.values()]
+    def derivatives(table, v):
+        _, tangent = jvp(f, (table,), (v,))
+        return tangent, grad(lambda table: (f(table) * weight).sum())(table)
 
     compiled = torch.compile(derivatives, backend="eager", fullgraph=True)
+    point = TABLE[None], torch.randn(1, 6, 5, 4)
     # interpolate_cached is left to timm under a transform.
     with enable(mode) if mode == "interpolate_cached" else running(mode):
-        wants = derivatives(point, v)
-        gots = compiled(point, v)
+        wants = derivatives(*point)
+        gots = compiled(*point)
 
     for got, want in zip(gots, wants, strict=True):
         assert want.abs().max() > 0.1
@@ -141,12 +95,11 @@ def test_compiled_models_have_tangents(mode, kind):
     [{"tracing_mode": "real"}, {"tracing_mode": "symbolic"}, {"pre_dispatch": True}],
     ids=str,
 )
-@pytest.mark.parametrize("calls_before", [0, 3], ids=["", "after a resized table is kept"])
 @pytest.mark.parametrize("strategy", ["matmul", slow("interpolate_cached")])
-def test_what_is_written_down_holds_for_other_tables(how, calls_before, strategy):
+def test_what_is_written_down_while_a_table_is_kept_holds_for_other_tables(how, strategy):
     f = lambda table, x, coord: fast.add_pos_embed_(x * 1, table, coord, strategy=strategy)
     x = torch.zeros(3, 13, 4)
-    for _ in range(calls_before):
+    for _ in range(3):
         f(TABLE, x, COORD)
 
     graph = make_fx(f, **how)(TABLE, x, COORD)
@@ -163,7 +116,7 @@ def add_learned(x, coord):
 
 
 def add_factorized(x, coord):
-    return fast.add_factorized_pos_embed_(x * 1, LINE, LINE.flip(0), coord)
+    return fast.add_factorized_pos_embed_(x * 1, TABLE[:, 0], TABLE[0], coord)
 
 
 # But the compiled operator of a learned table, which raises the named error.
@@ -171,9 +124,8 @@ PLAIN = [*product([add_learned, add_factorized], ["export", "trace", "make_fx"])
 PLAIN.append((add_factorized, "compile"))
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 3e9, 2.0**32 - 1])
 @pytest.mark.parametrize(("add", "how"), PLAIN)
-def test_a_coordinate_that_names_no_cell_gives_no_number(add, how, value):
+def test_a_coordinate_that_names_no_cell_gives_no_number(add, how):
     module = torch.nn.Module()
     module.forward = add
     x = torch.zeros(3, 13, 4)
@@ -181,19 +133,19 @@ def test_a_coordinate_that_names_no_cell_gives_no_number(add, how, value):
     want = add(x, coord)
     graph = written(how, module, x, coord)
 
-    bad = coord.clone()
-    bad[0, 3, 0] = value
-    got = graph(x, bad)
-
-    assert got[0, 3].isnan().all()
-    assert relative(got[1:], want[1:]) <= 2e-6
-    if value < 0:  # a larger one tells another grid
-        assert relative(got[0, :3], want[0, :3]) <= 2e-6
-        assert not got[0, 12:].isnan().any()
-        # Padding is not looked at.
+    for value in (-1.0, float("nan"), float("inf"), 3e9, 2.0**32 - 1):
         bad = coord.clone()
-        bad[1, 10:] = value
-        assert relative(graph(x, bad), want) <= 2e-6
+        bad[0, 3, 0] = value
+        got = graph(x, bad)
+        assert got[0, 3].isnan().all()
+        assert relative(got[1:], want[1:]) <= 2e-6
+        if value < 0:  # a larger one tells another grid
+            assert relative(got[0, :3], want[0, :3]) <= 2e-6
+            assert not got[0, 12:].isnan().any()
+
+    padding = coord.clone()
+    padding[1, 10:] = -1
+    assert relative(graph(x, padding), want) <= 2e-6
 
 
 def test_no_images_and_no_channels():
@@ -209,9 +161,8 @@ def test_no_images_and_no_channels():
     assert fast.add_pos_embed_(torch.zeros(3, 13, 0), TABLE[..., :0], COORD).shape == (3, 13, 0)
 
 
-@pytest.mark.parametrize("batch", [0, 1, 3])
 @pytest.mark.parametrize("kind", ["learned", slow("factorized")])
-def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
+def test_plain_images_of_any_number_and_size_are_one_compiled_graph(kind):
     embeds = Case(kind=kind).embeds()
 
     def f(x, size):
@@ -224,7 +175,7 @@ def test_plain_images_of_any_size_are_one_compiled_graph(kind, batch):
         return [out.detach(), *torch.autograd.grad(out.square().sum(), tables(embeds))]
 
     compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
-    for h, w in ((3, 4), (6, 5), (9, 2)):
+    for batch, h, w in ((3, 3, 4), (3, 6, 5), (2, 9, 2), (1, 3, 4), (0, 3, 4)):
         x = torch.randn(batch, h * w, 4)
         wants = results(f, x, (h, w))
         with enable():
@@ -248,4 +199,3 @@ def test_why_unsupported_names_the_tensor():
     with FakeTensorMode() as fake:
         assert is_tracing()
         assert why_unsupported(fake.from_tensor(plain)) is None
-    assert not is_tracing()
