@@ -14,7 +14,6 @@ from tests.support.oracles import (
     far,
     first,
     relative,
-    row_major,
     small_vit,
     tables,
     trained,
@@ -33,7 +32,6 @@ RADIO = {
 if NEW_TIMM:
     RADIO |= {"pos_embed_antialias": False, "pos_embed_align_corners": True}
 MODELS = {"siglip": {}, "gap": RADIO, "parfac_gap": {}}
-COORD = row_major([(2, 3)])
 # timm's grid_sample flag is for NaFlex batches, so plain images are left to timm.
 ON_IMAGES = {"matmul": "matmul", "interpolate_cached": "interpolate_cached", "grid_sample": "stock"}
 PATCHES = vit_batch([(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)], patch=16, chans=3)
@@ -43,30 +41,17 @@ IMAGES = torch.randn(2, 3, 208, 272)
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     torch.manual_seed(0)
-    small = dict(depth=1, embed_dim=192, num_heads=3)
+    small = dict(depth=1, embed_dim=192, num_heads=3, num_classes=0)
     name = f"naflexvit_base_patch16_{request.param}"
     return timm.create_model(name, **small, **MODELS[request.param]).eval()
 
 
-def step(model, inputs, mode):
-    """Pooled features and all gradients of one forward and backward."""
-
-    def pooled(inputs):
-        features = model.forward_features(*inputs)
-        if isinstance(features, dict):
-            features = features["patches"]
-        valid = inputs[2] if len(inputs) > 1 else None
-        return model.forward_head(features, patch_valid=valid, pre_logits=True)
-
-    with running(mode):
-        return trained(model, inputs, pooled)
-
-
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize("inputs", [tuple(PATCHES.values()), (IMAGES,)], ids=["naflex", "images"])
+@pytest.mark.parametrize("inputs", [PATCHES, IMAGES], ids=["naflex", "images"])
 def test_outputs_and_gradients_equal_stock(model, mode, inputs):
-    want = step(model, inputs, "stock")
-    assert far(step(model, inputs, mode), want) <= 1e-5
+    want = trained(model, inputs)
+    with running(mode):
+        assert far(trained(model, inputs), want) <= 1e-5
     _, grads = want
     assert max(grads[name].abs().max() for name in grads if "pos_embed" in name) > 1e-7
 
@@ -82,39 +67,25 @@ def test_kept_embeddings_of_images_equal_stock(model, mode):
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
-@pytest.mark.parametrize("inside", ["fake", "make_fx"])
-def test_fake_tensors_work_and_poison_nothing(mode, inside):
+def test_fake_tensors_work_and_poison_nothing(mode):
     embeds = small_vit(enable_patch_interpolator=True).embeds.requires_grad_(False)
+    weight = embeds.proj.weight
     image = torch.randn(2, 1, 24, 28)
-    patches = torch.randn(1, 6, 3, 5, 1)
-    want = first(embeds(image))
-    want_patches = first(embeds(patches, patch_coord=COORD))
-
-    def with_fake_tensors():
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            assert first(embeds(fake.from_tensor(image))).shape == want.shape
-            weight = fake.from_tensor(embeds.proj.weight)
-            kernel = embeds.patch_interpolator.resample_linear_weight(weight, (3, 5))
-            assert kernel.shape == (32, 15)
-
-    def with_make_fx():
-        how = dict(tracing_mode="fake", _allow_non_fake_inputs=True)
-        graph = make_fx(lambda x: first(embeds(x)), **how)(image)
-        torch.testing.assert_close(graph(image), want, atol=2e-6, rtol=0)
+    tokens = lambda image: first(embeds(image))
+    kernel = lambda weight: embeds.patch_interpolator.resample_linear_weight(weight, (3, 5))
+    want = tokens(image)
+    want_kernel = kernel(weight)
 
     enable(mode)
     for _ in range(2):
-        if inside == "fake":
-            with_fake_tensors()
-        else:
-            with_make_fx()
-        torch.testing.assert_close(first(embeds(image)), want, atol=5e-6, rtol=0)
-    if mode != "grid_sample":
-        got = first(embeds(patches, patch_coord=COORD))
-        torch.testing.assert_close(got, want_patches, atol=5e-6, rtol=0)
-    assert ("pos_embed", ON_IMAGES[mode]) in status().calls
-    if inside == "fake":
-        assert ("patch_embed", "matmul") in status().calls
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            assert tokens(fake.from_tensor(image)).shape == want.shape
+            assert kernel(fake.from_tensor(weight)).shape == want_kernel.shape
+        graph = make_fx(tokens, tracing_mode="fake", _allow_non_fake_inputs=True)(image)
+        for run in (graph, tokens):
+            torch.testing.assert_close(run(image), want, atol=2e-6, rtol=0)
+        torch.testing.assert_close(kernel(weight), want_kernel, atol=5e-6, rtol=0)
+    assert set(status().calls) == {("pos_embed", ON_IMAGES[mode]), ("patch_embed", "matmul")}
 
 
 @pytest.mark.usefixtures("clean")

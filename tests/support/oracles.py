@@ -228,7 +228,7 @@ def trained(model, batch, run=None):
     run = model if run is None else run  # a compiled model has no truth value
     model.zero_grad()
     out = run(batch)
-    weight = torch.randn(out.shape, generator=seeded(0))
+    weight = torch.randn(out.shape, generator=seeded(0)).to(out.device)
     (out * weight).mean().backward()
     grads = {}
     for name, parameter in model.named_parameters():

@@ -18,11 +18,13 @@ def whole_model(num_patches=64):
     return randomized(Siglip2Model(config))
 
 
-def tower(num_patches=64):
-    """The image tower alone."""
+def tower(num_patches=64, **sizes):
+    """The image tower alone; ``sizes`` other than those of ``SIZES``."""
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
-    return randomized(Siglip2VisionModel(Siglip2VisionConfig(**SIZES, num_patches=num_patches)))
+    return randomized(
+        Siglip2VisionModel(Siglip2VisionConfig(**SIZES | sizes, num_patches=num_patches))
+    )
 
 
 def randomized(model):
