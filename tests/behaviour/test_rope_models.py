@@ -1,8 +1,6 @@
 """Rotary embeddings inside whole models, in graphs, and as a flag."""
 
-import re
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import timm.layers.pos_embed_sincos as timms
@@ -10,11 +8,12 @@ import torch
 
 from tests.support.checks import slow, written
 from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_batch, worst
-from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
+from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor
 from tests.support.running import running
-from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import decide, library
+from timm_naflex_fast import enable
+from timm_naflex_fast.patching import decide
 from timm_naflex_fast.patching import timm as replacements
+from timm_naflex_fast.rope.modules import read_rope
 
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
 # What timm itself can run as a whole model.
@@ -93,22 +92,18 @@ def test_what_is_written_down_holds_for_other_grids(kind, how):
         assert relative(program(*others), want) <= 1e-5
 
 
-def replaced(rope, x, coord):
-    model = SimpleNamespace(rope=rope, num_prefix_tokens=0)  # all that is asked of a NaFlexVit
-    return as_tensor(replacements._generate_rope_naflex(model, x, coord))
-
-
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_tracers_and_transforms_meet_plain_operations(kind):
-    rope = build(kind)
+    model = vit(kind)
     coord = BATCH["patch_coord"]
     x = torch.zeros(*coord.shape[:2], 4)
-    want = ours(rope, coord)
-    of_one = lambda x, coord: replaced(rope, x[None], coord[None])
+    embed = lambda x, coord: as_tensor(model._generate_rope_naflex(x, coord))
 
     with enable():
-        by_sample = torch.func.vmap(of_one)(x, coord)
-        got = replaced(rope.to("meta"), x.to("meta"), coord.to("meta"))
+        want = embed(x, coord)
+        by_sample = torch.func.vmap(lambda x, coord: embed(x[None], coord[None]))(x, coord)
+        model.to("meta")
+        got = embed(x.to("meta"), coord.to("meta"))
 
     assert got.shape == want.shape
     assert got.device.type == "meta"
@@ -119,30 +114,14 @@ class OtherRope(timms.RotaryEmbeddingCat):
     """A type that nobody knows."""
 
 
-UNKNOWN = {
-    "type OtherRope": lambda: OtherRope(16, in_pixels=False),
-    "'pixel' grid": lambda: timms.RotaryEmbeddingCat(16),
-    "for one grid alone": lambda: timms.RotaryEmbeddingCat(16, in_pixels=False, feat_shape=(3, 4)),
-}
-
-
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("reason", UNKNOWN)
-def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatch, recwarn):
-    model = vit("axial")
-    model.rope = UNKNOWN[reason]()
-    decide.warned.clear()
-    enable()
-    method = replacements.VIT, "_generate_rope_naflex"
-    monkeypatch.setitem(library.originals, method, lambda *_: "timm's")
-
-    for _ in range(2):
-        found = model._generate_rope_naflex(torch.zeros(1, 2, 4), torch.zeros(1, 2, 2))
-        assert found == "timm's"
-
-    (warning,) = recwarn
-    assert re.search(f"{reason}.* stays with timm's own code", str(warning.message))
-    assert [*status().fallbacks.values()] == [2]
+def test_what_we_do_not_know_is_named():
+    made = timms.RotaryEmbeddingCat
+    for rope, reason in (
+        (OtherRope(16, in_pixels=False), "type OtherRope"),
+        (made(16), "'pixel' grid"),
+        (made(16, in_pixels=False, feat_shape=(3, 4)), "for one grid alone"),
+    ):
+        assert reason in read_rope(rope)
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")

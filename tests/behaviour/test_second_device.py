@@ -78,54 +78,40 @@ def same_bits(monkeypatch):
     return compare
 
 
-ADDS = pytest.mark.parametrize("add", [learned, factorized])
+ON_DEVICE = [
+    partial(add, strategy=strategy, **options)
+    for add in (learned, factorized)
+    for strategy in STRATEGY_NAMES
+    for options in ({}, {"coord": REORDERED}, {"ar_preserving": True})
+]
+ON_DEVICE += [
+    partial(learned, dtypes=(torch.float32, torch.bfloat16)),
+    partial(learned, dtypes=(torch.float64, torch.float64)),
+    partial(learned, coord=COORD.float()),
+    partial(learned, coord=COORD.float(), strategy="grid_sample", mode="bilinear"),
+]
+ON_HOST = [
+    partial(add, coord=coord, move_coord=False, strategy=strategy)
+    for add in (learned, factorized)
+    for strategy in ("matmul", "interpolate_cached")
+    for coord in (COORD, REORDERED)
+]
+ON_HOST += [
+    partial(embeds, merge=2),
+    partial(embeds, merge=2, sizes=((2, 4, 6), (1, 2, 2))),
+    partial(embeds, merge=2, length=40, padding="first"),
+    partial(embeds, merge=2, strategy="interpolate_cached"),
+]
 
 
-@ADDS
-@pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-@pytest.mark.parametrize(
-    "options", [{}, {"coord": REORDERED}, {"ar_preserving": True}], ids=["", "reordered", "square"]
-)
-def test_coordinates_are_read_once(add, strategy, options, same_bits):
-    same_bits(partial(add, strategy=strategy, **options), [GRIDS])
+@pytest.mark.parametrize("case", ON_DEVICE)
+def test_coordinates_are_read_once(case, same_bits):
+    same_bits(case, [GRIDS])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtypes": (torch.float32, torch.bfloat16)},
-        {"dtypes": (torch.float64, torch.float64)},
-        {"coord": COORD.float()},
-        {"coord": COORD.float(), "strategy": "grid_sample", "mode": "bilinear"},
-    ],
-    ids=["bfloat16 tokens", "float64", "float coordinates", "float coordinates, grid_sample"],
-)
-def test_other_dtypes(options, same_bits):
-    same_bits(partial(learned, **options), [GRIDS])
-
-
-@ADDS
-@pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
-@pytest.mark.parametrize("coord", [COORD, REORDERED], ids=["", "reordered"])
-def test_coordinates_of_the_host_are_not_waited_for(add, strategy, coord, same_bits):
-    case = partial(add, coord=coord, move_coord=False, strategy=strategy)
+@pytest.mark.parametrize("case", ON_HOST)
+def test_coordinates_and_sizes_of_the_host_are_not_waited_for(case, same_bits):
     same_bits(case, refused=NAMED_ERROR)
-
-
-def second_derivatives(to, coord, move_coord=True, **options):
-    table = to(random(6, 5, 8)).requires_grad_()
-    where = to(coord) if move_coord else coord
-    out = fast.add_pos_embed_(to(torch.zeros(6, 31, 8)), table, where, **options)
-    weight = to(random(*out.shape, seed=2)).requires_grad_()
-    (gradient,) = torch.autograd.grad(out, table, weight, create_graph=True)
-    return [out, gradient, *torch.autograd.grad(gradient.square().sum(), weight)]
-
-
-def test_second_derivatives(same_bits):
-    same_bits(partial(second_derivatives, coord=REORDERED), [GRIDS])
-    same_bits(partial(second_derivatives, coord=COORD, strategy="grid_sample"), [GRIDS])
-    on_host = partial(second_derivatives, coord=REORDERED, move_coord=False)
-    same_bits(on_host, refused=NAMED_ERROR)
 
 
 def test_a_grid_that_comes_again_is_not_compared_with_what_was_kept(same_bits):
@@ -136,20 +122,6 @@ def test_a_grid_that_comes_again_is_not_compared_with_what_was_kept(same_bits):
         return [fast.add_pos_embed_(x * 1, table, coord) for _ in range(3)]
 
     same_bits(frozen, [GRIDS] * 3)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"merge": 2},
-        {"merge": 2, "sizes": ((2, 4, 6), (1, 2, 2))},
-        {"merge": 2, "length": 40, "padding": "first"},
-        {"merge": 2, "strategy": "interpolate_cached"},
-    ],
-    ids=str,
-)
-def test_sizes_of_the_host_are_not_waited_for(options, same_bits):
-    same_bits(partial(embeds, **options), refused=NAMED_ERROR)
 
 
 def test_sizes_on_the_device_are_read_once(same_bits):

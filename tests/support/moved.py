@@ -21,7 +21,7 @@ def random(*shape, dtype=torch.float32, seed=0):
 
 
 def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torch.float32)):
-    """``add`` tables of these ``shapes`` to tokens; results and gradients, with graphs of them.
+    """``add`` tables of these ``shapes`` to tokens; the result, gradients and a second derivative.
 
     ``dtypes``: of the tables, and of the tokens.
     """
@@ -30,8 +30,10 @@ def add_with_gradients(to, add, shapes, coord=COORD, dtypes=(torch.float32, torc
     x = to(random(*coord.shape[:2], 8, dtype=dtype, seed=1))
     inputs = [tensor.requires_grad_() for tensor in (x, *tables)]
     out = add(x * 1, *tables)
-    weight = to(random(*out.shape, dtype=dtype, seed=2))
-    return [out, *torch.autograd.grad(out, inputs, weight)]
+    weight = to(random(*out.shape, dtype=dtype, seed=2)).requires_grad_()
+    gradients = torch.autograd.grad(out, inputs, weight, create_graph=True)
+    total = sum(gradient.square().sum() for gradient in gradients)
+    return [out, *gradients, *torch.autograd.grad(total, weight)]
 
 
 def learned(to, coord=COORD, move_coord=True, dtypes=(torch.float32, torch.float32), **options):
