@@ -4,22 +4,52 @@ Replicated ones count as the table that each rank holds, sharded ones are a name
 """
 
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.linear import COORD, FUNCTIONS, LEARNED, TABLE, by_coordinates, packed, padded
-from tests.support.oracles import first, small_vit
+from tests.support.oracles import first, seeded, small_vit
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast import functional as fast
 
 tensor = pytest.importorskip("torch.distributed.tensor")
 if not hasattr(tensor, "DTensor"):
     pytest.skip("torch < 2.5 has DTensor under another name", allow_module_level=True)
 
+SIZES = [(5, 7), (4, 3), (8, 2)]
+COORD = torch.cartesian_prod(torch.arange(5), torch.arange(7)).expand(3, -1, -1)
+TABLE = torch.randn(6, 5, 8, generator=seeded(0))
 STRATEGIES = pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached"])
+
+
+def by_coordinates(table, **how):
+    return fast.add_pos_embed_(torch.zeros(3, 35, 8), table, COORD, **how)
+
+
+def by_sizes(table, **how):
+    return fast.add_pos_embed_(torch.zeros(3, 35, 8), table, grid_sizes=SIZES, **how)
+
+
+def factorized(table, **how):
+    """Its tables are DTensors too."""
+    x = torch.zeros(3, 35, 8)
+    return fast.add_factorized_pos_embed_(x, table[0], table[:, 0], COORD, **how)
+
+
+def packed(table, **how):
+    return fast.resample_pos_embeds(table, SIZES, mode="bilinear", **how)
+
+
+def padded(table, **how):
+    return fast.resample_pos_embeds(table, SIZES, mode="bilinear", length=40, **how)
+
+
+def one(table, **how):
+    return fast.resample_pos_embed(table, (9, 4))
+
+
+LEARNED = by_coordinates, by_sizes, packed, padded, one
 
 
 def result_and_gradient(function, table):
@@ -38,11 +68,11 @@ def mesh(tmp_path):
 
 
 @STRATEGIES
-@pytest.mark.parametrize(
-    ("function", "compiled"),
-    [*product(FUNCTIONS, [False]), (padded, True), (by_coordinates, True)],
-)
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+@pytest.mark.parametrize("function", [*LEARNED, factorized])
 def test_a_replicated_table_is_the_table_of_each_rank(mesh, strategy, function, compiled):
+    if compiled and function not in (padded, by_coordinates):
+        pytest.skip("one that resamples and one that adds will do")
     replicated = tensor.distribute_tensor(TABLE, mesh, [tensor.Replicate()])
     run = partial(function, strategy=strategy)
     want, want_gradient = result_and_gradient(run, TABLE)
@@ -73,9 +103,9 @@ def test_what_the_error_says_gives_a_sharded_gradient(mesh):
 
 
 def test_tokens_that_are_a_dtensor_are_a_named_error(mesh):
-    tokens = tensor.distribute_tensor(torch.zeros(3, 13, 4), mesh, [tensor.Replicate()])
+    tokens = tensor.distribute_tensor(torch.zeros(3, 35, 8), mesh, [tensor.Replicate()])
     with pytest.raises(ValueError, match=r"x is a DTensor.*to_local\(\)"):
-        add_pos_embed_(tokens, TABLE, COORD)
+        fast.add_pos_embed_(tokens, TABLE, COORD)
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="this torch resizes no DTensor")
@@ -83,8 +113,8 @@ def test_tokens_that_are_a_dtensor_are_a_named_error(mesh):
 @torch.no_grad()
 def test_a_model_of_dtensors_is_left_to_timm(mesh, compiled):
     """One image: timm's own loop mixes DTensors with plain tensors, which of one number it may."""
-    embeds = small_vit(patch_size=2).embeds
-    patches = torch.randn(1, 13, 4)
+    embeds = small_vit(patch_size=2, embed_dim=8, pos_embed_grid_size=(6, 5)).embeds
+    patches = torch.randn(1, 35, 4)
     coord = COORD[:1]
     want = first(embeds(patches, patch_coord=coord))
     tensor.distribute_module(embeds, mesh)

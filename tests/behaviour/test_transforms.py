@@ -14,13 +14,29 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.checks import slow, written
-from tests.support.linear import COORD, FUNCTIONS, SIZES, TABLE
 from tests.support.oracles import Case, relative, row_major, tables
 from tests.support.running import running
 from timm_naflex_fast import enable, status
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.tracing import is_tracing, why_unsupported
+
+SIZES = [(3, 4), (5, 2), (3, 4)]
+COORD = row_major(SIZES, 13)
+TABLE = torch.randn(6, 5, 4)
+
+
+def tokens(t):
+    """Zeros that depend on ``t``: a transform allows writing only into what depends on its input."""
+    return 0 * t.sum() + torch.zeros(3, 13, 4)
+
+
+def packed(t, **how):
+    return fast.resample_pos_embeds(t, SIZES, mode="bilinear", **how)
+
+
+def padded(t, **how):
+    return fast.resample_pos_embeds(t, [(2, 4)], length=9, merge=2, mode="bicubic", **how)
 
 
 def frames(t, **how):
@@ -31,11 +47,21 @@ def for_a_tensor_of_sizes(t, **how):
     return fast.resample_pos_embeds(t, torch.tensor(SIZES), length=12, mode="bicubic", **how)
 
 
+def by_coordinates(t, **how):
+    return fast.add_pos_embed_(tokens(t), t, COORD, **how)
+
+
+def factorized(t, **how):
+    return fast.add_factorized_pos_embed_(tokens(t), t[:, 0], t[0], COORD, **how)
+
+
+FUNCTIONS = packed, padded, frames, for_a_tensor_of_sizes, by_coordinates, factorized
 # Linear functions of a table, and the points at which they are tried.
 LINEAR = [
     (partial(function, strategy=strategy), TABLE)
-    for function, strategy in product((*FUNCTIONS, frames, for_a_tensor_of_sizes), STRATEGY_NAMES)
+    for function, strategy in product(FUNCTIONS, STRATEGY_NAMES)
 ]
+LINEAR.append((lambda t: fast.resample_pos_embed(t, (3, 4)), TABLE))
 LINEAR.append((lambda t: fast.resample_patch_kernel(t, (5, 9)), torch.randn(2, 3, 8, 8)))
 
 
