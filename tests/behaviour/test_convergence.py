@@ -53,15 +53,14 @@ def by_trainer(library, patched, folder):
     config = transformers.Siglip2Config(vision_config=vision, text_config=tower, num_labels=5)
     transformers.set_seed(0)
     model = transformers.Siglip2ForImageClassification(config)
-    dataset = []
-    for label, (h, w) in enumerate(torch.randint(2, 10, (40, 2)).tolist()):
-        image = {  # transformers is wrong for grids (h, 1)
-            "pixel_values": torch.randn(81, 48),
-            "pixel_attention_mask": (torch.arange(81) < h * w).long(),
-            "spatial_shapes": torch.tensor((h, w)),
-            "labels": label % 5,
-        }
-        dataset.append(image)
+    sizes = torch.randint(2, 10, (40, 2))  # transformers is wrong for grids (h, 1)
+    columns = {
+        "pixel_values": torch.randn(40, 81, 48),
+        "pixel_attention_mask": (torch.arange(81) < sizes.prod(1, keepdim=True)).long(),
+        "spatial_shapes": sizes,
+        "labels": torch.arange(40) % 5,
+    }
+    dataset = [{name: column[n] for name, column in columns.items()} for n in range(40)]
     options = dict(max_steps=STEPS, learning_rate=2e-3, logging_steps=1, save_strategy="no")
     quietly = dict(use_cpu=True, report_to=[], disable_tqdm=True)
     arguments = transformers.TrainingArguments(folder, **options, **quietly)
