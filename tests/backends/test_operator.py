@@ -105,7 +105,7 @@ def test_its_embeddings_are_bit_for_bit_timms(counter):
         assert ours is timms is None or torch.equal(ours, timms)
 
 
-@pytest.mark.parametrize("mode", [INTERPOLATE, "grid_sample"])
+@pytest.mark.parametrize("mode", ["matmul", INTERPOLATE, "grid_sample"])
 def test_other_sizes_need_one_more_graph_at_most(counter, mode):
     if mode == "grid_sample" and not NEW_TIMM:
         pytest.skip("reads the largest grid")

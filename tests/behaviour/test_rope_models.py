@@ -141,6 +141,5 @@ def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
 
 
 def test_wrong_inputs_are_named():
-    for shape in ((2, 6), (2, 5, 2), (3, 6, 2)):
-        with enable(), pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
-            vit("axial")._generate_rope_naflex(torch.zeros(2, 6, 32), torch.zeros(shape))
+    with enable(), pytest.raises(ValueError, match=r"patch_coord must hold .* \(2, 6, 2\)"):
+        vit("axial")._generate_rope_naflex(torch.zeros(2, 6, 32), torch.zeros(2, 5, 2))
