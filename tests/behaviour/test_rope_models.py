@@ -14,7 +14,7 @@ from tests.support.oracles import OLD_TORCH, far, relative, small_vit, trained, 
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor, build, ours
 from tests.support.running import running
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import decide, library
+from timm_naflex_fast.patching import library
 from timm_naflex_fast.patching import timm as replacements
 
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
@@ -166,7 +166,6 @@ UNKNOWN = {
 def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatch, recwarn):
     model = vit("axial")
     model.rope = UNKNOWN[reason]()
-    decide.warned.clear()
     enable()
     method = replacements.VIT, "_generate_rope_naflex"
     monkeypatch.setitem(library.originals, method, lambda *_: "timm's")
@@ -183,7 +182,6 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
-    decide.warned.clear()
     monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():

@@ -24,29 +24,6 @@ class Target(NamedTuple):
     key: Key
 
 
-@dataclass(frozen=True)
-class Calls:
-    """What the library's code calls and ours does not: if another changed it, ours may not run."""
-
-    name: str
-    holder: Callable[[Any], Any]  # from the module to the object that has the function
-
-    @staticmethod
-    def own(name: str) -> "Calls":
-        """A method of the module itself."""
-        return Calls(name, lambda module: module)
-
-    @staticmethod
-    def of(submodule: str, name: str) -> "Calls":
-        """A method of the module's attribute ``submodule``, if it has that."""
-        return Calls(name, lambda module: getattr(module, submodule, None))
-
-    @staticmethod
-    def function(path: str, name: str) -> "Calls":
-        """A function of the Python module ``path``."""
-        return Calls(name, lambda module: sys.modules.get(path))
-
-
 class Replacement(NamedTuple):
     """What takes the place of a method."""
 
@@ -54,12 +31,9 @@ class Replacement(NamedTuple):
     function: Callable[..., Any]
     # By the component's mode; the library's own code under every other mode.
     strategies: Mapping[str, str]
-    # Those of ``self`` that the newest known release names there; None: not looked at.
-    attributes: str | None = None
-    # The library's own code calls another replaced function, which counts.
-    counted_elsewhere: bool = False
-    skips: tuple[Calls, ...] = ()
-    not_exported: str | None = None  # why it cannot run by a strategy in an exported graph
+    # The methods of the module, or of an attribute of it ("rope.get_embed"), that the library's
+    # code calls and ours does not: if another has changed one, ours may not run.
+    skips: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -70,9 +44,8 @@ class Library:
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
     replacements: Mapping[Key, Replacement]
-    model_classes: tuple[str, ...]  # every model that we speed up contains one of these
-    example: str  # such a model, in the words of an error
-    copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they name
+    # The attributes that the newest known release names in what we replace or have copied.
+    reads: Mapping[Key, str]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own

@@ -45,14 +45,11 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
 
 def _read_differently(library: Library) -> list[str]:
     """What differs from the newest release that we know, in sentences."""
-    expected: dict[Key, str | None] = dict(library.copied_methods)
-    for key, replacement in library.replacements.items():
-        expected[key] = replacement.attributes
     wrong = []
-    for key, attributes in expected.items():
+    for key, attributes in library.reads.items():
         owner = owner_of(key[0])
         # A class that is gone is left to the library's own code.
-        if owner is not None and attributes is not None:
+        if owner is not None:
             wrong += _differences(owner, key, set(attributes.split()))
     return wrong
 
