@@ -106,7 +106,7 @@ def test_what_is_refused_whatever_the_version(monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.15")
     refused("timm 1.0.15 is not supported by this timm_naflex_fast (1.0.16 to ", "it is too old")
     monkeypatch.delattr(patch_embed, "PatchEmbedInterpolator")
-    refused("timm 1.0.15 is not supported", "has no attribute 'PatchEmbedInterpolator'")
+    refused("lacks what timm_naflex_fast replaces", "no attribute 'PatchEmbedInterpolator'")
 
 
 INVERSE = "_get_or_create_pinv_matrix"

@@ -46,7 +46,7 @@ from .library import (
     targets,
 )
 from .others import author_of, carriers, foreign_methods, users_in
-from .releases import check_supported, unsupported
+from .releases import check_supported
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
@@ -67,35 +67,28 @@ _modules: WeakSet[nn.Module] = WeakSet()
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
-def _import_library(name: str) -> Library:
+def _import_library(name: str, *, all_parts: bool) -> Library:
     """What our file about a library says. Not to be called while the lock is held.
 
+    Args:
+        name: of the library.
+        all_parts: import all of the library that we replace, too.
+
     Raises:
-        RuntimeError: the library cannot be imported, or lacks what that file imports.
+        RuntimeError: the library cannot be imported, or lacks a part.
     """
     try:
         # First: another thread that imports it may be waiting for our file about it.
         importlib.import_module(name)
-        return importlib.import_module(f"{__package__}.{name}").LIBRARY
+        library: Library = importlib.import_module(f"{__package__}.{name}").LIBRARY
+        if all_parts:
+            for path, _ in library.replacements:
+                module, _, cls = path.partition(":")
+                getattr(importlib.import_module(module), cls or "__name__")
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
         ) from error
-
-
-def _import_whole_library(name: str) -> Library:
-    """The same, and all of the library that we replace is imported.
-
-    Raises:
-        RuntimeError: it cannot be imported, or lacks a part.
-    """
-    library = _import_library(name)
-    for path, _ in library.replacements:
-        module, _, cls = path.partition(":")
-        try:
-            getattr(importlib.import_module(module), cls or "__name__")
-        except (ImportError, AttributeError) as error:
-            raise unsupported(library, str(error)) from error
     return _libraries.setdefault(name, library)
 
 
@@ -185,13 +178,13 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
         # Of a library that is not imported there is no module in the model.
         if not sys.modules.get(name):
             continue
-        library = _import_library(name)
+        library = _import_library(name, all_parts=False)
         owners = [target.owner for target in targets(library)]
         classes = tuple(owner for owner in owners if isinstance(owner, type))
         inside = [part for part in parts if isinstance(part, classes)]
         if inside:
             modules += inside
-            libraries.append(_libraries.setdefault(name, library))
+            libraries.append(library)
     if not modules:
         missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
         raise ValueError(
@@ -268,8 +261,7 @@ class Handle:
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with lock:
-            if not self._choice.ended:
-                _end([self._choice])
+            _end([self._choice])
 
     def __enter__(self) -> "Handle":
         if self._choice.ended:
@@ -337,7 +329,7 @@ def enable(
         check_name("library", name, tuple(LIBRARIES))
     modules: list[nn.Module] = []
     if model is None:
-        libraries = [_import_whole_library(name) for name in names]
+        libraries = [_import_library(name, all_parts=True) for name in names]
     else:
         modules, libraries = _modules_of(model)
     for each in libraries:

@@ -43,6 +43,7 @@ class Library:
     name: str
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
+    modes: tuple[str, ...]  # of the position embeddings
     replacements: Mapping[Key, Replacement]
     # The attributes that the newest known release names in what we replace or have copied.
     reads: Mapping[Key, str]
@@ -64,25 +65,11 @@ class Library:
         """Those for every model that has none of its own."""
         return self.choices.settings or STOCK
 
-    @property
-    def modes(self) -> list[str]:
-        """The modes of the position embeddings for which some method here has a strategy."""
-        modes = {"stock": True}  # in order
-        for replacement in self.replacements.values():
-            if replacement.component == "pos_embed":
-                modes |= dict.fromkeys(replacement.strategies, True)
-        return list(modes)
 
-
-def _as_interpolate() -> dict[str, str]:
-    names = {}
-    for name, strategy in STRATEGIES.items():
-        if strategy.reference == "interpolate":
-            names[name] = name
-    return names
-
-
-AS_INTERPOLATE = _as_interpolate()
+AS_INTERPOLATE: dict[str, str] = {}
+for _name, _strategy in STRATEGIES.items():
+    if _strategy.reference == "interpolate":
+        AS_INTERPOLATE[_name] = _name
 """The strategies, by mode, where nothing was ever trained with timm's
 ``pos_embed_use_grid_sample``."""
 

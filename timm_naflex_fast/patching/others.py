@@ -15,7 +15,6 @@ from torch import nn
 from .library import Library, Target, in_place, targets
 
 Author = Literal["ours", "original", "foreign"]
-DEEPEST = 100  # so many functions inside one another are looked at
 
 
 def author_of(function: Any, library: Library) -> Author:
@@ -43,18 +42,15 @@ def defined_in(function: Any) -> str:
     return str(function.__globals__.get("__name__", ""))
 
 
-def calls_ours(function: Any, library: Library) -> bool:
+def calls_ours(function: Any, library: Library, deepest: int = 8) -> bool:
     """Whether it is ours, or wraps ours: a bound method, a partial, ``functools.wraps``, a closure.
 
     accelerate's hooks keep the bound ``forward`` of before. If that was ours, ours runs.
     """
-    inside = [function]
-    for part in inside:
-        if author_of(part, library) == "ours":
-            return True
-        if len(inside) < DEEPEST:
-            inside += [each for each in _parts(part) if not any(each is one for one in inside)]
-    return False
+    if author_of(function, library) == "ours":
+        return True
+    parts = _parts(function) if deepest else []
+    return any(calls_ours(part, library, deepest - 1) for part in parts)
 
 
 def _parts(function: Any) -> list[Any]:

@@ -40,7 +40,13 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
     if version > library.newest:
         wrong += _read_differently(library)
     if wrong:
-        raise unsupported(library, "; ".join(wrong))
+        oldest = ".".join(map(str, library.oldest))
+        newest = ".".join(map(str, library.newest))
+        raise RuntimeError(
+            f"{library.name} {sys.modules[library.name].__version__} is not supported by this "
+            f"timm_naflex_fast ({oldest} to {newest} are, and newer ones as long as what it "
+            f"replaces is the same): {'; '.join(wrong)}. Nothing was changed"
+        )
 
 
 def _read_differently(library: Library) -> list[str]:
@@ -70,18 +76,6 @@ def _differences(owner: Any, key: Key, expected: set[str]) -> list[str]:
     except (AttributeError, OSError):
         wrong.append(f"{label} is missing, or has no source")
     return wrong
-
-
-def unsupported(library: Library, wrong: str) -> RuntimeError:
-    """The error for a release that is not supported."""
-    installed = sys.modules[library.name].__version__
-    oldest = ".".join(map(str, library.oldest))
-    newest = ".".join(map(str, library.newest))
-    return RuntimeError(
-        f"{library.name} {installed} is not supported by this timm_naflex_fast "
-        f"({oldest} to {newest} are, and newer ones as long as what it replaces is the same): "
-        f"{wrong}. Nothing was changed"
-    )
 
 
 def attributes_of(function: Any) -> set[str]:

@@ -107,17 +107,20 @@ def describe(
     a method of their own in place of ours.
     """
     own = _own_settings(modules)
+    flags = STOCK
     replaced: dict[str, str] = {}
     notes: list[str] = []
     for library in libraries:
         settings = own or library.settings
+        if flags == STOCK:
+            flags = settings
         replaced.update(_replaced(library, modules, settings))
         notes += foreign_methods(library, [*users_in(library, modules), *more])
         for before, note in library.notes.items():
             if version_of(library) < before:
                 notes.append(note)
     return Status(
-        flags=own or _settings_for_all(libraries),
+        flags=flags,
         models=tuple(choice.settings for choice in models),
         replaced=replaced,
         timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
@@ -137,13 +140,6 @@ def _own_settings(modules: Iterable[nn.Module]) -> Settings | None:
         if own is not None and own.settings is not None:
             return own.settings
     return None
-
-
-def _settings_for_all(libraries: Iterable[Library]) -> Settings:
-    for library in libraries:
-        if library.settings != STOCK:
-            return library.settings
-    return STOCK
 
 
 def _replaced(

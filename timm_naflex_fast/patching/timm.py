@@ -22,6 +22,7 @@ from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
+from .choices import MODES
 from .decide import Decision, choose, count, lacks_operator
 from .library import (
     AS_INTERPOLATE,
@@ -74,7 +75,13 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
     """Add the tables, resampled as chosen; or call the method of timm's that this one replaces."""
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
     key = EMBEDS, method.name
-    reason = _why_unknown(embeds, method)
+    interpolation = embeds.pos_embed_interp_mode
+    reason = None
+    if len(method.tables) == 1 and interpolation not in INTERPOLATIONS:
+        valid = ", ".join(INTERPOLATIONS)
+        reason = (
+            f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
+        )
     tables_at = (embeds, *method.tables)
     decision = choose(LIBRARY, key, embeds, *tensors, tables_at=tables_at, reason=reason)
     if decision.strategy != "stock":
@@ -89,15 +96,6 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
             without_ours((EMBEDS, method.sampled))(embeds, x, layout)
         else:
             original(key)(embeds, x, layout)
-
-
-def _why_unknown(embeds: Any, method: Method) -> str | None:
-    """Why ours cannot resize such a table, in words; None: it can."""
-    interpolation = embeds.pos_embed_interp_mode
-    if len(method.tables) == 2 or interpolation in INTERPOLATIONS:
-        return None
-    valid = ", ".join(INTERPOLATIONS)
-    return f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
 
 
 def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> str | None:
@@ -312,6 +310,7 @@ LIBRARY = Library(
     name="timm",
     oldest=(1, 0, 16),
     newest=(1, 0, 31),
+    modes=MODES,
     replacements=REPLACEMENTS,
     reads=READS,
     notes={

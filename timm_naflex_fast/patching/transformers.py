@@ -27,27 +27,27 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    side = self.position_embedding_size
     options = {"mode": "bilinear", "length": pixel_values.shape[1], "padding": "first"}
-    table_at = self.position_embedding, "weight"
-    embeddings = _resampled(
-        key, self, pixel_values, spatial_shapes, table_at, (side, side), options
-    )
-    if embeddings is None:
-        return original(key)(self, pixel_values, spatial_shapes)
-    return _project(self, pixel_values) + embeddings
+    return _siglip_tokens(key, self, pixel_values, spatial_shapes, options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    side = self.position_embedding_size
     options = {"mode": "bilinear", "merge": self.config.spatial_merge_size}
-    table_at = self.position_embedding, "weight"
-    embeddings = _resampled(key, self, pixel_values, grid_thw, table_at, (side, side), options)
+    return _siglip_tokens(key, self, pixel_values, grid_thw, options)
+
+
+def _siglip_tokens(
+    key: Key, module: Any, pixel_values: Tensor, sizes: Tensor, options: dict[str, Any]
+) -> Tensor:
+    """What the embeddings of a Siglip tower return."""
+    side = module.position_embedding_size
+    table_at = module.position_embedding, "weight"
+    embeddings = _resampled(key, module, pixel_values, sizes, table_at, (side, side), options)
     if embeddings is None:
-        return original(key)(self, pixel_values, grid_thw)
-    return _project(self, pixel_values) + embeddings
+        return original(key)(module, pixel_values, sizes)
+    return _project(module, pixel_values) + embeddings
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
@@ -154,6 +154,7 @@ LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
+    modes=("stock", *AS_INTERPOLATE),
     replacements=REPLACEMENTS,
     reads={
         (
