@@ -50,11 +50,6 @@ def partial(module):
     module.forward = functools.partial(module.forward)
 
 
-def wrapped(module):
-    old = module.forward
-    module.forward = functools.wraps(old)(lambda *args, **options: old(*args, **options))
-
-
 def closed_over(module):
     old = module.forward
     module.forward = lambda *args: old(*args)
@@ -69,15 +64,11 @@ def method(module):
     module.forward = types.MethodType(lambda self, *args: old(self, *args), module)
 
 
-def bound(module):
-    module.forward = module.forward
-
-
 def twice(module):
-    wrapped(module), hooked(module), partial(module)
+    closed_over(module), hooked(module), partial(module)
 
 
-WRAPPERS = [hooked, offloaded, partial, wrapped, closed_over, default, method, bound, twice]
+WRAPPERS = [hooked, offloaded, partial, closed_over, default, method, twice]
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 for_one_or_all = pytest.mark.parametrize("for_one", [False, True])
 
