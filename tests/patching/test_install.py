@@ -316,8 +316,10 @@ def test_nothing_is_imported_while_the_lock_is_held_and_the_library_comes_first(
             imported.append(name)
         return real(name, *rest, **options)
 
-    for owner, name in ((importlib, "import_module"), (builtins, "__import__")):
-        monkeypatch.setattr(owner, name, functools.partial(watch, getattr(owner, name)))
+    monkeypatch.setattr(
+        importlib, "import_module", functools.partial(watch, importlib.import_module)
+    )
+    monkeypatch.setattr(builtins, "__import__", functools.partial(watch, builtins.__import__))
     enable("grid_sample")
     assert imported.index("timm") < imported.index("timm_naflex_fast.patching.timm")
     enable("matmul", model=model)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import enable, status
 
 hooks = pytest.importorskip("accelerate.hooks")
@@ -129,15 +128,3 @@ def test_what_wraps_ours_is_ours_and_ends_with_it(wrap, for_one):
     with chosen(model, for_one, strict=True):
         torch.testing.assert_close(run(), want)
         assert status().calls == {("pos_embed", "matmul"): 1}
-
-
-@for_one_or_all
-def test_timms_models_under_accelerates_hooks(for_one):
-    model = small_vit()
-    want = embed(model)
-    hooked(model), offloaded(model.embeds)
-    with enable(model=model if for_one else None, strict=True):
-        torch.testing.assert_close(embed(model), want, atol=1e-5, rtol=0)
-        assert status().calls == {("pos_embed", "matmul"): 1}
-        # (On older timm a note speaks of the release.)
-        assert not [note for note in status(model).notes if "accelerate" in note]

@@ -116,23 +116,15 @@ def targets(library: Library) -> Iterator[Target]:
 
 def imported_targets(library: Library) -> list[Target]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    homes = list(targets(library))
-    found = list(homes)
-    for home in homes:
-        if isinstance(home.owner, ModuleType):
-            found += [Target(module, home.name, home.key) for module in _importers(library, home)]
-    return found
-
-
-def _importers(library: Library, home: Target) -> list[ModuleType]:
-    """The library's other modules in which a function of this name is the one at home, or ours."""
-    now = vars(home.owner).get(home.name)
-    known = (library.replacements[home.key].function, originals.get(home.key, now))
-    found = []
-    for name, module in list(sys.modules.items()):
-        is_another = isinstance(module, ModuleType) and module is not home.owner
-        if is_another and name.startswith(f"{library.name}."):
-            function = vars(module).get(home.name)
-            if function is not None and any(function is each for each in known):
-                found.append(module)
+    found = list(targets(library))
+    for home in list(found):
+        now = vars(home.owner).get(home.name)
+        if not isinstance(home.owner, ModuleType) or now is None:
+            continue
+        known = (library.replacements[home.key].function, originals.get(home.key, now))
+        for name, module in list(sys.modules.items()):
+            function = getattr(module, "__dict__", {}).get(home.name)
+            is_known = any(function is each for each in known)
+            if is_known and module is not home.owner and name.startswith(f"{library.name}."):
+                found.append(Target(module, home.name, home.key))
     return found

@@ -156,7 +156,7 @@ def interpolator_forward(
     # Which has settings of its own, but in older releases.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    fits = is_linear and patches.ndim == 5 and size != base_size
+    fits = is_linear and size != base_size
     if not (fits and is_known and _ours_resamples(self, key, proj_weight, resampler.interpolation)):
         return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     channels_last = getattr(self, "channels_last", True)
@@ -168,8 +168,7 @@ def interpolator_forward(
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     key = RESAMPLER, "forward"
-    fits = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2
-    if not (fits and _ours_resamples(self, key, patch_embed, self.interpolation)):
+    if not _ours_resamples(self, key, patch_embed, self.interpolation):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias
@@ -185,8 +184,7 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward."""
     key = FUNCTIONS, "resample_patch_embed"
-    fits = patch_embed.ndim == 4 and len(new_size) == 2
-    if not (fits and _ours_resamples(None, key, patch_embed, interpolation)):
+    if not _ours_resamples(None, key, patch_embed, interpolation):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=interpolation, antialias=antialias
