@@ -95,7 +95,6 @@ def siglip2():
 
 MADE = {
     "images": lambda: (small_vit(depth=0), (IMAGES,)),
-    "images, factorized": lambda: (small_vit(depth=0, pos_embed="factorized"), (IMAGES,)),
     "coordinates": lambda: (small_vit(depth=0), (B,)),
     "siglip2": siglip2,
 }
@@ -136,7 +135,7 @@ WAYS = [as_function, in_a_container, as_a_part, with_given_weights]
     [
         *product([alone], MADE),
         *product(WAYS, ["coordinates"]),
-        *starmap(slow, product(WAYS, ["images", "images, factorized", "siglip2"])),
+        *starmap(slow, product(WAYS, ["images", "siglip2"])),
     ],
 )
 def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, compile_it):

@@ -212,7 +212,6 @@ def test_a_replaced_function_pickles_by_the_librarys_own_name():
     with enable():
         ours = patch_embed.resample_patch_embed, vars(NaFlexEmbeds)[LEARNED]
         data = pickle.dumps((*ours, interpolator.forward))
-        assert pickle.loads(data)[:2] == ours
     assert b"timm_naflex_fast" not in data
     function, method, bound = pickle.loads(data)
     assert (function, method) == (patch_embed.resample_patch_embed, vars(NaFlexEmbeds)[LEARNED])
@@ -241,9 +240,6 @@ def test_strict_raises_where_the_librarys_own_code_would_run():
         with enable(model=other), pytest.warns(UserWarning, match="stays with timm's own code"):
             transformed(other)
             assert status().fallbacks == {"a torch.func transform": 1}
-        with enable("stock", model=other):
-            assert uses(other) == "stock"
-        assert uses(model) == "matmul"
 
 
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
