@@ -134,7 +134,6 @@ def doubled(wrapped, _, args, options):
         (mock.MagicMock(return_value=None), "unittest.mock.MagicMock"),
         (doubled(STOCK_METHODS[LEARNED]), r"\S*wrappers\."),
     ],
-    ids=["spy", "mock", "proxy"],
 )
 @pytest.mark.parametrize("for_one", [False, True])
 def test_what_another_has_put_on_before_stays_in_force_and_is_named(
@@ -293,7 +292,6 @@ def test_a_library_that_cannot_be_imported_is_missed_only_where_it_is_asked_for(
         monkeypatch.setitem(sys.modules, home.partition(":")[0], None)
     with pytest.raises(RuntimeError, match="transformers cannot be imported"):
         enable(library="transformers")
-    assert status().replaced == {}
     model = small_vit()
     with running(model=model):
         embed(model)
