@@ -11,7 +11,6 @@ from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_b
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.patching import decide
 from timm_naflex_fast.patching import timm as replacements
 from timm_naflex_fast.rope.modules import read_rope
 
@@ -127,7 +126,6 @@ def test_what_we_do_not_know_is_named():
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
 def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
     model = vit("axial", rope_shift_coords=0.3).train()
-    decide.warned.clear()
     monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():

@@ -6,12 +6,9 @@ import types
 
 import pytest
 import torch
-from timm.layers.patch_embed import PatchEmbedInterpolator
 from torch import nn
 
-from tests.support.oracles import embed, small_vit
 from timm_naflex_fast import enable, status
-from timm_naflex_fast.patching import decide
 
 hooks = pytest.importorskip("accelerate.hooks")
 transformers = pytest.importorskip("transformers", minversion="5.21")
@@ -19,14 +16,13 @@ if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
 
-pytestmark = pytest.mark.usefixtures("clean", "nothing_said")
+pytestmark = pytest.mark.usefixtures("clean", "nothing_stays")
 NAME = "Siglip2VisionEmbeddings.forward"
 
 
 @pytest.fixture
-def nothing_said():
-    """Each test hears its warnings; what it wrapped is gone after it."""
-    decide.warned.clear()
+def nothing_stays():
+    """What a test wrapped is gone after it."""
     yield
     gc.collect()
 
@@ -53,11 +49,6 @@ def partial(module):
     module.forward = functools.partial(module.forward)
 
 
-def wrapped(module):
-    old = module.forward
-    module.forward = functools.wraps(old)(lambda *args, **options: old(*args, **options))
-
-
 def closed_over(module):
     old = module.forward
     module.forward = lambda *args: old(*args)
@@ -72,15 +63,11 @@ def method(module):
     module.forward = types.MethodType(lambda self, *args: old(self, *args), module)
 
 
-def bound(module):
-    module.forward = module.forward
-
-
 def twice(module):
-    wrapped(module), hooked(module), partial(module)
+    closed_over(module), hooked(module), partial(module)
 
 
-WRAPPERS = [hooked, offloaded, partial, wrapped, closed_over, default, method, bound, twice]
+WRAPPERS = [hooked, offloaded, partial, closed_over, default, method, twice]
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 for_one_or_all = pytest.mark.parametrize("for_one", [False, True])
 
@@ -94,19 +81,18 @@ def chosen(model, for_one, **options):
     ("wrap", "for_one"),
     [*((wrap, True) for wrap in WRAPPERS), (hooked, False), (closed_over, False)],
 )
-def test_what_was_wrapped_before_is_named_for_each_model_and_an_error_under_strict(wrap, for_one):
-    towers = [tower(), tower()]
-    wants = [run() for _, run in towers]
-    for (model, run), want in zip(towers, wants):
-        wrap(model[0])
-        with pytest.warns(UserWarning, match=f"one {NAME} is .*call enable.. before"):
-            handle = chosen(model, for_one)
-        assert torch.equal(run(), want)
-        assert status().calls == {}
-        assert NAME in str(status().notes)
-        assert NAME in str(status(model).notes)
-        assert NAME not in status(model).replaced
-        handle.restore()
+def test_what_was_wrapped_before_is_named_and_an_error_under_strict(wrap, for_one):
+    model, run = tower()
+    want = run()
+    wrap(model[0])
+    with pytest.warns(UserWarning, match=f"one {NAME} is .*call enable.. before"):
+        handle = chosen(model, for_one)
+    assert torch.equal(run(), want)
+    assert status().calls == {}
+    assert NAME in str(status().notes)
+    assert NAME in str(status(model).notes)
+    assert NAME not in status(model).replaced
+    handle.restore()
     with pytest.raises(RuntimeError, match=f"one {NAME} is .* Nothing was changed"):
         chosen(model, for_one, strict=True)
     assert status().replaced == {}
@@ -132,28 +118,9 @@ def test_what_wraps_ours_is_ours_and_ends_with_it(wrap, for_one):
         assert status().calls == {("pos_embed", "matmul"): 1}
         assert status(model).replaced[NAME] == "matmul"
         assert status(model).notes == ()
-        with chosen(model, for_one, mode="interpolate_cached", strict=True):
-            run()
-            assert status().calls == {("pos_embed", "interpolate_cached"): 1}
     assert torch.equal(run(), want)
     assert status().replaced == {}
     assert status().calls == {}
     with chosen(model, for_one, strict=True):
         torch.testing.assert_close(run(), want)
         assert status().calls == {("pos_embed", "matmul"): 1}
-
-
-@for_one_or_all
-def test_timms_models_under_accelerates_hooks(for_one):
-    model = small_vit()
-    want = embed(model)
-    hooked(model), offloaded(model.embeds)
-    with enable(model=model if for_one else None, strict=True):
-        torch.testing.assert_close(embed(model), want, atol=1e-5, rtol=0)
-        assert status().calls == {("pos_embed", "matmul"): 1}
-        # (On older timm a note speaks of the release.)
-        assert not [note for note in status(model).notes if "library's own" in note]
-    interpolator = PatchEmbedInterpolator((8, 8), 3, 5)
-    hooked(interpolator)
-    with pytest.raises(RuntimeError, match=r"one PatchEmbedInterpolator\.forward is not"):
-        enable(strict=True)

@@ -85,10 +85,6 @@ class Counts:
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
-def _no_handle() -> None:
-    """In place of a weak reference, for a choice that never had a handle."""
-
-
 @dataclass(eq=False)
 class Choice:
     """What one ``enable()``, or one ``disable(model)``, has chosen."""
@@ -97,12 +93,8 @@ class Choice:
     model: str  # the class of the model that it is for; "": every model
     libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
-    handle: Any = _no_handle  # a weak reference to what can end it
+    handle: Any = lambda: None  # a weak reference to what can end it
     ended: bool = False
-
-    def can_end(self) -> bool:
-        """Whether somebody holds its handle. If nobody does, only ``disable()`` can end it."""
-        return self.handle() is not None
 
 
 class Choices:
@@ -133,7 +125,7 @@ class Choices:
             if choice.ended:
                 continue
             left.append(choice)
-            if not choice.can_end():
+            if choice.handle() is None:  # only ``disable()`` can end it
                 break
         self.settings = left[0].settings if left else None
         self.choices = left[::-1]

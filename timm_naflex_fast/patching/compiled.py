@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .library import Library, Target
-from .others import derived_from
+from .others import with_derived
 
 # What it writes down as a graph's conditions is known of this release alone. With any other, all
 # graphs are forgotten.
@@ -62,7 +62,7 @@ def _may_hold(graph: Any, library: Library, methods: Collection[Target]) -> bool
     for owner, name, _ in methods:
         if _calls(graph.code, name):
             continue
-        if any(f", {id(cls)})" in text for cls in derived_from(owner)):
+        if any(f", {id(cls)})" in text for cls in with_derived(owner)):
             if f"___dict_contains('{name}'," in text:
                 return True
         elif _reads(text, owner.__module__):

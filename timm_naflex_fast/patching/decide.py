@@ -1,6 +1,6 @@
 """What computes a component now: ours, as chosen, or the library's own code; and the counts.
 
-``choose`` tells, ``count`` counts it, and ``decide`` does both.
+``choose`` tells, and ``count`` counts it.
 """
 
 import re
@@ -10,15 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..tracing import (
-    Context,
-    constant_while_traced,
-    context_of,
-    why_unsupported,
-    why_unsupported_in_eager,
-)
+from ..tracing import Context, constant_while_traced, context_of, why_unsupported
 from .choices import CHOICES_ATTRIBUTE, Counts, Settings
-from .library import Key, Library, Replacement
+from .library import Key, Library
 from .others import overridden_by
 
 
@@ -32,7 +26,6 @@ class Decision(NamedTuple):
     reason: str | None = None  # why the library's own code has to run, if ours was chosen
 
 
-warned: set[str] = set()
 call_counts = Counts()
 """What counts at present: the counters of the newest ``enable()``."""
 
@@ -78,8 +71,8 @@ def choose(
 
     # Ours was chosen. Does anything forbid it? First what costs least to ask.
     context = context_of(*tensors)
-    if reason is None:
-        reason = _why_not_here(replacement, context, tensors)
+    if reason is None and context is not None and tensors:
+        reason = why_unsupported(*tensors)
     if reason is None:
         reason = overridden_by(library, module, replacement.skips)
     if reason is not None:
@@ -90,22 +83,10 @@ def choose(
     if tables_at:
         for name in tables_at[1:]:
             tables += (getattr(tables_at[0], name),)
-        reason = why_unsupported_in_eager(*tables) if context is None else why_unsupported(*tables)
+        reason = why_unsupported(*tables)
         if reason is not None:
             return Decision("stock", settings, reason=reason)
     return Decision(strategy, settings, tables, context)
-
-
-def _why_not_here(
-    replacement: Replacement, context: Context, tensors: tuple[Tensor, ...]
-) -> str | None:
-    """Why ours cannot run for who traces or transforms this call, in words; None: it can."""
-    if context is None:
-        return None
-    reason = why_unsupported(*tensors) if tensors else None
-    if reason is None and context == "export":
-        return replacement.not_exported
-    return reason
 
 
 def count(library: Library, key: Key, decision: Decision) -> None:
@@ -114,27 +95,11 @@ def count(library: Library, key: Key, decision: Decision) -> None:
     Raises:
         RuntimeError: the library's own code has to run, and ``enable(strict=True)`` forbids it.
     """
-    replacement = library.replacements[key]
-    if decision.strategy != "stock":
-        record_call(replacement.component, decision.strategy)
-    elif replacement.counted_elsewhere:
-        return
-    elif decision.reason is None:
-        record_call(replacement.component, "stock")
-    elif decision.settings.strict:
+    if decision.reason is not None and decision.settings.strict:
         needs = f"{decision.reason} needs {library.name}'s own code"
         raise RuntimeError(f"{needs}, and enable(strict=True) forbids it")
-    else:
-        record_call(replacement.component, "stock", decision.reason, library.name)
-
-
-def decide(
-    library: Library, key: Key, module: nn.Module | None, *tensors: Tensor, **options: Any
-) -> Decision:
-    """What computes a component, and from what: see ``choose``. Counted: see ``count``."""
-    decision = choose(library, key, module, *tensors, **options)
-    count(library, key, decision)
-    return decision
+    component = library.replacements[key].component
+    record_call(component, decision.strategy, decision.reason, library.name)
 
 
 def lacks_operator(device: torch.device, error: NotImplementedError) -> str:
@@ -147,19 +112,12 @@ def lacks_operator(device: torch.device, error: NotImplementedError) -> str:
 # The compiler calls this when it traces, which is what then counts. Traced itself, it would guard
 # on the counts.
 @constant_while_traced
-def record_call(
-    component: str, strategy: str, reason: str | None = None, library: str = ""
-) -> None:
-    """Count one call for ``status()``; warn once of each reason why the library's own code runs."""
+def record_call(component: str, strategy: str, reason: str | None, library: str) -> None:
+    """Count one call for ``status()``; at the first that the library's own code has to do, warn."""
     call_counts.calls[component, strategy] += 1
     if reason is not None:
         call_counts.fallbacks[reason] += 1
-        # About the caller of the model's method: the library's file and this one lie between.
-        warn_once(f"{reason} stays with {library}'s own code", stacklevel=7)
-
-
-def warn_once(message: str, *, stacklevel: int) -> None:
-    """Warn, if this has not been said before in this process."""
-    if message not in warned:
-        warned.add(message)
-        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=stacklevel)
+        if call_counts.fallbacks[reason] == 1:
+            message = f"timm_naflex_fast: {reason} stays with {library}'s own code"
+            # About the caller of the model's method: the library's file and this one lie between.
+            warnings.warn(message, stacklevel=6)

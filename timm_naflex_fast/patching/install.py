@@ -12,6 +12,7 @@ call ``enable()``.
 import gc
 import importlib
 import sys
+import warnings
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,7 +35,7 @@ from .choices import (
     parse_settings,
 )
 from .compiled import forget_graphs
-from .decide import call_counts, warn_once, warned
+from .decide import call_counts
 from .library import (
     Library,
     Target,
@@ -44,57 +45,50 @@ from .library import (
     originals,
     targets,
 )
-from .others import (
-    all_carriers,
-    author_of,
-    carries,
-    foreign_methods,
-    users_in,
-)
-from .releases import check_supported, unsupported
+from .others import author_of, carriers, foreign_methods, users_in
+from .releases import check_supported
 from .status import Status, describe
 
 __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "status"]
 
-LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with its ``LIBRARY``
+# Each has a file here of its name, with its ``LIBRARY``. A model that we speed up contains one of
+# these classes.
+LIBRARIES = {
+    "timm": "NaFlexEmbeds",
+    "transformers": "Siglip2VisionEmbeddings, Cosmos3EdgeVisionEmbeddings, RadioPatchEmbeddings, "
+    "HunYuanVLVisionPatchEmbed",
+}
 
 kept.hold_over_fork(lock)  # after the cache's lock, which is taken while this one is held
 
 _choices: list[Choice] = []  # all that can still hold, oldest first
-_modules: WeakSet[nn.Module] = WeakSet()  # those that were given choices of their own
-_carriers: WeakSet[nn.Module] = WeakSet()  # those with a method of their own in place of ours
+# Those that were given choices of their own, or have a method of their own in place of ours.
+_modules: WeakSet[nn.Module] = WeakSet()
 _libraries: dict[str, Library] = {}  # by name, those that were enabled or looked at
 
 
-def _import_library(name: str) -> Library:
+def _import_library(name: str, *, all_parts: bool) -> Library:
     """What our file about a library says. Not to be called while the lock is held.
 
+    Args:
+        name: of the library.
+        all_parts: import all of the library that we replace, too.
+
     Raises:
-        RuntimeError: the library cannot be imported, or lacks what that file imports.
+        RuntimeError: the library cannot be imported, or lacks a part.
     """
     try:
         # First: another thread that imports it may be waiting for our file about it.
         importlib.import_module(name)
-        return importlib.import_module(f"{__package__}.{name}").LIBRARY
+        library: Library = importlib.import_module(f"{__package__}.{name}").LIBRARY
+        if all_parts:
+            for path, _ in library.replacements:
+                module, _, cls = path.partition(":")
+                getattr(importlib.import_module(module), cls or "__name__")
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"{name} cannot be imported, or lacks what timm_naflex_fast replaces: {error}"
         ) from error
-
-
-def _import_whole_library(name: str) -> Library:
-    """The same, and all of the library that we replace is imported.
-
-    Raises:
-        RuntimeError: it cannot be imported, or lacks a part.
-    """
-    library = _import_library(name)
-    for path, _ in library.replacements:
-        module, _, cls = path.partition(":")
-        try:
-            getattr(importlib.import_module(module), cls or "__name__")
-        except (ImportError, AttributeError) as error:
-            raise unsupported(library, str(error)) from error
     return _libraries.setdefault(name, library)
 
 
@@ -136,42 +130,25 @@ def _say_what_stays(
     Raises:
         RuntimeError: there is such a thing, and the settings are ``strict``.
     """
-    users = users_in(library, modules)
-    if settings.strict and not modules:
-        # Not a derived class that nobody uses; one that is used has a module among the carriers.
-        users = [target.owner for target in targets(library)]
-    sentences = foreign_methods(library, users)
-
-    carriers = _carriers_now(library, ready, modules)
-    sentences += foreign_methods(library, carriers)
-
-    new = foreign_methods(library, carriers - _carriers)
-    for sentence in dict.fromkeys(sentences):
-        message = f"{sentence} and stays in force; to put it over ours, call enable() before"
-        if settings.strict:
-            raise RuntimeError(f"{message}. Nothing was changed")
-        # Once in a process, and once more for each module that it is new for.
-        if sentence in new:
-            warned.discard(message)
-        warn_once(message, stacklevel=5)
-    _carriers.update(carriers)
-
-
-def _carriers_now(
-    library: Library, ready: list[Target], modules: list[nn.Module]
-) -> WeakSet[nn.Module]:
-    """Those with a method of their own in place of ours: in a model, or, without one, everywhere.
-
-    Everywhere it is looked for before ours is put on, and not again. In a weak set, because a
-    traceback keeps what the functions hold.
-    """
-    if modules:
-        return WeakSet([module for module in modules if carries(library, module)])
-    found: WeakSet[nn.Module] = WeakSet(all_carriers(library) if ready else ())
+    # Of all models modules are looked for before ours is put on, and not again. In a weak set,
+    # because a traceback keeps what the functions hold.
+    found: WeakSet[nn.Module] = WeakSet()
+    if ready and not modules:
+        found.update(carriers(library))
     if found:
         # A module with hooks refers to itself: one that nobody holds may still be there.
         gc.collect()
-    return found
+    _modules.update(found)
+
+    users = users_in(library, modules)
+    if settings.strict and not modules:
+        # Not a derived class that nobody uses.
+        users = [target.owner for target in targets(library)]
+    for sentence in foreign_methods(library, [*users, *found]):
+        message = f"{sentence} and stays in force; to put it over ours, call enable() before"
+        if settings.strict:
+            raise RuntimeError(f"{message}. Nothing was changed")
+        warnings.warn(f"timm_naflex_fast: {message}", stacklevel=4)
 
 
 def _take_off(library: Library) -> None:
@@ -188,55 +165,33 @@ def _take_off(library: Library) -> None:
             in_place.discard(key)
 
 
-def _modules_of(
-    model: nn.Module, names: Iterable[str] = ()
-) -> tuple[list[nn.Module], list[Library]]:
+def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     """The modules in ``model`` whose methods are replaced, and the libraries that they are of.
-
-    Args:
-        model: any module.
-        names: the libraries to look for; none: any that is imported. (Of another there is no module
-            in the model, and our file about it would import it.)
 
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    if not names:
-        names = [name for name in LIBRARIES if sys.modules.get(name)]
-    libraries = [_import_library(name) for name in names]
-    if not libraries:
-        raise ValueError(f"a model is one of {' or '.join(LIBRARIES)}, imported before")
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
     modules: list[nn.Module] = []
-    found = []
-    for library in libraries:
-        inside = _replaced_modules(model, library)
+    libraries = []
+    for name in LIBRARIES:
+        # Of a library that is not imported there is no module in the model.
+        if not sys.modules.get(name):
+            continue
+        library = _import_library(name, all_parts=False)
+        owners = [target.owner for target in targets(library)]
+        classes = tuple(owner for owner in owners if isinstance(owner, type))
+        inside = [part for part in parts if isinstance(part, classes)]
         if inside:
             modules += inside
-            found.append(_libraries.setdefault(library.name, library))
-    if not found:
-        raise _nothing_inside(model, libraries)
-    return modules, found
-
-
-def _replaced_modules(model: object, library: Library) -> list[nn.Module]:
-    """The modules in a model of which the library's methods are replaced."""
-    if not isinstance(model, nn.Module):
-        return []
-    owners = [target.owner for target in targets(library)]
-    classes = tuple(owner for owner in owners if isinstance(owner, type))
-    return [module for module in model.modules() if isinstance(module, classes)]
-
-
-def _nothing_inside(model: object, libraries: Iterable[Library]) -> ValueError:
-    missing = []
-    examples = []
-    for library in libraries:
-        missing.append(f"no {library.name} {', '.join(library.model_classes)}")
-        examples.append(library.example)
-    return ValueError(
-        f"{type(model).__name__} contains {' and '.join(missing)}; valid is any torch.nn.Module "
-        f"that does, such as {' or '.join(examples)}, or a wrapper around one"
-    )
+            libraries.append(library)
+    if not modules:
+        missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
+        raise ValueError(
+            f"{type(model).__name__} contains {missing}; "
+            "valid is any torch.nn.Module that contains one of them"
+        )
+    return modules, libraries
 
 
 def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
@@ -306,8 +261,7 @@ class Handle:
     def restore(self) -> None:
         """End it, and its counts of ``status()``; a second call does nothing."""
         with lock:
-            if not self._choice.ended:
-                _end([self._choice])
+            _end([self._choice])
 
     def __enter__(self) -> "Handle":
         if self._choice.ended:
@@ -325,7 +279,7 @@ def enable(
     pos_embed: str | None = None,
     patch_embed: str | None = None,
     rope: str | None = None,
-    library: str | tuple[str, ...] | None = None,
+    library: str | tuple[str, ...] = "timm",
     strict: bool = False,
 ) -> Handle:
     """Replace a library's resampling, for every model (made before or after) or for one.
@@ -346,8 +300,8 @@ def enable(
         pos_embed: overrides ``mode`` for the position embeddings; the same names.
         patch_embed: overrides ``mode`` for timm's patch kernels: "matmul" or "stock".
         rope: overrides ``mode`` for timm's rotary embeddings: "batched" or "stock".
-        library: "timm" (default), "transformers", or a tuple of both. With ``model``: whichever it
-            is of.
+        library: "timm", "transformers", or a tuple of both; without effect for one model, which is
+            looked through for both.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
             chosen.
 
@@ -370,15 +324,16 @@ def enable(
     settings = parse_settings(
         mode, strict=strict, pos_embed=pos_embed, patch_embed=patch_embed, rope=rope
     )
-    names = _library_names(library)
+    names = (library,) if isinstance(library, str) else library
+    for name in names:
+        check_name("library", name, tuple(LIBRARIES))
     modules: list[nn.Module] = []
     if model is None:
-        libraries = [_import_whole_library(name) for name in names or ["timm"]]
+        libraries = [_import_library(name, all_parts=True) for name in names]
     else:
-        modules, libraries = _modules_of(model, names)
+        modules, libraries = _modules_of(model)
     for each in libraries:
-        argument = f"mode with {each.name}" if pos_embed is None else "pos_embed"
-        check_name(argument, settings.pos_embed, each.modes)
+        check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
 
     choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
     handle = Handle(choice)
@@ -388,14 +343,6 @@ def enable(
             _put_on(libraries, modules, settings)
         _begin(choice, modules)
     return handle
-
-
-def _library_names(library: object) -> list[str]:
-    """The names in the argument ``library`` of ``enable``, none if it was not given."""
-    if library is None:
-        return []
-    several = library if isinstance(library, tuple | list) and library else (library,)
-    return [check_name("library", name, LIBRARIES) for name in several]
 
 
 def disable(model: nn.Module | None = None) -> None:
@@ -448,4 +395,4 @@ def status(model: nn.Module | None = None) -> Status:
         holding = {where.choices[-1] for where in list(every_choices) if where.choices}
         models = [choice for choice in _choices if choice.model and choice in holding]
         libraries = list(_libraries.values())
-        return describe(libraries, [], "every model", models, list(_carriers))
+        return describe(libraries, [], "every model", models, list(_modules))

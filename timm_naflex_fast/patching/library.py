@@ -24,29 +24,6 @@ class Target(NamedTuple):
     key: Key
 
 
-@dataclass(frozen=True)
-class Calls:
-    """What the library's code calls and ours does not: if another changed it, ours may not run."""
-
-    name: str
-    holder: Callable[[Any], Any]  # from the module to the object that has the function
-
-    @staticmethod
-    def own(name: str) -> "Calls":
-        """A method of the module itself."""
-        return Calls(name, lambda module: module)
-
-    @staticmethod
-    def of(submodule: str, name: str) -> "Calls":
-        """A method of the module's attribute ``submodule``, if it has that."""
-        return Calls(name, lambda module: getattr(module, submodule, None))
-
-    @staticmethod
-    def function(path: str, name: str) -> "Calls":
-        """A function of the Python module ``path``."""
-        return Calls(name, lambda module: sys.modules.get(path))
-
-
 class Replacement(NamedTuple):
     """What takes the place of a method."""
 
@@ -54,12 +31,9 @@ class Replacement(NamedTuple):
     function: Callable[..., Any]
     # By the component's mode; the library's own code under every other mode.
     strategies: Mapping[str, str]
-    # Those of ``self`` that the newest known release names there; None: not looked at.
-    attributes: str | None = None
-    # The library's own code calls another replaced function, which counts.
-    counted_elsewhere: bool = False
-    skips: tuple[Calls, ...] = ()
-    not_exported: str | None = None  # why it cannot run by a strategy in an exported graph
+    # The methods of the module, or of an attribute of it ("rope.get_embed"), that the library's
+    # code calls and ours does not: if another has changed one, ours may not run.
+    skips: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -69,10 +43,10 @@ class Library:
     name: str
     oldest: tuple[int, ...]
     newest: tuple[int, ...]  # of the releases that we know
+    modes: tuple[str, ...]  # of the position embeddings
     replacements: Mapping[Key, Replacement]
-    model_classes: tuple[str, ...]  # every model that we speed up contains one of these
-    example: str  # such a model, in the words of an error
-    copied_methods: Mapping[Key, str] = field(default_factory=dict)  # and the attributes they name
+    # The attributes that the newest known release names in what we replace or have copied.
+    reads: Mapping[Key, str]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
@@ -91,25 +65,11 @@ class Library:
         """Those for every model that has none of its own."""
         return self.choices.settings or STOCK
 
-    @property
-    def modes(self) -> list[str]:
-        """The modes of the position embeddings for which some method here has a strategy."""
-        modes = {"stock": True}  # in order
-        for replacement in self.replacements.values():
-            if replacement.component == "pos_embed":
-                modes |= dict.fromkeys(replacement.strategies, True)
-        return list(modes)
 
-
-def _as_interpolate() -> dict[str, str]:
-    names = {}
-    for name, strategy in STRATEGIES.items():
-        if strategy.reference == "interpolate":
-            names[name] = name
-    return names
-
-
-AS_INTERPOLATE = _as_interpolate()
+AS_INTERPOLATE: dict[str, str] = {}
+for _name, _strategy in STRATEGIES.items():
+    if _strategy.reference == "interpolate":
+        AS_INTERPOLATE[_name] = _name
 """The strategies, by mode, where nothing was ever trained with timm's
 ``pos_embed_use_grid_sample``."""
 
@@ -156,23 +116,15 @@ def targets(library: Library) -> Iterator[Target]:
 
 def imported_targets(library: Library) -> list[Target]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    homes = list(targets(library))
-    found = list(homes)
-    for home in homes:
-        if isinstance(home.owner, ModuleType):
-            found += [Target(module, home.name, home.key) for module in _importers(library, home)]
-    return found
-
-
-def _importers(library: Library, home: Target) -> list[ModuleType]:
-    """The library's other modules in which a function of this name is the one at home, or ours."""
-    now = vars(home.owner).get(home.name)
-    known = (library.replacements[home.key].function, originals.get(home.key, now))
-    found = []
-    for name, module in list(sys.modules.items()):
-        is_another = isinstance(module, ModuleType) and module is not home.owner
-        if is_another and name.startswith(f"{library.name}."):
-            function = vars(module).get(home.name)
-            if function is not None and any(function is each for each in known):
-                found.append(module)
+    found = list(targets(library))
+    for home in list(found):
+        now = vars(home.owner).get(home.name)
+        if not isinstance(home.owner, ModuleType) or now is None:
+            continue
+        known = (library.replacements[home.key].function, originals.get(home.key, now))
+        for name, module in list(sys.modules.items()):
+            function = getattr(module, "__dict__", {}).get(home.name)
+            is_known = any(function is each for each in known)
+            if is_known and module is not home.owner and name.startswith(f"{library.name}."):
+                found.append(Target(module, home.name, home.key))
     return found

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .library import Calls, Library, Target, in_place, targets
+from .library import Library, Target, in_place, targets
 
 Author = Literal["ours", "original", "foreign"]
-DEEPEST = 100  # so many functions inside one another are looked at
 
 
 def author_of(function: Any, library: Library) -> Author:
@@ -43,18 +42,15 @@ def defined_in(function: Any) -> str:
     return str(function.__globals__.get("__name__", ""))
 
 
-def calls_ours(function: Any, library: Library) -> bool:
+def calls_ours(function: Any, library: Library, deepest: int = 8) -> bool:
     """Whether it is ours, or wraps ours: a bound method, a partial, ``functools.wraps``, a closure.
 
     accelerate's hooks keep the bound ``forward`` of before. If that was ours, ours runs.
     """
-    inside = [function]
-    for part in inside:
-        if author_of(part, library) == "ours":
-            return True
-        if len(inside) < DEEPEST:
-            inside += [each for each in _parts(part) if not any(each is one for one in inside)]
-    return False
+    if author_of(function, library) == "ours":
+        return True
+    parts = _parts(function) if deepest else []
+    return any(calls_ours(part, library, deepest - 1) for part in parts)
 
 
 def _parts(function: Any) -> list[Any]:
@@ -75,38 +71,26 @@ def _parts(function: Any) -> list[Any]:
     return [part for part in parts if callable(part)]
 
 
-def carries(library: Library, module: nn.Module) -> bool:
-    """Whether a method hides ours: its class's, or one that was set on it, as by accelerate."""
-    for target in targets(library):
-        if _has_methods_of(module, target.owner):
-            owner, function = look_up(module, target.name)
-            if owner is not target.owner and _stays(library, target, owner, function):
-                return True
-    return False
-
-
-def all_carriers(library: Library) -> list[nn.Module]:
-    """The modules for which ``carries`` is true, of all that this process holds.
+def carriers(library: Library) -> list[nn.Module]:
+    """The modules of whose methods something stays in force, of all that this process holds.
 
     Python's garbage collector finds them, in 0.04 s where there are half a million objects.
     """
-    classes: list[type] = []
-    for target in targets(library):
-        if isinstance(target.owner, type):
-            classes += derived_from(target.owner)
+    classes = users_in(library, [])
     found: list[nn.Module] = []
     referrers: list[Any] = gc.get_referrers(*classes)
     for each in referrers:
-        if type(each) in classes and carries(library, each):
+        if type(each) in classes and foreign_methods(library, [each]):
             found.append(each)
     return found
 
 
-def derived_from(cls: type) -> list[type]:
-    """The class, and all that are derived from it."""
-    found = [cls]
-    for derived in list[type](cls.__subclasses__()):
-        found += derived_from(derived)
+def with_derived(owner: Any) -> list[Any]:
+    """A class and all that are derived from it, or a module of Python."""
+    found = [owner]
+    if isinstance(owner, type):
+        for derived in list[type](owner.__subclasses__()):
+            found += with_derived(derived)
     return found
 
 
@@ -122,33 +106,23 @@ def look_up(user: Any, name: str) -> tuple[Any, Any]:
     return None, None
 
 
-def users_of(owner: Any, modules: Collection[nn.Module]) -> list[Any]:
-    """Those of a model's modules that are of this class.
-
-    If none is: the class itself and all that are derived from it, or a module of Python.
-    """
-    if not isinstance(owner, type):
-        return [owner]
-    found = [module for module in modules if isinstance(module, owner)]
-    return found or derived_from(owner)
-
-
 def users_in(library: Library, modules: Collection[nn.Module]) -> list[Any]:
-    """All that have a method of the library's that we replace: in one model, or any class."""
-    users = []
-    for target in targets(library):
-        users += users_of(target.owner, modules)
+    """A model's modules; without any, all that have a method of the library's that we replace."""
+    users: list[Any] = list(modules)
+    if not users:
+        for target in targets(library):
+            users += with_derived(target.owner)
     return users
 
 
 def in_force(library: Library, target: Target, user: Any) -> bool:
-    """Whether ours runs where ``user``, a class or a module, has this method called."""
+    """Whether ours runs where ``user`` has this method called."""
+    if not _has_methods_of(user, target.owner) or target.key not in in_place:
+        return False
     owner, function = look_up(user, target.name)
-    if calls_ours(function, library):
-        return True
-    # What another package has put over ours may hide that it calls ours.
-    covered = owner is target.owner and author_of(function, library) == "foreign"
-    return covered and target.key in in_place
+    if _stays(library, target, owner, function):
+        return False
+    return author_of(function, library) != "original"
 
 
 def foreign_methods(library: Library, users: Iterable[Any]) -> list[str]:
@@ -161,20 +135,19 @@ def foreign_methods(library: Library, users: Iterable[Any]) -> list[str]:
     Not named is what another has put over ours, and a subclass's method that calls the one it
     hides.
     """
-    users = list(users)
     sentences: dict[str, bool] = {}  # in order
-    for target in targets(library):
-        for user in users:
-            if user is target.owner or _has_methods_of(user, target.owner):
+    for user in users:
+        for target in targets(library):
+            if _has_methods_of(user, target.owner):
                 owner, function = look_up(user, target.name)
                 if _stays(library, target, owner, function):
-                    sentences[_sentence(library, target.name, owner, function)] = True
+                    sentences[_sentence(target.name, owner, function)] = True
     return list(sentences)
 
 
 def _has_methods_of(user: Any, owner: Any) -> bool:
     if not isinstance(owner, type):
-        return False
+        return user is owner
     return issubclass(user, owner) if isinstance(user, type) else isinstance(user, owner)
 
 
@@ -189,17 +162,15 @@ def _stays(library: Library, target: Target, owner: Any, function: Any) -> bool:
     return target.name not in getattr(code, "co_names", ())
 
 
-def _sentence(library: Library, name: str, owner: Any, function: Any) -> str:
+def _sentence(name: str, owner: Any, function: Any) -> str:
     where = getattr(owner, "__name__", None) or f"one {type(owner).__name__}"
-    if author_of(function, library) == "original":
-        return f"{where}.{name} is the library's own that was saved before"
     kind = type(function)
     home = defined_in(function) or kind.__module__
     by = getattr(function, "__qualname__", kind.__name__)
-    return f"{where}.{name} is not the library's own but {home}.{by}"
+    return f"{where}.{name} is {home}.{by}"
 
 
-def overridden_by(library: Library, module: Any, skips: tuple[Calls, ...]) -> str | None:
+def overridden_by(library: Library, module: Any, skips: tuple[str, ...]) -> str | None:
     """What another has changed of what the library's code calls and ours does not, in words.
 
     None: nothing. So a subclass, a patch and a hook keep their effect, but in a graph of
@@ -207,29 +178,25 @@ def overridden_by(library: Library, module: Any, skips: tuple[Calls, ...]) -> st
     """
     if torch.compiler.is_dynamo_compiling():
         return None
-    for calls in skips:
-        holder = calls.holder(module)
-        if holder is not None and _is_changed(library, holder, calls.name):
-            where = getattr(holder, "__name__", type(holder).__name__)
-            return f"{where}.{calls.name} (not the library's own)"
+    for path in skips:
+        attribute, _, name = path.rpartition(".")
+        holder = getattr(module, attribute, None) if attribute else module
+        if holder is not None and _is_changed(library, holder, name):
+            return f"{type(holder).__name__}.{name} (not the library's own)"
     return None
 
 
 def _is_changed(library: Library, holder: Any, name: str) -> bool:
     """Whether to call this function of the holder does something else than in the library."""
     # ``forward`` is called by calling the module, whatever ``forward`` it has.
-    if name == "forward" and is_hooked(holder):
+    if name == "forward" and _is_hooked(holder):
         return True
     function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
-    if function is None:
-        return False
-    bound_elsewhere = getattr(function, "__self__", holder) is not holder
-    return bound_elsewhere or author_of(function, library) == "foreign"
+    return function is not None and author_of(function, library) == "foreign"
 
 
-def is_hooked(module: Any) -> bool:
-    """Whether to call the module does more than its ``forward`` does."""
+def _is_hooked(module: Any) -> bool:
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         if getattr(module, kind, None) or getattr(nn.modules.module, f"_global{kind}"):
             return True
-    return type(module).__call__ is not nn.Module.__call__
+    return False

@@ -40,19 +40,22 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
     if version > library.newest:
         wrong += _read_differently(library)
     if wrong:
-        raise unsupported(library, "; ".join(wrong))
+        oldest = ".".join(map(str, library.oldest))
+        newest = ".".join(map(str, library.newest))
+        raise RuntimeError(
+            f"{library.name} {sys.modules[library.name].__version__} is not supported by this "
+            f"timm_naflex_fast ({oldest} to {newest} are, and newer ones as long as what it "
+            f"replaces is the same): {'; '.join(wrong)}. Nothing was changed"
+        )
 
 
 def _read_differently(library: Library) -> list[str]:
     """What differs from the newest release that we know, in sentences."""
-    expected: dict[Key, str | None] = dict(library.copied_methods)
-    for key, replacement in library.replacements.items():
-        expected[key] = replacement.attributes
     wrong = []
-    for key, attributes in expected.items():
+    for key, attributes in library.reads.items():
         owner = owner_of(key[0])
         # A class that is gone is left to the library's own code.
-        if owner is not None and attributes is not None:
+        if owner is not None:
             wrong += _differences(owner, key, set(attributes.split()))
     return wrong
 
@@ -73,18 +76,6 @@ def _differences(owner: Any, key: Key, expected: set[str]) -> list[str]:
     except (AttributeError, OSError):
         wrong.append(f"{label} is missing, or has no source")
     return wrong
-
-
-def unsupported(library: Library, wrong: str) -> RuntimeError:
-    """The error for a release that is not supported."""
-    installed = sys.modules[library.name].__version__
-    oldest = ".".join(map(str, library.oldest))
-    newest = ".".join(map(str, library.newest))
-    return RuntimeError(
-        f"{library.name} {installed} is not supported by this timm_naflex_fast "
-        f"({oldest} to {newest} are, and newer ones as long as what it replaces is the same): "
-        f"{wrong}. Nothing was changed"
-    )
 
 
 def attributes_of(function: Any) -> set[str]:

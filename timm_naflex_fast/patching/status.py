@@ -13,7 +13,7 @@ from ..text_table import table
 from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
 from .decide import call_counts
 from .library import Library, targets
-from .others import foreign_methods, in_force, users_in, users_of
+from .others import foreign_methods, in_force, users_in
 from .releases import version_of
 
 
@@ -99,25 +99,28 @@ def describe(
     modules: Collection[nn.Module],
     scope: str,
     models: Collection[Choice] = (),
-    carriers: Collection[nn.Module] = (),
+    more: Collection[nn.Module] = (),
 ) -> Status:
     """What holds now, for these modules of one model or, without any, for every model.
 
-    ``models``: what holds for models with their own. ``carriers``: modules that may have a method
-    of their own in place of ours.
+    ``models``: what holds for models with their own. ``more``: modules of any model, which may have
+    a method of their own in place of ours.
     """
     own = _own_settings(modules)
+    flags = STOCK
     replaced: dict[str, str] = {}
     notes: list[str] = []
     for library in libraries:
         settings = own or library.settings
+        if flags == STOCK:
+            flags = settings
         replaced.update(_replaced(library, modules, settings))
-        notes += foreign_methods(library, [*users_in(library, modules), *carriers])
+        notes += foreign_methods(library, [*users_in(library, modules), *more])
         for before, note in library.notes.items():
             if version_of(library) < before:
                 notes.append(note)
     return Status(
-        flags=own or _settings_for_all(libraries),
+        flags=flags,
         models=tuple(choice.settings for choice in models),
         replaced=replaced,
         timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
@@ -139,21 +142,13 @@ def _own_settings(modules: Iterable[nn.Module]) -> Settings | None:
     return None
 
 
-def _settings_for_all(libraries: Iterable[Library]) -> Settings:
-    for library in libraries:
-        if library.settings != STOCK:
-            return library.settings
-    return STOCK
-
-
 def _replaced(
     library: Library, modules: Collection[nn.Module], settings: Settings
 ) -> dict[str, str]:
     """What computes each of the library's methods in whose place ours is."""
     replaced = {}
     for target in targets(library):
-        users = users_of(target.owner, modules)
-        if any(in_force(library, target, user) for user in users):
+        if any(in_force(library, target, user) for user in users_in(library, modules)):
             replacement = library.replacements[target.key]
             mode = getattr(settings, replacement.component)
             label = f"{target.owner.__name__}.{target.name}"

@@ -5,12 +5,9 @@ work on. In older releases of timm a position table has neither an ``antialias``
 ``align_corners`` setting, and an interpolator no ``resampler``.
 """
 
-import threading
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from timm.layers.patch_embed import PatchEmbedResamplerFixedOrigSize
 from timm.models import naflexvit
@@ -25,10 +22,10 @@ from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
 from ..tracing import OWN_MEMORY, context_of, why_unsupported
-from .decide import Decision, choose, count, decide, lacks_operator
+from .choices import MODES
+from .decide import Decision, choose, count, lacks_operator
 from .library import (
     AS_INTERPOLATE,
-    Calls,
     Key,
     Library,
     Replacement,
@@ -44,8 +41,6 @@ FUNCTIONS = "timm.layers.patch_embed:"
 TIMM_REFERENCE = (
     "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
 )
-
-_calling = threading.local()
 
 
 class Method(NamedTuple):
@@ -80,7 +75,13 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
     """Add the tables, resampled as chosen; or call the method of timm's that this one replaces."""
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
     key = EMBEDS, method.name
-    reason = _why_unknown(embeds, method)
+    interpolation = embeds.pos_embed_interp_mode
+    reason = None
+    if len(method.tables) == 1 and interpolation not in INTERPOLATIONS:
+        valid = ", ".join(INTERPOLATIONS)
+        reason = (
+            f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
+        )
     tables_at = (embeds, *method.tables)
     decision = choose(LIBRARY, key, embeds, *tensors, tables_at=tables_at, reason=reason)
     if decision.strategy != "stock":
@@ -89,29 +90,19 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
             decision = Decision("stock", decision.settings, reason=reason)
     count(LIBRARY, key, decision)
     if decision.strategy == "stock":
+        # timm has a method for the result of "grid_sample" too.
         sampled = decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
-        if sampled and method.sampled and _why_unknown(embeds, method) is None:
+        if sampled and method.sampled:
             without_ours((EMBEDS, method.sampled))(embeds, x, layout)
         else:
             original(key)(embeds, x, layout)
-
-
-def _why_unknown(embeds: Any, method: Method) -> str | None:
-    """Why ours cannot resize such a table, in words; None: it can."""
-    interpolation = embeds.pos_embed_interp_mode
-    if len(method.tables) == 2 or interpolation in INTERPOLATIONS:
-        return None
-    valid = ", ".join(INTERPOLATIONS)
-    return f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
 
 
 def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> str | None:
     """Add the tables, resampled by the strategy; or say why timm's own code has to do it."""
     strategy = STRATEGIES[decision.strategy]
     learned = len(method.tables) == 1
-    # The compiler reads no lru_cache.
-    make = ResizeSpec if torch.compiler.is_dynamo_compiling() else _make_spec
-    spec = make(
+    spec = ResizeSpec(
         embeds.pos_embed_interp_mode if learned else "linear",
         getattr(embeds, "pos_embed_antialias", True),
         learned and getattr(embeds, "pos_embed_align_corners", False),
@@ -119,9 +110,6 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
         "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
     )
     where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
-    if decision.context not in (None, "device"):
-        dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
-        return None
     try:
         dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
     except InvalidCoordinateError:
@@ -130,9 +118,6 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
     except NotImplementedError as error:
         return lacks_operator(x.device, error)
     return None
-
-
-_make_spec = lru_cache(maxsize=64)(ResizeSpec)
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
@@ -147,7 +132,8 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
         reason = "random rotary coordinates where operations are traced"
     elif type(patch_coord) not in OWN_MEMORY:
         reason = why_unsupported(patch_coord)
-    decision = decide(LIBRARY, key, self, reason=reason)
+    decision = choose(LIBRARY, key, self, reason=reason)
+    count(LIBRARY, key, decision)
     if isinstance(rope, str) or decision.strategy == "stock":
         return original(key)(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
@@ -170,14 +156,9 @@ def interpolator_forward(
     # Which has settings of its own, but in older releases.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    fits = is_linear and patches.ndim == 5 and size != base_size
+    fits = is_linear and size != base_size
     if not (fits and is_known and _ours_resamples(self, key, proj_weight, resampler.interpolation)):
-        # Older releases call ``resample_patch_embed``, for which this module's settings hold.
-        _calling.interpolator = self
-        try:
-            return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
-        finally:
-            _calling.interpolator = None
+        return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     channels_last = getattr(self, "channels_last", True)
     options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
     weight = resample_linear_kernel(proj_weight, base_size, size, *options)
@@ -187,8 +168,7 @@ def interpolator_forward(
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     key = RESAMPLER, "forward"
-    fits = tuple(patch_embed.shape[2:]) == tuple(self.orig_size) and len(new_size) == 2
-    if not (fits and _ours_resamples(self, key, patch_embed, self.interpolation)):
+    if not _ours_resamples(self, key, patch_embed, self.interpolation):
         return original(key)(self, patch_embed, new_size)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias
@@ -202,11 +182,9 @@ def resample_patch_embed(
     antialias: bool = True,
     verbose: bool = False,
 ) -> Tensor:
-    """Modifications: as in resampler_forward, by the settings of the module that calls, if any."""
+    """Modifications: as in resampler_forward."""
     key = FUNCTIONS, "resample_patch_embed"
-    fits = patch_embed.ndim == 4 and len(new_size) == 2
-    caller = getattr(_calling, "interpolator", None)
-    if not (fits and _ours_resamples(caller, key, patch_embed, interpolation)):
+    if not _ours_resamples(None, key, patch_embed, interpolation):
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
     return resample_patch_kernel(
         patch_embed, tuple(new_size), mode=interpolation, antialias=antialias
@@ -218,7 +196,12 @@ def _ours_resamples(module: Any, key: Key, weight: Tensor, interpolation: str) -
     reason = None
     if interpolation not in INTERPOLATIONS:
         reason = f"a patch kernel with interpolation mode {interpolation!r}"
-    return decide(LIBRARY, key, module, weight, reason=reason).strategy != "stock"
+    decision = choose(LIBRARY, key, module, weight, reason=reason)
+    is_ours = decision.strategy != "stock"
+    # timm's interpolator calls another replaced function, which counts.
+    if is_ours or key[0] != INTERPOLATOR:
+        count(LIBRARY, key, decision)
+    return is_ours
 
 
 # The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
@@ -229,94 +212,46 @@ for _name, _strategy in STRATEGIES.items():
     if _strategy.for_grid_sample:
         AS_GRID_SAMPLE[_name] = _strategy.for_grid_sample
 
-# What timm's code calls and ours does not. Of functions of a module, those that no other package's
-# code calls.
-_POSITIONS = (Calls.function(naflexvit.__name__, "_normalize_naflex_grid_sample_coords"),)
 _OWN_INVERSE = "_get_or_create_pinv_matrix"
-_INVERSE = (
-    Calls.function("timm.layers.patch_embed", "_compute_resize_matrix"),
-    Calls.function("timm.layers.patch_embed", "_apply_resampling"),
-)
-_ROTARY = (
-    Calls.of("rope", "get_batch_embeds"),
-    Calls.of("rope", "get_embed"),
-    Calls.of("rope", "_build_embed_cat"),
-    Calls.of("rope", "_build_embed"),
-    Calls.of("rope", "_create_embed"),
-    Calls.of("rope", "_get_pos_embed_from_coords"),
-)
 
 
-def _position_methods(
-    kind: str, tables: tuple[str, ...], reads: str, reads_unsampled: str = ""
-) -> dict[Key, Replacement]:
-    """The entries of the three methods that add one kind of tables.
-
-    The method that samples does not read ``reads_unsampled``.
-    """
+def _position_methods(kind: str, tables: tuple[str, ...]) -> dict[Key, Replacement]:
+    """The entries of the three methods that add one kind of tables."""
     by_coordinates = f"_apply_{kind}_naflex_pos_embed"
     sampled = f"{by_coordinates}_grid_sample"
     by_grid_size = f"_apply_{kind}_pos_embed"
     return {
         (EMBEDS, by_coordinates): Replacement(
-            component="pos_embed",
-            function=_by_coordinates(Method(by_coordinates, tables, sampled)),
-            strategies=AS_CHOSEN,
-            attributes=f"{reads} {reads_unsampled}",
+            "pos_embed", _by_coordinates(Method(by_coordinates, tables, sampled)), AS_CHOSEN
         ),
         (EMBEDS, sampled): Replacement(
-            component="pos_embed",
-            function=_by_coordinates(Method(sampled, tables)),
-            strategies=AS_GRID_SAMPLE,
-            attributes=reads,
-            skips=_POSITIONS,
+            "pos_embed", _by_coordinates(Method(sampled, tables)), AS_GRID_SAMPLE
         ),
         (EMBEDS, by_grid_size): Replacement(
-            component="pos_embed",
-            function=_by_grid_size(Method(by_grid_size, tables)),
-            strategies=AS_INTERPOLATE,
-            attributes=f"{reads} {reads_unsampled}",
+            "pos_embed", _by_grid_size(Method(by_grid_size, tables)), AS_INTERPOLATE
         ),
     }
 
 
 REPLACEMENTS = {
-    **_position_methods(
-        "learned",
-        tables=("pos_embed",),
-        reads="pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode",
-        reads_unsampled="pos_embed_antialias",
-    ),
-    **_position_methods(
-        "factorized",
-        tables=("pos_embed_y", "pos_embed_x"),
-        reads="pos_embed_ar_preserving pos_embed_x pos_embed_y",
-    ),
+    **_position_methods("learned", tables=("pos_embed",)),
+    **_position_methods("factorized", tables=("pos_embed_y", "pos_embed_x")),
     (INTERPOLATOR, "forward"): Replacement(
         component="patch_embed",
         function=interpolator_forward,
         strategies={"matmul": "matmul"},
-        attributes="base_patch_size resample_conv_weight resample_linear_weight",
-        counted_elsewhere=True,
-        skips=(
-            Calls.own("resample_linear_weight"),
-            Calls.of("resampler", "forward"),
-            Calls.of("resampler", _OWN_INVERSE),
-            *_INVERSE,
-        ),
+        skips=("resample_linear_weight", "resampler.forward", f"resampler.{_OWN_INVERSE}"),
     ),
     (RESAMPLER, "forward"): Replacement(
         component="patch_embed",
         function=resampler_forward,
         strategies={"matmul": "matmul"},
-        attributes="_get_or_create_pinv_matrix orig_size",
-        skips=(Calls.own(_OWN_INVERSE), *_INVERSE),
+        skips=(_OWN_INVERSE,),
     ),
     (FUNCTIONS, "resample_patch_embed"): Replacement(
         component="patch_embed",
         function=resample_patch_embed,
         strategies={"matmul": "matmul"},
-        skips=_INVERSE,
     ),
 }
 if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
@@ -324,17 +259,35 @@ if hasattr(naflexvit.NaFlexVitCfg, "rope_type"):  # not in timm 1.0.16
         component="rope",
         function=_generate_rope_naflex,
         strategies={"batched": "batched"},
-        attributes="num_prefix_tokens rope rope_is_mixed",
-        skips=_ROTARY,
+        skips=(
+            "rope.get_batch_embeds",
+            "rope.get_embed",
+            "rope._build_embed_cat",
+            "rope._build_embed",
+            "rope._create_embed",
+            "rope._get_pos_embed_from_coords",
+        ),
     )
 
-# The layout of a linear weight, and the rotary modules, whose results ``_generate_rope_naflex``
-# hands on.
 _CAT = "timm.layers.pos_embed_sincos:RotaryEmbeddingCat"
 _DINO_V3 = "timm.layers.pos_embed_sincos:RotaryEmbeddingDinoV3"
 _MROPE = "timm.layers.pos_embed_sincos:RotaryEmbeddingMRope"
 _MIXED = "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed"
-COPIED_METHODS = {
+_SAMPLED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
+_LEARNED = f"{_SAMPLED} pos_embed_antialias"
+_FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
+READS = {
+    (EMBEDS, "_apply_learned_naflex_pos_embed"): _LEARNED,
+    (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): _SAMPLED,
+    (EMBEDS, "_apply_learned_pos_embed"): _LEARNED,
+    (EMBEDS, "_apply_factorized_naflex_pos_embed"): _FACTORIZED,
+    (EMBEDS, "_apply_factorized_naflex_pos_embed_grid_sample"): _FACTORIZED,
+    (EMBEDS, "_apply_factorized_pos_embed"): _FACTORIZED,
+    (INTERPOLATOR, "forward"): "base_patch_size resample_conv_weight resample_linear_weight",
+    (RESAMPLER, "forward"): f"{_OWN_INVERSE} orig_size",
+    (VIT, "_generate_rope_naflex"): "num_prefix_tokens rope rope_is_mixed",
+    # The layout of a linear weight, and the rotary modules, whose results
+    # ``_generate_rope_naflex`` hands on.
     (INTERPOLATOR, "resample_linear_weight"): "base_patch_size channels_last in_chans resampler",
     (_CAT, "get_embed"): "_build_embed_cat _use_cached_embed aug_active bands feat_shape pos_embed "
     "training",
@@ -355,10 +308,9 @@ LIBRARY = Library(
     name="timm",
     oldest=(1, 0, 16),
     newest=(1, 0, 31),
-    model_classes=("NaFlexEmbeds",),
-    example="timm.create_model('naflexvit_base_patch16_gap')",
+    modes=MODES,
     replacements=REPLACEMENTS,
-    copied_methods=COPIED_METHODS,
+    reads=READS,
     notes={
         (1, 0, 30): "this timm resamples SigLIP-2's position table by bicubic; timm >= 1.0.30 by "
         "bilinear, as it was trained: one checkpoint, two results"

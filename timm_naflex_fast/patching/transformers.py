@@ -8,7 +8,6 @@ PyTorch's antialiased resize to width 1 misreads the memory layout that it hands
 right.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from ..functional import resample_pos_embeds
 from ..resampling.spec import INTERPOLATIONS
 from .decide import Decision, choose, count, lacks_operator
-from .library import AS_INTERPOLATE, Calls, Key, Library, Replacement, original
+from .library import AS_INTERPOLATE, Key, Library, Replacement, original
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -28,62 +27,39 @@ HUNYUAN = "transformers.models.hunyuan_vl.modeling_hunyuan_vl:HunYuanVLVisionPat
 def siglip2_forward(self: Any, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
     """Modifications: the whole batch at once; padding tokens get the first cell's, as before."""
     key = SIGLIP2, "forward"
-    side = self.position_embedding_size
-    embeddings = _resampled(
-        key,
-        self,
-        pixel_values,
-        spatial_shapes,
-        table_at=(self.position_embedding, "weight"),
-        as_table=lambda weight: weight.reshape(side, side, -1),
-        mode="bilinear",
-        length=pixel_values.shape[1],
-        padding="first",
-    )
-    if embeddings is None:
-        return original(key)(self, pixel_values, spatial_shapes)
-    return _project(self, pixel_values) + embeddings
+    options = {"mode": "bilinear", "length": pixel_values.shape[1], "padding": "first"}
+    return _siglip_tokens(key, self, pixel_values, spatial_shapes, options)
 
 
 def cosmos3_forward(self: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = COSMOS3, "forward"
-    side = self.position_embedding_size
-    embeddings = _resampled(
-        key,
-        self,
-        pixel_values,
-        grid_thw,
-        table_at=(self.position_embedding, "weight"),
-        as_table=lambda weight: weight.reshape(side, side, -1),
-        mode="bilinear",
-        merge=self.config.spatial_merge_size,
-    )
+    options = {"mode": "bilinear", "merge": self.config.spatial_merge_size}
+    return _siglip_tokens(key, self, pixel_values, grid_thw, options)
+
+
+def _siglip_tokens(
+    key: Key, module: Any, pixel_values: Tensor, sizes: Tensor, options: dict[str, Any]
+) -> Tensor:
+    """What the embeddings of a Siglip tower return."""
+    side = module.position_embedding_size
+    table_at = module.position_embedding, "weight"
+    embeddings = _resampled(key, module, pixel_values, sizes, table_at, (side, side), options)
     if embeddings is None:
-        return original(key)(self, pixel_values, grid_thw)
-    tokens = _project(self, pixel_values)
-    _check_count(len(embeddings), len(tokens))
-    return tokens + embeddings
+        return original(key)(module, pixel_values, sizes)
+    return _project(module, pixel_values) + embeddings
 
 
 def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: Tensor) -> Tensor:
     """Modifications: all images at once; then each image after its prefix, as before."""
     key = RADIO, "_embed_packed_patches"
-    embeddings = _resampled(
-        key,
-        self,
-        pixel_values,
-        image_grid_hw,
-        table_at=(self, "position_embedding"),
-        as_table=lambda weight: weight.reshape(self.max_rows, self.max_cols, -1).float(),
-        mode="bilinear",
-        antialias=False,
-        ar_preserving=True,
-    )
+    size = self.max_rows, self.max_cols
+    options = {"mode": "bilinear", "antialias": False, "ar_preserving": True}
+    table_at = self, "position_embedding"
+    embeddings = _resampled(key, self, pixel_values, image_grid_hw, table_at, size, options)
     if embeddings is None:
         return original(key)(self, pixel_values, image_grid_hw)
     tokens = self.patch_projection(pixel_values)
-    _check_count(len(embeddings), len(tokens))
     tokens = tokens + embeddings.to(tokens.dtype)
     parts = []
     for image in tokens.split(image_grid_hw.prod(1).tolist()):
@@ -94,26 +70,14 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
 def hunyuan_forward(self: Any, pixel_values: Tensor, grid_thw: Any) -> Tensor:
     """Modifications: the position embeddings of all images and frames at once."""
     key = HUNYUAN, "forward"
-    mode = self.config.interpolate_mode
     edge = self.position_edge
-    embeddings = _resampled(
-        key,
-        self,
-        pixel_values,
-        grid_thw,
-        table_at=(self.position_embedding, "weight"),
-        # Without the class token's row.
-        as_table=lambda weight: weight[1:].reshape(edge, edge, -1).float(),
-        reason=None if mode in INTERPOLATIONS else f"a table resized by {mode}",
-        mode=mode,
-        antialias=False,
-    )
+    options = {"mode": self.config.interpolate_mode, "antialias": False}
+    table_at = self.position_embedding, "weight"
+    embeddings = _resampled(key, self, pixel_values, grid_thw, table_at, (edge, edge), options)
     if embeddings is None:
         return original(key)(self, pixel_values, grid_thw)
     images = pixel_values.reshape(-1, self.config.num_channels, self.patch_size, self.patch_size)
     tokens = _project(self, images).flatten(1)
-    if len(tokens) != 1:  # one token is for all positions
-        _check_count(len(embeddings), len(tokens))
     return (tokens + embeddings.to(tokens.dtype))[None]
 
 
@@ -122,11 +86,9 @@ def _resampled(
     module: Any,
     pixel_values: Tensor,
     sizes: Any,
-    *,
     table_at: tuple[Any, str],
-    as_table: Callable[[Tensor], Tensor],
-    reason: str | None = None,
-    **options: Any,
+    size: tuple[int, int],
+    options: dict[str, Any],
 ) -> Tensor | None:
     """The position embeddings as chosen; None where the library's own code has to run. Counted.
 
@@ -134,22 +96,28 @@ def _resampled(
         key: of the replaced method, which ``module`` has.
         pixel_values: the method's first argument.
         sizes: as ``functional.resample_pos_embeds`` takes them, and ``options``.
-        table_at: a module, and the name of its table.
-        as_table: gives that table the shape (H0, W0, C).
-        reason: why the library's own code has to run, if the caller knows.
+        table_at: a module, and the name of its table: the cells (h0 * w0, C), perhaps after the
+            class token's.
+        size: (h0, w0).
     """
+    reason = None
+    if options["mode"] not in INTERPOLATIONS:
+        reason = f"a table resized by {options['mode']}"
     decision = choose(LIBRARY, key, module, pixel_values, tables_at=table_at, reason=reason)
+    is_packed = "length" not in options
     embeddings = None
-    if decision.strategy != "stock":
+    if is_packed and decision.context == "export":
+        reason = "a packed batch in an exported graph"
+        decision = Decision("stock", decision.settings, reason=reason)
+    elif decision.strategy != "stock":
         options["strategy"] = decision.strategy
-        table = as_table(decision.tables[0])
+        h0, w0 = size
+        table = decision.tables[0].flatten(0, -2)[-h0 * w0 :].unflatten(0, size)  # (h0, w0, C)
         # Packed sizes in a tensor have to be read on the host: a graph breaks there, as in
         # transformers.
-        is_packed_tensor = "length" not in options and isinstance(sizes, Tensor)
+        is_packed_tensor = is_packed and isinstance(sizes, Tensor)
         if is_packed_tensor and torch.compiler.is_dynamo_compiling():
             embeddings = _outside_graphs(table, sizes, **options)
-        elif decision.context != "device":
-            embeddings = resample_pos_embeds(table, sizes, **options)
         else:
             try:
                 embeddings = resample_pos_embeds(table, sizes, **options)
@@ -167,53 +135,18 @@ def _project(embeddings: Any, pixel_values: Tensor) -> Tensor:
 # ``torch.compiler.disable`` imports the compiler at once, this one where it is called.
 _outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
-
-def _check_count(cells: int, tokens: int) -> None:
-    """Raise a ValueError if the sizes name another number of tokens than there are."""
-    if cells != tokens:
-        raise ValueError(f"the grids have {cells} patches together; pixel_values has {tokens}")
-
-
-def _replacement(
-    function: Callable[..., Tensor], *, reads: str, skips: str, is_exported: bool
-) -> Replacement:
-    """The entry of a tower, whose own code calls its method ``skips``, which ours does not."""
-    return Replacement(
-        component="pos_embed",
-        function=function,
-        strategies=AS_INTERPOLATE,
-        attributes=reads,
-        skips=(Calls.own(skips),),
-        not_exported=None if is_exported else "a packed batch in an exported graph",
-    )
-
-
+_RESIZE = "resize_positional_embeddings"
 REPLACEMENTS = {
-    (SIGLIP2, "forward"): _replacement(
-        siglip2_forward,
-        reads="patch_embedding position_embedding position_embedding_size "
-        "resize_positional_embeddings",
-        skips="resize_positional_embeddings",
-        is_exported=True,
-    ),
-    (COSMOS3, "forward"): _replacement(
-        cosmos3_forward,
-        reads="config patch_embedding position_embedding position_embedding_size "
-        "resize_positional_embeddings",
-        skips="resize_positional_embeddings",
-        is_exported=False,
-    ),
-    (RADIO, "_embed_packed_patches"): _replacement(
+    (SIGLIP2, "forward"): Replacement("pos_embed", siglip2_forward, AS_INTERPOLATE, (_RESIZE,)),
+    (COSMOS3, "forward"): Replacement("pos_embed", cosmos3_forward, AS_INTERPOLATE, (_RESIZE,)),
+    (RADIO, "_embed_packed_patches"): Replacement(
+        "pos_embed",
         radio_embed_packed_patches,
-        reads="_interpolate_position_embedding cls_register_token patch_projection",
-        skips="_interpolate_position_embedding",
-        is_exported=False,
+        AS_INTERPOLATE,
+        ("_interpolate_position_embedding",),
     ),
-    (HUNYUAN, "forward"): _replacement(
-        hunyuan_forward,
-        reads="config interpolate_pos_encoding patch_embedding patch_size",
-        skips="interpolate_pos_encoding",
-        is_exported=False,
+    (HUNYUAN, "forward"): Replacement(
+        "pos_embed", hunyuan_forward, AS_INTERPOLATE, ("interpolate_pos_encoding",)
     ),
 }
 
@@ -221,18 +154,21 @@ LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
-    model_classes=(
-        "Siglip2VisionEmbeddings",
-        "Cosmos3EdgeVisionEmbeddings",
-        "RadioPatchEmbeddings",
-        "HunYuanVLVisionPatchEmbed",
-    ),
-    example="transformers.Siglip2VisionModel",
+    modes=("stock", *AS_INTERPOLATE),
     replacements=REPLACEMENTS,
-    copied_methods={
-        (SIGLIP2, "resize_positional_embeddings"): "LongTensor Tensor arange cat div float32",
-        (COSMOS3, "resize_positional_embeddings"): "LongTensor Tensor cat interpolate",
+    reads={
+        (
+            SIGLIP2,
+            "forward",
+        ): f"patch_embedding position_embedding position_embedding_size {_RESIZE}",
+        (SIGLIP2, _RESIZE): "LongTensor Tensor arange cat div float32",
+        (COSMOS3, "forward"): "config patch_embedding position_embedding position_embedding_size "
+        f"{_RESIZE}",
+        (COSMOS3, _RESIZE): "LongTensor Tensor cat interpolate",
+        (RADIO, "_embed_packed_patches"): "_interpolate_position_embedding cls_register_token "
+        "patch_projection",
         (RADIO, "_interpolate_position_embedding"): "max_cols max_rows position_embedding",
+        (HUNYUAN, "forward"): "config interpolate_pos_encoding patch_embedding patch_size",
         (HUNYUAN, "interpolate_pos_encoding"): "config embed_dim position_edge position_embedding",
     },
 )
