@@ -181,16 +181,15 @@ def test_what_we_do_not_know_stays_with_timm_and_is_said_once(reason, monkeypatc
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
-def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
+def test_random_coordinates_stay_with_timm():
     model = vit("axial", rope_shift_coords=0.3).train()
     decide.warned.clear()
-    monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():
         torch.manual_seed(0)
         return model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"])
 
-    message = "coordinates where operations are traced stays with"
+    message = "at random coordinates stays with timm's own code"
     with enable(), pytest.warns(UserWarning, match=message):
         got = draw()
     assert torch.equal(got, draw())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.oracles import row_major, seeded
-from tests.support.rotary import AUGMENTED, CLASSES, build
+from tests.support.rotary import CLASSES, build
 from tests.support.second_device import OnDevice, SecondDevice, waits
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast import tracing
@@ -286,7 +286,6 @@ def rope(to, kind, times, **options):
 
 
 TIMES = pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])
-RANDOM = {"shift_coords": 0.2, "jitter_coords": 1.3, "rescale_coords": 1.7}
 
 
 @TIMES
@@ -298,15 +297,6 @@ def test_rotary_embeddings_wait_where_they_are_learned(kind, options, times, sam
         same_bits(case, [GRIDS], CUDA_ERROR)
     else:
         same_bits(case)
-
-
-@TIMES
-@pytest.mark.parametrize(
-    "options", [*({name: value} for name, value in RANDOM.items()), RANDOM], ids=str
-)
-@pytest.mark.parametrize("kind", AUGMENTED)
-def test_random_rotary_coordinates_are_drawn_for_each_grid(kind, options, times, same_bits):
-    same_bits(partial(rope, kind=kind, times=times, **options), [GRIDS], CUDA_ERROR)
 
 
 def test_what_a_cuda_graph_reads_of_patch_kernels_stays_in_memory(monkeypatch):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Augmentation = tuple[float | None, float | None, float | None]
 FREQUENCIES = {  # where each type keeps them
     "RotaryEmbeddingCat": "bands",
     "RotaryEmbeddingDinoV3": "periods",
@@ -38,9 +37,6 @@ class Rope:
         normalize: the size that centres are divided by: "separate" axes, or the "min" or "max" of
             both.
         ref_feat_shape: (h, w) that every grid is stretched to.
-        scales_to_batch_max: ``ref_feat_shape`` stretches the batch's largest grid, and the others
-            along with it, as older timm does.
-        augmentation: (shift, jitter, rescale) to draw for each distinct grid, None where it is off.
     """
 
     frequencies: Tensor
@@ -51,8 +47,6 @@ class Rope:
     offset: float
     normalize: str
     ref_feat_shape: tuple[int, int] | None
-    scales_to_batch_max: bool
-    augmentation: Augmentation | None
 
     @property
     def mixed(self) -> bool:
@@ -62,8 +56,7 @@ class Rope:
     @property
     def grid_independent(self) -> bool:
         """Whether a cell has the same angles in every grid of a batch."""
-        same_stretch = self.ref_feat_shape is None or self.scales_to_batch_max
-        return not self.centered and self.augmentation is None and same_stretch
+        return not self.centered and self.ref_feat_shape is None
 
     def angles(self, positions: Tensor, block: int | None = None) -> Tensor:
         """Angles (..., D/2) for positions (..., 2).
@@ -81,11 +74,10 @@ class Rope:
         first, second = positions.split(1, -1)
         return first * f[0] + second * f[1]
 
-    def positions(self, cells: Tensor, size: Tensor, drawn: Tensor | None = None) -> Tensor:
+    def positions(self, cells: Tensor, size: Tensor) -> Tensor:
         """Positions (..., 2), float32, of cells (y, x) in grids of ``size`` (h, w).
 
-        The two broadcast. ``drawn`` (..., 3, 2) is the augmentation of each one's grid: a shift,
-        then two factors. Operations follow timm's order, so they round alike.
+        The two broadcast. Operations follow timm's order, so they round alike.
         """
         position = cells.to(torch.float32)
         if self.centered:
@@ -101,9 +93,6 @@ class Rope:
             position = 2.0 * position - 1.0
         if self.xy_order:
             position = position.flip(-1)
-        if drawn is not None:
-            shift, jitter, rescale = drawn.unbind(-2)
-            position = (position + shift) * jitter * rescale
         return position
 
     def _divisor(self, size: Tensor) -> Tensor:
@@ -132,6 +121,11 @@ def read_rope(module: Any) -> Rope | str:
         return "rotary embeddings kept for one grid alone"
     if grid_type not in ("index", "centered"):
         return f"rotary embeddings on a {grid_type!r} grid"
+    if module.training and settings.get("aug_active", False):
+        return "rotary embeddings at random coordinates"
+    # Older timm stretches the largest grid of a batch to it, and the others along with that one.
+    if settings.get("ref_feat_shape") is not None and "grid_type" not in settings:
+        return "rotary embeddings with a ref_feat_shape"
     # Older timm keeps the periods in the model's dtype, and computes angles in it.
     if is_dinov3 and torch.finfo(frequencies.dtype).bits < 32:
         return f"DINOv3 rotary embeddings with {frequencies.dtype} periods"
@@ -146,16 +140,7 @@ def read_rope(module: Any) -> Rope | str:
         offset=settings.get("grid_offset", 0.0),
         normalize=settings.get("normalize_coords", "separate"),
         ref_feat_shape=settings.get("ref_feat_shape", None),
-        scales_to_batch_max="grid_type" not in settings,
-        augmentation=_augmentation(module),
     )
-
-
-def _augmentation(module: Any) -> Augmentation | None:
-    """What ``module`` draws at random in this call, None for nothing."""
-    if module.training and vars(module).get("aug_active", False):
-        return module.shift_coords, module.jitter_coords, module.rescale_coords
-    return None
 
 
 def _grid_type(settings: dict[str, Any], default: str) -> str:
