@@ -100,7 +100,7 @@ def make_factors(
     return rows.to(dtype).to(device).contiguous(), columns.to(dtype).to(device).contiguous()
 
 
-@kept_by_arguments("kernel factors")
+@kept_by_arguments
 def cached_factors(
     resize: KernelResize, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

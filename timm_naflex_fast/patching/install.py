@@ -58,8 +58,6 @@ __all__ = ["LIBRARIES", "Handle", "Status", "disable", "enable", "original", "st
 
 LIBRARIES = ("timm", "transformers")  # each has a file here of its name, with its ``LIBRARY``
 
-kept.hold_over_fork(lock)  # after the cache's lock, which is taken while this one is held
-
 _choices: list[Choice] = []  # all that can still hold, oldest first
 _modules: WeakSet[nn.Module] = WeakSet()  # those that were given choices of their own
 _carriers: WeakSet[nn.Module] = WeakSet()  # those with a method of their own in place of ours

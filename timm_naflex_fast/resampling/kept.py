@@ -17,7 +17,7 @@ time goes first.
 
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,25 +34,6 @@ from .same_bits import Copy, copy_of, same_bits
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
-ENV_NAME = "TIMM_NAFLEX_FAST_CACHE_MIB"
-RESIZED = "resized tables and kernels"
-
-
-def read_limit(text: str | None) -> int:
-    """The bound in bytes, from what ``TIMM_NAFLEX_FAST_CACHE_MIB`` holds; by default 512 MiB.
-
-    Raises:
-        ValueError: anything but a whole number of MiB, 0 or more.
-    """
-    text = (text or "").strip()
-    if not text:
-        return 512 * 2**20
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(
-            f"{ENV_NAME}={text!r} is not valid; valid: a whole number of MiB, 0 or more, or "
-            "nothing (512)"
-        )
-    return int(text) * 2**20
 
 
 @dataclass
@@ -65,26 +46,12 @@ class _OfSources:
     """Resized ones by key, the oldest use first. None: the key was met once."""
 
 
-_limit = read_limit(os.environ.get(ENV_NAME))
+_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20
 _lock = threading.RLock()
-# (kind, ...) to a result, in a tuple, or to an _OfSources; the oldest use first.
+# (function, ...) to a result, (None, ...) to an _OfSources; the oldest use first.
 _entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
-
-
-def hold_over_fork(lock: Any) -> None:
-    """Hold ``lock`` around ``fork()``.
-
-    Otherwise a lock that another thread holds stays locked in the child for ever.
-    """
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-        )
-
-
-hold_over_fork(_lock)
 
 
 def watched() -> bool:
@@ -99,28 +66,25 @@ def watched() -> bool:
     return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
-def kept_by_arguments(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
     """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments.
 
     Do not write to them.
     """
 
-    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        @wraps(function)
-        def call(*args: Hashable) -> Result:
-            if watched():
-                return function(*args)
-            key = (kind, *args)
-            found = _use(_entries, key)
-            if found is None:
-                with without_autograd():
-                    found = (function(*args),)  # a tuple, so that None can be kept
-                _keep(_entries, key, found)
-            return found[0]
+    @wraps(function)
+    def call(*args: Hashable) -> Result:
+        if watched():
+            return function(*args)
+        key = (function, *args)
+        found: Result | None = _use(_entries, key)
+        if found is None:
+            with without_autograd():
+                found = function(*args)
+            _keep(_entries, key, found)
+        return found
 
-        return call
-
-    return decorate
+    return call
 
 
 def pinned(result: Result, device: torch.device) -> Result:
@@ -198,29 +162,9 @@ def clear_all() -> None:
         _nbytes = 0
 
 
-def stats() -> tuple[dict[str, int], int, int]:
-    """How many of each kind are kept, the bytes of all together, and the bound in bytes."""
-    counts: Counter[str] = Counter()
-    with _lock:
-        # By dict's own views: other threads move what they use, without the lock, while keys are
-        # hashed in Python.
-        for (kind, *_), value in list(dict.items(_entries)):
-            if isinstance(value, _OfSources):
-                tables = list(dict.values(value.tables))
-                counts[kind] += sum(table is not None for table in tables)
-            else:
-                counts[kind] += 1
-        return dict(+counts), _nbytes, _limit
-
-
 def report() -> str:
-    """One line: what is kept at present, and the bound."""
-    counts, nbytes, limit = stats()
-    line = f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB cached"
-    if not counts:
-        return line
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
-    return f"{line}: {kinds}"
+    """How much is kept at present, and the bound."""
+    return f"{_nbytes / 2**20:.1f} of {_limit / 2**20:.0f} MiB cached"
 
 
 @contextmanager
@@ -237,7 +181,7 @@ def without_autograd() -> Iterator[None]:
 
 def _key_of(sources: Sources) -> tuple[Any, ...]:
     """By their ids: ``torch.utils.swap_tensors`` refuses tensors that have weak references."""
-    return (RESIZED, *map(id, sources))
+    return (None, *map(id, sources))
 
 
 def _use(entries: OrderedDict[Any, Any], key: Any) -> Any:
