@@ -1,10 +1,6 @@
 """The resampling as plain functions, for other libraries: tensors in, tensors out.
 
 Functions that end in ``_`` add into their first argument in place and return it.
-
-A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain
-tensor, the gradient a replicated DTensor, so every rank has to compute the same, as with tensor
-parallelism. A sharded one is a ``ValueError`` that says what to give instead.
 """
 
 from collections.abc import Sequence
@@ -86,7 +82,7 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    x = _checked_tokens(x)
+    x = _checked_numbers(x, "x")
     table = _checked_table(table, "table", ("H0", "W0"))
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
@@ -138,7 +134,7 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x = _checked_tokens(x)
+    x = _checked_numbers(x, "x")
     table_y = _checked_table(table_y, "table_y", ("H0",))
     table_x = _checked_table(table_x, "table_x", ("W0",))
     if table_y.shape[-1] != table_x.shape[-1]:
@@ -301,29 +297,12 @@ def _checked_table(table: Tensor, name: str, axes: tuple[str, ...]) -> Tensor:
     return table
 
 
-def _checked_tokens(x: Tensor) -> Tensor:
-    if is_dtensor(x):
-        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
-    return _checked_numbers(x, "x")
-
-
 def _checked_numbers(tensor: Any, name: str) -> Tensor:
-    """The tensor itself; of a replicated DTensor, what this rank holds.
-
-    Its gradient is a replicated DTensor again. So every rank must compute the same, as with tensor parallelism. Where ranks see different
-    images, the caller says that their gradients are to be added:
-    ``table.to_local(grad_placements=[Partial()])``.
-    """
+    """The tensor itself."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
     if tensor.is_complex():
         raise ValueError(f"{name} must be a tensor of real numbers; got {tensor.dtype}")
-    if not is_dtensor(tensor):
-        return tensor
-    placements = tensor.placements  # type: ignore[attr-defined]
-    if not all(placement.is_replicate() for placement in placements):
-        raise ValueError(
-            f"{name} is a DTensor of which no rank holds all: {placements}; "
-            f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
-        )
-    return tensor.to_local()  # type: ignore[attr-defined]
+    if is_dtensor(tensor):
+        raise ValueError(f"{name} is a DTensor; give {name}.to_local() or {name}.full_tensor()")
+    return tensor
