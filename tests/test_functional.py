@@ -124,8 +124,8 @@ def test_wrong_sizes_are_named():
     def add_by_sizes(message, sizes):
         add(message, patch_coord=None, grid_sizes=sizes)
 
-    add_by_sizes(r"hold \(h, w\) for each image, .* shape \(B, 2\); got", [(1, 2, 3)])
-    add_by_sizes("one size for each of the 2", [(2, 3)])
+    for sizes in ([(1, 2, 3)] * 2, [(2, 3)]):
+        add_by_sizes(r"hold \(h, w\) for each of the 2 samples, shape \(2, 2\)", sizes)
     add_by_sizes("image 1 has 8 tokens", [(2, 3), (4, 2)])
     resample("integers of at least 1", grid_sizes=[(4, 0)])
     resample(r"shape \(B, 2\) or \(B, 3\)", grid_sizes=torch.zeros(2))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .batch.checks import check_interpolation, check_size
-from .batch.layout import Coordinates, Sizes
+from .batch.checks import check_interpolation, check_size, check_tokens
+from .batch.layout import Coordinates, Sizes, coordinates_of
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
@@ -89,14 +89,14 @@ def add_pos_embed_(
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
-    if patch_coord is not None:
+    if patch_coord is None:
+        check_tokens(x, table.shape[-1])
+        context = context_of(x, table)
+        patch_coord = coordinates_of(grid_sizes, x, context)
+    else:
         patch_coord = _checked_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-        dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
-        return x
-    length = x.shape[1] if x.ndim == 3 else None
-    sizes = Sizes(grid_sizes, columns=(2,), length=length, embeds_padding=spec.use_grid_sample)
-    dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
+    dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
     return x
 
 

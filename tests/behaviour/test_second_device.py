@@ -259,8 +259,6 @@ def test_plain_operations_never_wait(options, same_bits):
 def test_plain_operations_with_what_is_on_the_host(same_bits):
     by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
     same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
-    by_sizes = partial(by_plain_operations, where=lambda to: Sizes(torch.tensor(SIZES)))
-    same_bits(by_sizes, ["batch/layout.py"], NAMED_ERROR)
 
 
 def test_embeddings_for_sizes_on_the_device_by_plain_operations(same_bits):

@@ -102,17 +102,15 @@ def resample(
 def _add_in_graph(
     x: Tensor,
     tables: Tables,
-    layout: Coordinates | Sizes,
+    layout: Coordinates,
     spec: ResizeSpec,
     strategy: Strategy,
     context: Context,
 ) -> None:
     """:func:`add` by coordinates, where nothing may be read on the host."""
-    if context == "capture":
-        is_on_device = isinstance(layout, Coordinates) and layout.values.device == x.device
-        if not is_on_device:
-            raise RuntimeError(FROM_HOST)
-    patch_coord = layout.coordinates(x)
+    patch_coord = layout.values
+    if context == "capture" and patch_coord.device != x.device:
+        raise RuntimeError(FROM_HOST)
     if context == "compile" and len(tables) == 1 and has_float64(x.device):
         _import_operator()
         from . import operator
@@ -131,7 +129,7 @@ def _resample_in_graph(
     context: Context,
 ) -> Tensor:
     """The embeddings (B, length, C) of all images, each padded."""
-    on_device = sizes.on_device(table, length)
+    on_device = sizes.as_tensor(length, context).to(table.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
     _add_in_graph(out, (table,), Coordinates(patch_coord), spec, strategy, context)
