@@ -74,34 +74,15 @@ def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
 
 
 def check_writable(x: Tensor) -> None:
-    """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
+    """Raise RuntimeError, as PyTorch's own ``add_`` does, if elements of ``x`` share memory.
 
-    Asked before the first write: our sums write into views that autograd does not see, where
-    PyTorch cannot ask.
+    Our sums write into views, where PyTorch cannot see it.
     """
-    if not x.is_contiguous() and _shares_elements(x):
-        raise RuntimeError(
-            "x cannot be added to in place: several of its elements are one and the same memory "
-            "location (as after expand()); clone() it before"
-        )
-    if x.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "x cannot be added to in place: it was made in inference mode, which has ended; "
-            "clone() it"
-        )
-    if not torch.is_grad_enabled():
+    if x.is_contiguous():
         return
-    base = x if x._base is None else x._base
-    if base.requires_grad and base.is_leaf:
-        kind = "a leaf" if base is x else "a view of a leaf"
-        raise RuntimeError(
-            f"x cannot be added to in place: it is {kind} tensor that requires a gradient"
-        )
-
-
-def _shares_elements(x: Tensor) -> bool:
-    """Whether several elements of a tensor are one place in memory."""
     for stride, size in zip(x.stride(), x.shape):
         if stride == 0 and size > 1:
-            return True
-    return False
+            raise RuntimeError(
+                "x cannot be added to in place: several of its elements are one and the same "
+                "memory location (as after expand()); clone() it before"
+            )
