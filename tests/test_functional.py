@@ -44,17 +44,6 @@ def test_what_else_describes_the_same(strategy):
     assert torch.equal(factorized(LINE[None], LINE[None], strategy=strategy), want)
 
 
-@STRATEGIES
-@pytest.mark.parametrize("options", [{}, {"mode": "bilinear", "antialias": False}], ids=str)
-def test_a_bfloat16_table_is_resampled_in_float32(strategy, options):
-    table = TABLE[None].bfloat16().requires_grad_()
-    got = embedded(table, strategy=strategy, **options)
-    assert torch.equal(got, embedded(table.detach().float(), strategy=strategy, **options))
-    got.sum().backward()
-    assert table.grad.shape == table.shape
-    assert table.grad.dtype == torch.bfloat16
-
-
 NAMES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'"
 MODES = "valid: 'bilinear', 'bicubic'"
 NO_NUMBERS = torch.zeros(5, 5, 4).numpy(), torch.zeros(5, 5, 4, dtype=torch.complex64)

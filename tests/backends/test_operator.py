@@ -18,7 +18,7 @@ from tests.support.oracles import (
 )
 from tests.support.running import running
 from timm_naflex_fast import status
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (20, 1)]  # one grid twice, one of the table's size
@@ -62,20 +62,6 @@ def test_interpolate_cached_is_one_graph_and_bit_for_bit_timm(
     assert relative(grad, want_grad) <= 1e-5
 
 
-@pytest.mark.parametrize("length", [None, 20])
-def test_embeddings_from_sizes_are_those_of_eager_code(counter, length):
-    table = torch.randn(6, 5, 4)
-    sizes = [(3, 4), (9, 2)]
-
-    def embed(table):
-        how = dict(mode="bicubic", strategy=INTERPOLATE, length=length)
-        return resample_pos_embeds(table, sizes, **how)
-
-    graph = torch.compile(embed, backend=counter, fullgraph=True)
-    assert torch.equal(graph(table), embed(table))
-    assert is_one_graph(counter)
-
-
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 def test_a_whole_model_is_one_graph(counter, kind):
     model = small_vit(pos_embed=kind, depth=1)
@@ -91,18 +77,6 @@ def test_a_whole_model_is_one_graph(counter, kind):
     assert is_one_graph(counter)
     assert relative(got, want) <= 1e-5
     assert worst(grads, want_grads) <= 1e-5
-
-
-def test_its_embeddings_are_bit_for_bit_timms(counter):
-    model = small_vit(depth=0).embeds.requires_grad_(False)
-    with running("stock"):
-        want = model(BATCH["patches"], patch_coord=BATCH["patch_coord"])
-    with running(INTERPOLATE):
-        graph = torch.compile(model, backend=counter, fullgraph=True)
-        got = graph(BATCH["patches"], patch_coord=BATCH["patch_coord"])
-    assert is_one_graph(counter)
-    for ours, timms in zip(got, want, strict=True):
-        assert ours is timms is None or torch.equal(ours, timms)
 
 
 @pytest.mark.parametrize("mode", [INTERPOLATE, "grid_sample"])

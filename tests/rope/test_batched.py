@@ -13,7 +13,6 @@ from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.modules import read_rope
 
 FORMS = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
-BY = pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
 KINDS = pytest.mark.parametrize("kind", CLASSES)
 GRIDS = [(9, 7), (3, 5), (9, 7), (16, 8)] * 4
 
@@ -236,26 +235,3 @@ def test_coordinates_of_padding_are_not_looked_at(kind, copies):
     coord[1, 14] = -1  # the last token of a grid is no padding
     with pytest.raises(ValueError, match="sample 1 holds a negative"):
         ours(rope, coord)
-
-
-@BY
-def test_many_gradients_in_one_call(batch):
-    """As torch.autograd.functional.jacobian(vectorize=True) asks for them; and the gradient of
-    those."""
-    rope = build("mixed")
-    table = next(iter(mixed_tables(rope, row_major([(4, 3)] * batch))))
-    weights = torch.randn(5, *table.shape)
-
-    def gradient(weight, batched=False):
-        return torch.autograd.grad(
-            table, rope.freqs, weight, create_graph=True, is_grads_batched=batched
-        )[0]
-
-    def gradient_again(grads):
-        return torch.autograd.grad(grads.square().sum(), rope.freqs, retain_graph=True)[0]
-
-    together = gradient(weights, batched=True)
-    in_turn = torch.stack([gradient(weight) for weight in weights])
-
-    assert relative(together, in_turn) <= 1e-5
-    assert relative(gradient_again(together), gradient_again(in_turn)) <= 1e-5
