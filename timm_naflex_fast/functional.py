@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .batch.checks import check_interpolation, check_size, check_tokens
-from .batch.layout import Coordinates, Sizes, coordinates_of
+from .batch.checks import check_interpolation, check_size
+from .batch.layout import Coordinates, Sizes
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
@@ -37,9 +37,8 @@ GridSizes = Tensor | Sequence[Sequence[int]]
 def add_pos_embed_(
     x: Tensor,
     table: Tensor,
-    patch_coord: Tensor | None = None,
+    patch_coord: Tensor,
     *,
-    grid_sizes: GridSizes | None = None,
     strategy: StrategyName = "matmul",
     mode: Interpolation = "bicubic",
     antialias: bool = True,
@@ -55,8 +54,6 @@ def add_pos_embed_(
             ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
             largest + 1.
-        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
-            row-major order.
         strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample"
             (timm's pos_embed_use_grid_sample: another result, without antialiasing).
         mode: "bilinear" or "bicubic".
@@ -77,25 +74,19 @@ def add_pos_embed_(
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
 
-    >>> x, table = torch.zeros(2, 12, 8), torch.randn(16, 16, 8)
-    >>> y = add_pos_embed_(x, table, grid_sizes=[(3, 4), (5, 2)], mode="bilinear")
-    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
-    (True, True)
+    >>> coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    >>> x = torch.zeros(1, 12, 8)
+    >>> y = add_pos_embed_(x, torch.randn(16, 16, 8), coord, mode="bilinear")
+    >>> y is x, bool((x == 0).any())
+    (True, False)
     """
     x = _checked_numbers(x, "x")
-    table = _checked_table(table, "table", ("H0", "W0"))
+    table = _checked_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
-    if (patch_coord is None) == (grid_sizes is None):
-        raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
-    if patch_coord is None:
-        check_tokens(x, table.shape[-1])
-        context = context_of(x, table)
-        patch_coord = coordinates_of(grid_sizes, x, context)
-    else:
-        patch_coord = _checked_numbers(patch_coord, "patch_coord")
-        context = context_of(x, table, patch_coord)
+    patch_coord = _checked_numbers(patch_coord, "patch_coord")
+    context = context_of(x, table, patch_coord)
     dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
     return x
 
@@ -135,8 +126,8 @@ def add_factorized_pos_embed_(
     torch.Size([1, 12, 8])
     """
     x = _checked_numbers(x, "x")
-    table_y = _checked_table(table_y, "table_y", ("H0",))
-    table_x = _checked_table(table_x, "table_x", ("W0",))
+    table_y = _checked_table(table_y, "table_y", "H0, C")
+    table_x = _checked_table(table_x, "table_x", "W0, C")
     if table_y.shape[-1] != table_x.shape[-1]:
         got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
         raise ValueError(f"table_y and table_x must be of one width; got {got}")
@@ -195,7 +186,7 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    table = _checked_table(table, "table", ("H0", "W0"))
+    table = _checked_table(table, "table", "H0, W0, C")
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
     chosen = _checked_strategy(strategy)
@@ -224,15 +215,13 @@ def resample_pos_embed(
     needs ``mode="bilinear"``.
 
     Raises:
-        ValueError: unknown mode, table not 3-D, or a size below 1.
+        ValueError: unknown mode, another shape of the table, or a size below 1.
 
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    table = _checked_numbers(table, "table")
+    table = _checked_table(table, "table", "H0, W0, C")
     h, w = check_size(size)
-    if table.ndim != 3:
-        raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     cells = resample_pos_embeds(
         table,
@@ -285,15 +274,14 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Tensor, name: str, axes: tuple[str, ...]) -> Tensor:
-    """A table of these axes and C channels, with a leading 1 or not."""
+def _checked_table(table: Tensor, name: str, shape: str) -> Tensor:
+    """A table of this shape, with a leading 1 or not."""
     table = _checked_numbers(table, name)
-    ndim = len(axes) + 1
+    ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
     if table.ndim != ndim and not has_batch_axis:
-        shape = f"{', '.join(axes)}, C)"
         got = tuple(table.shape)
-        raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {got}")
+        raise ValueError(f"{name} must have shape ({shape}) or (1, {shape}); got {got}")
     return table
 
 

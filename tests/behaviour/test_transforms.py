@@ -53,10 +53,6 @@ def by_coordinates(t, **how):
     return fast.add_pos_embed_(tokens(t), t, COORD, **how)
 
 
-def by_sizes(t, **how):
-    return fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)
-
-
 def factorized(t, **how):
     return fast.add_factorized_pos_embed_(tokens(t), t, t.flip(0), COORD, **how)
 
@@ -71,7 +67,6 @@ LINEAR = [
         (frames, TABLE),
         (for_a_tensor_of_sizes, TABLE),
         (by_coordinates, TABLE),
-        (by_sizes, TABLE),
         (factorized, LINE),
     )
 ]

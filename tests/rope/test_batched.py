@@ -37,8 +37,6 @@ def ropes(draw, kind):
         "rotate_half": draw(st.booleans()),
         "mrope_section": draw(st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)])),
     }
-    if kind == "dinov3":
-        options["normalize_coords"] = draw(st.sampled_from(["separate", "min", "max"]))
     if kind == "axial" and NEW_TIMM and draw(st.booleans()):
         side = st.integers(1, 20)
         options["ref_feat_shape"] = draw(st.tuples(side, side))
@@ -125,13 +123,6 @@ def test_other_dtypes(kind, dtype, of, in_graph):
     assert got.dtype == want.dtype
     step = torch.finfo(dtype).eps if dtype.itemsize < 4 else 0  # a tie may round the other way
     torch.testing.assert_close(got, want, rtol=step, atol=2e-6)
-
-
-@pytest.mark.skipif(
-    "dinov3" not in CLASSES or NEW_TIMM, reason="newer timm keeps periods in float32 at least"
-)
-def test_low_precision_periods_stay_with_timm():
-    assert "periods" in read_rope(build("dinov3").bfloat16())
 
 
 def mixed_tables(rope, coord, in_graph=False):

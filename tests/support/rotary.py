@@ -31,6 +31,8 @@ for kind, name in (
 ):
     if hasattr(timms, name):
         CLASSES[kind] = getattr(timms, name)
+if not hasattr(CLASSES.get("dinov3"), "get_batch_embeds"):
+    CLASSES.pop("dinov3", None)  # that of older timm stays with timm
 TAKES = {kind: inspect.signature(cls).parameters for kind, cls in CLASSES.items()}
 
 SETTINGS = {

@@ -106,15 +106,16 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
 
     A sample's first h*w tokens belong to its grid.
     """
-    if spec.use_grid_sample:  # at any coordinate, of padding too
+    if spec.use_grid_sample:
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
-        h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
+    else:
+        coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)
+    length = coord.shape[1]
+    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
+    if spec.use_grid_sample:  # at any coordinate, of padding too
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x, torch.ones_like(y, dtype=torch.bool))
 
-    coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)  # (B, N, 2)
-    length = coord.shape[1]
-    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
     in_grid = torch.arange(length, device=coord.device) < h * w  # (B, N)
     no_grid = (h < 1) | (w < 1) | (h * w > 64 * length + 4096)  # (B, 1)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid  # (B, N)
