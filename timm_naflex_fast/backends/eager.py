@@ -76,24 +76,14 @@ def _before_writing(x: Tensor, trained: Tables, plan: Plan, *, watched: bool) ->
     if trained:
         kept.forget(*trained)
     if watched:
-        _announce_write(x)
+        # ``allow_mutation_on_saved_tensors`` copies ``x`` at the first write, and looks it up as it
+        # was saved: this has to come before autograd hears of the change.
+        with torch.no_grad():
+            x[:1, :1].add_(-0.0)
     if trained or (x.requires_grad and torch.is_grad_enabled()):
-        _tell_autograd(x, trained, plan)
-
-
-@torch.no_grad()
-def _announce_write(x: Tensor) -> None:
-    """Let ``allow_mutation_on_saved_tensors`` copy ``x``, which it does at the first write.
-
-    It looks ``x`` up as it was saved: this has to come before autograd hears of the change.
-    """
-    x[:1, :1].add_(-0.0)
-
-
-def _tell_autograd(x: Tensor, trained: Tables, plan: Plan) -> None:
-    """Make the change of ``x`` by these tables, and by others, a node of autograd's graph."""
-    shapes = [_shape_of(table, trained) for table in trained]
-    AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
+        axes = 3 if len(trained) == 1 else 2
+        shapes = [table.shape[-axes:] for table in trained]
+        AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
 
 
 def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
@@ -114,11 +104,6 @@ def gradient(
     if not plan.groups:
         return g.new_zeros(table_shape, dtype=dtype)
     return _gradients([table_shape], plan, g)[0]
-
-
-def _shape_of(table: Tensor, tables: Tables) -> torch.Size:
-    """(H0, W0, C) of a learned table, (H0, C) or (W0, C) of a factorized one."""
-    return table.shape[-3:] if len(tables) == 1 else table.shape[-2:]
 
 
 def _resample(tables: Tables, sizes: Iterable[Size], plan: Plan, strategy: Strategy) -> Embeddings:

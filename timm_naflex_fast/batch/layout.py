@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..resampling.spec import ResizeSpec, Size
 from ..tracing import Context
-from .checks import as_int, check_length, check_tokens
+from .checks import as_int, check_tokens
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
 
@@ -86,7 +86,11 @@ class OneGrid(NamedTuple):
     def check(self, x: Tensor, channels: int) -> None:
         """``x`` must be tokens (B, h*w, channels)."""
         check_tokens(x, channels)
-        check_length(x, self)
+        if x.shape[1] != self.h * self.w:
+            raise ValueError(
+                f"x must hold one token per cell of the {self.h} x {self.w} grid; "
+                f"got shape {tuple(x.shape)}"
+            )
 
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""

@@ -174,10 +174,8 @@ def resample_linear_kernel(
     same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
     and resampling again costs no more.
     """
-    count = len(weight)
-    weight.reshape(count, *old, in_chans)  # raises PyTorch's error for a weight of other channels
     new = (int(size[0]), int(size[1]))
-    shape = (count, new[0] * new[1] * in_chans)
+    shape = (len(weight), new[0] * new[1] * in_chans)
     resize = KernelResize(old, new, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:

@@ -162,11 +162,6 @@ def clear_all() -> None:
         _nbytes = 0
 
 
-def report() -> str:
-    """How much is kept at present, and the bound."""
-    return f"{_nbytes / 2**20:.1f} of {_limit / 2**20:.0f} MiB cached"
-
-
 @contextmanager
 def without_autograd() -> Iterator[None]:
     """Build what is kept in this context: without inference mode, gradient or autocast.
