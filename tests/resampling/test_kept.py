@@ -1,6 +1,5 @@
 """What is kept: bounded in bytes, oldest use out first."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,15 +50,18 @@ def test_all_kinds_together_stay_below_the_limit(monkeypatch):
     assert nbytes() == 0
 
 
-def test_the_table_of_the_oldest_use_goes_first(monkeypatch):
-    table = torch.zeros(10)
-    monkeypatch.setattr(kept, "_limit", 3 * 4400 + 1000)
-    for n in (1, 2, 3):
-        assert met(table, (n, n)) == [(n, n)]
-    assert met(table, (1, 1)) == []
-    assert met(table, (4, 4)) == [(4, 4)]
-    assert met(table, (1, 1)) == []  # used since (2, 2), so still here
-    assert met(table, (2, 2)) == [(2, 2)]  # the oldest use, so dropped
+def test_what_was_not_used_for_the_longest_time_goes_first(monkeypatch):
+    first, second, third = torch.zeros(3, 10)
+    monkeypatch.setattr(kept, "_limit", 10_000)  # of two tables
+    size = (1, 1)
+    for source in (first, second):
+        assert met(source, size) == [size]
+    assert met(first, size) == []
+
+    assert met(third, size) == [size]
+
+    assert met(first, size) == []
+    assert met(second, size) == [size]
 
 
 @pytest.mark.parametrize("change", ["add_", "forget"])
@@ -78,18 +80,6 @@ def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
 
     assert nbytes() == full
     assert finished_tables() == 3
-
-
-def test_the_oldest_table_goes_before_the_copy_that_all_need(monkeypatch):
-    table = torch.zeros(10)
-    met(table, (1, 1), (2, 2), (3, 3))
-    monkeypatch.setattr(kept, "_limit", nbytes() + 500)
-    other = kept.kept_by_arguments(lambda n: np.zeros(1000, np.float32))
-    assert other(1) is other(1)
-    assert met(table, (2, 2), (3, 3)) == []
-    other(2)  # the oldest use is that of other(1)
-    assert met(table, (2, 2), (3, 3)) == []
-    assert finished_tables() == 2
 
 
 def test_what_is_too_large_to_keep_is_returned_all_the_same(monkeypatch):

@@ -42,8 +42,8 @@ class _OfSources:
 
     versions: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()  # of the sources, taken when the first table is made
-    tables: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)
-    """Resized ones by key, the oldest use first. None: the key was met once."""
+    tables: dict[Hashable, Tensor | None] = field(default_factory=dict)
+    """Resized ones by key. None: the key was met once."""
 
 
 _limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20
@@ -77,7 +77,7 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
         if watched():
             return function(*args)
         key = (function, *args)
-        found: Result | None = _use(_entries, key)
+        found: Result | None = _use(key)
         if found is None:
             with without_autograd():
                 found = function(*args)
@@ -97,7 +97,7 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def met_keys(sources: Sources) -> OrderedDict[Hashable, Tensor | None]:
+def met_keys(sources: Sources) -> dict[Hashable, Tensor | None]:
     """The keys that were met with these sources, and what is kept for each; None: nothing yet.
 
     Callers enter the keys that they meet, and call :func:`kept_of` for those that they met before:
@@ -107,7 +107,7 @@ def met_keys(sources: Sources) -> OrderedDict[Hashable, Tensor | None]:
     """
     versions = tuple([True if source.is_inference() else source._version for source in sources])
     entry_key = _key_of(sources)
-    entry: _OfSources | None = _use(_entries, entry_key)
+    entry: _OfSources | None = _use(entry_key)
     if entry is None or entry.versions != versions:
         entry = _OfSources(versions)
         _keep(_entries, entry_key, entry)
@@ -126,21 +126,21 @@ def kept_of(
             yield resize(sources, key)
         return
     entry_key = _key_of(sources)
-    entry: _OfSources = _use(_entries, entry_key) or _OfSources()
+    entry: _OfSources = _use(entry_key) or _OfSources()
     if not entry.copies or not all(map(same_bits, entry.copies, sources)):
         with without_autograd():
             copies = tuple(copy_of(source) for source in sources)
         entry = _OfSources(entry.versions, copies)
         _keep(_entries, entry_key, entry)
     for key in keys:
-        table = _use(entry.tables, key)
+        table = entry.tables.get(key)
         if table is None:
             with without_autograd():
                 # From the copies that are compared: another thread may write to the sources.
                 table = resize(tuple(copy.tensor for copy in entry.copies), key)
                 table = table.clone(memory_format=torch.contiguous_format)  # no view of a copy
             with _lock:
-                if _use(_entries, entry_key) is entry:  # no other thread has replaced it
+                if _use(entry_key) is entry:  # no other thread has replaced it
                     _keep(entry.tables, key, table)
         yield table
 
@@ -179,34 +179,24 @@ def _key_of(sources: Sources) -> tuple[Any, ...]:
     return (None, *map(id, sources))
 
 
-def _use(entries: OrderedDict[Any, Any], key: Any) -> Any:
+def _use(key: Any) -> Any:
     """An entry, which becomes the newest in use; None if there is none."""
     try:
-        entries.move_to_end(key)
-        return entries[key]
+        _entries.move_to_end(key)
+        return _entries[key]
     except KeyError:  # or another thread has dropped it: the lock would cost more than all the rest
         return None
 
 
-def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    """Keep ``value`` among all entries, or among the tables of one."""
+def _keep(entries: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep ``value`` among all entries, or among the tables of one; drop the oldest in use."""
     global _nbytes
     with _lock:
         _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
         entries[key] = value
-        _shrink()
-
-
-def _shrink() -> None:
-    """Drop the oldest in use until the bound holds; tables before the copies that all need."""
-    global _nbytes
-    while _nbytes > _limit and _entries:
-        key, value = next(iter(_entries.items()))
-        if isinstance(value, _OfSources) and value.tables:
-            oldest = next(iter(value.tables))
-            _nbytes -= _bytes_of(value.tables.pop(oldest))
-        else:
-            _nbytes -= _bytes_of(_entries.pop(key))
+        while _nbytes > _limit and _entries:
+            _, oldest = _entries.popitem(last=False)
+            _nbytes -= _bytes_of(oldest)
 
 
 def _bytes_of(value: Any) -> int:
@@ -215,7 +205,7 @@ def _bytes_of(value: Any) -> int:
         return 0
     if isinstance(value, _OfSources):
         copies = tuple(copy.tensor for copy in value.copies)
-        return _bytes_of((*copies, *dict.values(value.tables)))
+        return _bytes_of((*copies, *value.tables.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 256 + getattr(value, "nbytes", 0)
