@@ -193,7 +193,7 @@ def resample_pos_embeds(
     check_interpolation(mode)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
-    if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+    if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
@@ -289,8 +289,6 @@ def _checked_numbers(tensor: Any, name: str) -> Tensor:
     """The tensor itself."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
-    if tensor.is_complex():
-        raise ValueError(f"{name} must be a tensor of real numbers; got {tensor.dtype}")
     if is_dtensor(tensor):
         raise ValueError(f"{name} is a DTensor; give {name}.to_local() or {name}.full_tensor()")
     return tensor

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..batch.checks import check_writable
-from ..batch.layout import Coordinates, OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
+from ..batch.layout import OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..strategies import Strategy, Tables
@@ -69,7 +69,7 @@ def add(
     elif isinstance(layout, OneGrid):
         traceable.add_to_images(x, tables, layout, spec)
     else:
-        _add_in_graph(x, tables, layout, spec, strategy, context)
+        _add_in_graph(x, tables, layout.values, spec, strategy, context)
 
 
 def resample(
@@ -102,13 +102,12 @@ def resample(
 def _add_in_graph(
     x: Tensor,
     tables: Tables,
-    layout: Coordinates,
+    patch_coord: Tensor,
     spec: ResizeSpec,
     strategy: Strategy,
     context: Context,
 ) -> None:
     """:func:`add` by coordinates, where nothing may be read on the host."""
-    patch_coord = layout.values
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
     if context == "compile" and len(tables) == 1 and has_float64(x.device):
@@ -132,7 +131,7 @@ def _resample_in_graph(
     on_device = sizes.as_tensor(length, context).to(table.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-    _add_in_graph(out, (table,), Coordinates(patch_coord), spec, strategy, context)
+    _add_in_graph(out, (table,), patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
 
 

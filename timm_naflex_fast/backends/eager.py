@@ -46,7 +46,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
-    if not plan.groups or not x.shape[-1]:
+    if not plan.groups:
         return
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
@@ -93,14 +93,14 @@ def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
 
 
 def gradient(
-    g: Tensor, table_shape: Sequence[int], layout: Coordinates, spec: ResizeSpec
+    g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec
 ) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C).
 
     It is in float32 at least.
     """
     dtype = torch.promote_types(g.dtype, torch.float32)
-    plan = layout.plan(g, spec)._replace(dtype=dtype)
+    plan = Coordinates(patch_coord).plan(g, spec)._replace(dtype=dtype)
     if not plan.groups:
         return g.new_zeros(table_shape, dtype=dtype)
     return _gradients([table_shape], plan, g)[0]
@@ -158,8 +158,6 @@ def _take_kept(
 def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:
     """The gradients of tables of these shapes from that of the tokens ``g``."""
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    if not plan.counts:  # an empty batch
-        return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return _gradients_by_autograd(shapes, plan, g)
 

@@ -79,7 +79,7 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     *fields, _ = how
     shape = (rows, cols, g.shape[-1])
-    return eager.gradient(g, shape, Coordinates(patch_coord), ResizeSpec(*fields))
+    return eager.gradient(g, shape, patch_coord, ResizeSpec(*fields))
 
 
 @add_learned.register_fake

@@ -2,9 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..resampling.spec import INTERPOLATIONS
@@ -19,19 +17,12 @@ class InvalidCoordinateError(ValueError):
 def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
-        h, w = (as_int(n) for n in size)
+        h, w = (operator.index(n) for n in size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:
         raise ValueError(f"{names}, both integers of at least 1; got {size!r}")
     return h, w
-
-
-def as_int(number: Any) -> int:
-    """An integer of any library as Python's; TypeError for anything else, booleans too."""
-    if isinstance(number, bool):
-        raise TypeError(f"{number} is no integer")
-    return operator.index(number)
 
 
 def check_interpolation(mode: str) -> None:
@@ -42,7 +33,7 @@ def check_interpolation(mode: str) -> None:
 
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
-    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2) numbers."""
+    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2)."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
         raise ValueError(
@@ -59,8 +50,6 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
             f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
             f"got {tuple(patch_coord.shape)}"
         )
-    if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
-        raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
 
 
 def check_writable(x: Tensor) -> None:
