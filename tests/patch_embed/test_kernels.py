@@ -103,14 +103,14 @@ def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_setting
     assert finished_tables() == 8 * (1 + len(LAYOUTS))
 
 
-def test_a_weight_of_other_channels_raises_as_timms_does_and_one_without_outputs_gives_none():
+def test_a_weight_of_other_channels_raises_as_timms_does():
     module = interpolator((4, 4))
     patches = torch.randn(2, 7, 6, 5, 4)
-    with running(component="patch_embed"):
-        with pytest.raises(RuntimeError, match="is invalid for input of size"):
-            module(patches, torch.randn(6, 64), patch_size=(6, 5))
-        empty = module(patches[..., :3], torch.randn(0, 48), patch_size=(6, 5))
-    assert empty.shape == (2, 7, 0)
+    with (
+        running(component="patch_embed"),
+        pytest.raises(RuntimeError, match="is invalid for input of size"),
+    ):
+        module(patches, torch.randn(6, 64), patch_size=(6, 5))
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])

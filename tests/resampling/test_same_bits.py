@@ -11,7 +11,6 @@ LAYOUTS = {
     "offset": lambda whole: whole[1:],
     "last axis of length 1": lambda whole: whole[:1].permute(1, 2, 0),
     "one number": lambda whole: whole[::2, ::2, ::2][:1, :1, :1],
-    "nothing": lambda whole: whole[:0],
 }
 
 
@@ -23,9 +22,8 @@ def test_every_dtype_and_layout_is_compared(dtype, layout):
     before = copy_of(source)
     assert torch.equal(before.tensor, source)
     assert same_bits(before, source)
-    if source.numel():
-        source[-1, -1, -1] += 1
-        assert not same_bits(before, source)
+    source[-1, -1, -1] += 1
+    assert not same_bits(before, source)
 
 
 def test_another_shape_or_dtype_is_not_the_same():

@@ -31,7 +31,6 @@ NEEDS_HOST = (
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``; see ``dispatch.resample``."""
     plan = sizes.plan(table, spec)
-    plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
     channels = table.shape[-1]
     out = torch.zeros(tokens, channels, dtype=table.dtype, device=table.device)

@@ -135,7 +135,8 @@ class Sizes(NamedTuple):
             padding = 0 if self.length is None else self.length - t * h * w
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
-        return Plan(groups, counts, spec, table.dtype)
+        dtype = torch.promote_types(table.dtype, torch.float32)
+        return Plan(groups, counts, spec, table.dtype, dtype)
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).
