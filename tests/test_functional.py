@@ -82,7 +82,6 @@ def test_a_wrong_table_is_named():
     add("table must be a tensor of real numbers", table=NO_TENSOR)
     add_factorized("table_y must be a tensor of real numbers", table_y=NO_TENSOR[0])
     add_factorized("table_x must have shape", table_x=torch.zeros(4))
-    add_factorized("of one width", table_x=torch.zeros(5, 3))
     resample("floating point", table=TABLE.long())
     is_refused(fast.resample_pos_embed, r"shape \(H0, W0, C\)", table=LINE)
     is_refused(fast.resample_patch_kernel, r"\(O, I, H0, W0\)", weight=TABLE)

@@ -128,9 +128,6 @@ def add_factorized_pos_embed_(
     x = _checked_numbers(x, "x")
     table_y = _checked_table(table_y, "table_y", "H0, C")
     table_x = _checked_table(table_x, "table_x", "W0, C")
-    if table_y.shape[-1] != table_x.shape[-1]:
-        got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
-        raise ValueError(f"table_y and table_x must be of one width; got {got}")
     patch_coord = _checked_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
     spec = chosen.spec("linear", antialias=False, align_corners=False, ar_preserving=ar_preserving)

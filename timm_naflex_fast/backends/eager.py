@@ -45,7 +45,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
 
     Autograd checks before the first write; the embeddings come later, one grid at a time.
     """
-    if not plan.groups:
+    if not plan.groups or not x.shape[-1]:
         return
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.

@@ -167,9 +167,6 @@ class Sizes(NamedTuple):
         sizes = self.values
         if not isinstance(sizes, Tensor) or context in (None, "device"):
             return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
-        is_whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
-        if not is_whole or sizes.ndim != 2 or sizes.shape[1] not in (2, 3):
-            raise _bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}")
         sizes = sizes.to(torch.int64)
         is_positive = (sizes > 0).all()
         is_merged = (sizes[:, -2:] % self.merge == 0).all()
@@ -217,16 +214,11 @@ def sizes_on_host(grid_sizes: Any) -> FrameSizes:
             t = 1 if len(whole) == 2 else whole[0]
             sizes.append((t, whole[-2], whole[-1]))
     except TypeError:
-        raise _bad_sizes(listed) from None
+        raise ValueError(
+            "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, "
+            f"shape (B, 2) or (B, 3); got {listed}"
+        ) from None
     return sizes
-
-
-def _bad_sizes(got: Any) -> ValueError:
-    """The error for sizes of another shape or dtype, or below 1."""
-    return ValueError(
-        "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, "
-        f"shape (B, 2) or (B, 3); got {got}"
-    )
 
 
 def _block_order(h: int, w: int, merge: int) -> Tensor:

@@ -92,7 +92,9 @@ def per_cell(
     number = {size: n for n, size in enumerate(distinct)}
     grid_of_sample = _on_device([number[size] for size in sizes], coord)  # (B,)
     first = first_cells[grid_of_sample, None]  # (B, 1)
-    line = _lines(coord, first, grid_sizes[grid_of_sample, 1:], padding_line=cell_count)  # (B, N)
+    y, x = coord.unbind(-1)  # (B, N) each
+    line = (first + y * grid_sizes[grid_of_sample, 1:] + x).to(torch.int32)
+    line = line.masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), cell_count)  # (B, N)
     head_count = rope.frequencies.shape[2] if rope.mixed else 1
     heads = torch.arange(head_count, dtype=torch.int32, device=coord.device)
     index = line[:, None] + heads[:, None] * (cell_count + 1)  # (B, heads, N)
@@ -106,16 +108,6 @@ def per_cell(
         return F.embedding(index, lines).to(dtype)
 
     return embeddings
-
-
-def _lines(coord: Tensor, first: Tensor, width: Tensor, *, padding_line: int) -> Tensor:
-    """The line of each of the tokens (B, N, 2): int32, (B, N).
-
-    ``first``, ``width``: (B, 1), the line of each sample's first cell, and its grid's width.
-    """
-    y, x = coord.unbind(-1)  # (B, N) each
-    line = (first + y * width + x).to(torch.int32)
-    return line.masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), padding_line)
 
 
 def _on_device(numbers: list[Any], like: Tensor) -> Tensor:
