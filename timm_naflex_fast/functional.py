@@ -258,7 +258,7 @@ def resize_matrix(
     """
     if mode != "linear":
         check_interpolation(mode)
-    n, n0 = check_size((n, n0), "n and n0 must be lengths")
+    n, n0 = check_size((n, n0))
     spec = ResizeSpec(mode, antialias, align_corners)
     return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
 

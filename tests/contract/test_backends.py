@@ -47,7 +47,7 @@ class Way:
 
 def by_operator(case, embeds, x, coord, strategy):
     """What ``stock`` does, by the operator of compiled graphs."""
-    operator.add(x, tuple(tables(embeds)), coord, case.spec, strategy)
+    operator.add(x, *tables(embeds), coord, case.spec, strategy)
     return x
 
 

@@ -114,7 +114,7 @@ def _add_in_graph(
         _import_operator()
         from . import operator
 
-        operator.add(x, tables, patch_coord, spec, strategy.name)
+        operator.add(x, tables[0], patch_coord, spec, strategy.name)
     else:
         traceable.add(x, tables, patch_coord, spec)
 

@@ -29,18 +29,11 @@ if hasattr(torch.Tag, "cudagraph_unsafe"):
     _options["tags"] = (torch.Tag.cudagraph_unsafe,)
 
 
-def add(
-    x: Tensor,
-    tables: tuple[Tensor, ...],
-    patch_coord: Tensor,
-    spec: ResizeSpec,
-    strategy: str = "matmul",
-) -> None:
+def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strategy: str) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` in place.
 
     ``x``: tokens (B, N, C).
     """
-    (table,) = tables
     total, _ = add_learned(
         x,
         table.reshape(table.shape[-3:]),

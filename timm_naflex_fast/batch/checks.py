@@ -14,14 +14,14 @@ class InvalidCoordinateError(ValueError):
     """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples anyway."""
 
 
-def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
+def check_size(size: Sequence[int]) -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
         h, w = (operator.index(n) for n in size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:
-        raise ValueError(f"{names}, both integers of at least 1; got {size!r}")
+        raise ValueError(f"size must be two integers of at least 1; got {size!r}")
     return h, w
 
 

@@ -174,9 +174,9 @@ def resample_linear_kernel(
     same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
     and resampling again costs no more.
     """
-    new = (int(size[0]), int(size[1]))
-    shape = (len(weight), new[0] * new[1] * in_chans)
-    resize = KernelResize(old, new, mode, antialias, in_chans if channels_last else 1)
+    h, w = size
+    shape = (len(weight), h * w * in_chans)
+    resize = KernelResize(old, size, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:
         return _resample(weight, resize).reshape(shape)

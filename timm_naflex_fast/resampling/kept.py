@@ -148,10 +148,8 @@ def kept_of(
 def forget(*sources: Tensor) -> None:
     """Drop what is kept of these sources: they are about to change."""
     global _nbytes
-    entry_key = _key_of(sources)
-    if entry_key in _entries:
-        with _lock:
-            _nbytes -= _bytes_of(_entries.pop(entry_key, None))
+    with _lock:
+        _nbytes -= _bytes_of(_entries.pop(_key_of(sources), None))
 
 
 def clear_all() -> None:
