@@ -1,10 +1,6 @@
 """The resampling as plain functions, for other libraries: tensors in, tensors out.
 
 Functions that end in ``_`` add into their first argument in place and return it.
-
-A table that is a replicated DTensor counts as the one that each rank holds: the result is a plain
-tensor, the gradient a replicated DTensor, so every rank has to compute the same, as with tensor
-parallelism. A sharded one is a ``ValueError`` that says what to give instead.
 """
 
 from collections.abc import Sequence
@@ -41,9 +37,8 @@ GridSizes = Tensor | Sequence[Sequence[int]]
 def add_pos_embed_(
     x: Tensor,
     table: Tensor,
-    patch_coord: Tensor | None = None,
+    patch_coord: Tensor,
     *,
-    grid_sizes: GridSizes | None = None,
     strategy: StrategyName = "matmul",
     mode: Interpolation = "bicubic",
     antialias: bool = True,
@@ -59,8 +54,6 @@ def add_pos_embed_(
             ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
             largest + 1.
-        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
-            row-major order.
         strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample"
             (timm's pos_embed_use_grid_sample: another result, without antialiasing).
         mode: "bilinear" or "bicubic".
@@ -81,26 +74,20 @@ def add_pos_embed_(
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
 
-    >>> x, table = torch.zeros(2, 12, 8), torch.randn(16, 16, 8)
-    >>> y = add_pos_embed_(x, table, grid_sizes=[(3, 4), (5, 2)], mode="bilinear")
-    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
-    (True, True)
+    >>> coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    >>> x = torch.zeros(1, 12, 8)
+    >>> y = add_pos_embed_(x, torch.randn(16, 16, 8), coord, mode="bilinear")
+    >>> y is x, bool((x == 0).any())
+    (True, False)
     """
-    x = _checked_tokens(x)
-    table = _checked_table(table, "table", ("H0", "W0"))
+    x = _checked_numbers(x, "x")
+    table = _checked_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
-    if (patch_coord is None) == (grid_sizes is None):
-        raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
-    if patch_coord is not None:
-        patch_coord = _checked_numbers(patch_coord, "patch_coord")
-        context = context_of(x, table, patch_coord)
-        dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
-        return x
-    length = x.shape[1] if x.ndim == 3 else None
-    sizes = Sizes(grid_sizes, columns=(2,), length=length, embeds_padding=spec.use_grid_sample)
-    dispatch.add(x, (table,), sizes, spec, chosen, context_of(x, table))
+    patch_coord = _checked_numbers(patch_coord, "patch_coord")
+    context = context_of(x, table, patch_coord)
+    dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -138,12 +125,9 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x = _checked_tokens(x)
-    table_y = _checked_table(table_y, "table_y", ("H0",))
-    table_x = _checked_table(table_x, "table_x", ("W0",))
-    if table_y.shape[-1] != table_x.shape[-1]:
-        got = f"{tuple(table_y.shape)} and {tuple(table_x.shape)}"
-        raise ValueError(f"table_y and table_x must be of one width; got {got}")
+    x = _checked_numbers(x, "x")
+    table_y = _checked_table(table_y, "table_y", "H0, C")
+    table_x = _checked_table(table_x, "table_x", "W0, C")
     patch_coord = _checked_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
     spec = chosen.spec("linear", antialias=False, align_corners=False, ar_preserving=ar_preserving)
@@ -199,14 +183,14 @@ def resample_pos_embeds(
     >>> resample_pos_embeds(table, [(3, 4), (10, 6)], mode="bilinear", length=64, padding="first").shape
     torch.Size([2, 64, 8])
     """
-    table = _checked_table(table, "table", ("H0", "W0"))
+    table = _checked_table(table, "table", "H0, W0, C")
     if not table.is_floating_point():
         raise ValueError(f"table must be floating point; got {table.dtype}")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
-    if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+    if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
@@ -228,15 +212,13 @@ def resample_pos_embed(
     needs ``mode="bilinear"``.
 
     Raises:
-        ValueError: unknown mode, table not 3-D, or a size below 1.
+        ValueError: unknown mode, another shape of the table, or a size below 1.
 
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
     """
-    table = _checked_numbers(table, "table")
+    table = _checked_table(table, "table", "H0, W0, C")
     h, w = check_size(size)
-    if table.ndim != 3:
-        raise ValueError(f"table must have shape (H0, W0, C); got {tuple(table.shape)}")
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     cells = resample_pos_embeds(
         table,
@@ -276,7 +258,7 @@ def resize_matrix(
     """
     if mode != "linear":
         check_interpolation(mode)
-    n, n0 = check_size((n, n0), "n and n0 must be lengths")
+    n, n0 = check_size((n, n0))
     spec = ResizeSpec(mode, antialias, align_corners)
     return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
 
@@ -289,41 +271,21 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Tensor, name: str, axes: tuple[str, ...]) -> Tensor:
-    """A table of these axes and C channels, with a leading 1 or not."""
+def _checked_table(table: Tensor, name: str, shape: str) -> Tensor:
+    """A table of this shape, with a leading 1 or not."""
     table = _checked_numbers(table, name)
-    ndim = len(axes) + 1
+    ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
     if table.ndim != ndim and not has_batch_axis:
-        shape = f"{', '.join(axes)}, C)"
         got = tuple(table.shape)
-        raise ValueError(f"{name} must have shape ({shape} or (1, {shape}; got {got}")
+        raise ValueError(f"{name} must have shape ({shape}) or (1, {shape}); got {got}")
     return table
 
 
-def _checked_tokens(x: Tensor) -> Tensor:
-    if is_dtensor(x):
-        raise ValueError("x is a DTensor, which cannot be added to in place; give x.to_local()")
-    return _checked_numbers(x, "x")
-
-
 def _checked_numbers(tensor: Any, name: str) -> Tensor:
-    """The tensor itself; of a replicated DTensor, what this rank holds.
-
-    Its gradient is a replicated DTensor again. So every rank must compute the same, as with tensor parallelism. Where ranks see different
-    images, the caller says that their gradients are to be added:
-    ``table.to_local(grad_placements=[Partial()])``.
-    """
+    """The tensor itself."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
-    if tensor.is_complex():
-        raise ValueError(f"{name} must be a tensor of real numbers; got {tensor.dtype}")
-    if not is_dtensor(tensor):
-        return tensor
-    placements = tensor.placements  # type: ignore[attr-defined]
-    if not all(placement.is_replicate() for placement in placements):
-        raise ValueError(
-            f"{name} is a DTensor of which no rank holds all: {placements}; "
-            f"give {name}.full_tensor(), whose gradient is spread over the ranks again"
-        )
-    return tensor.to_local()  # type: ignore[attr-defined]
+    if is_dtensor(tensor):
+        raise ValueError(f"{name} is a DTensor; give {name}.to_local() or {name}.full_tensor()")
+    return tensor

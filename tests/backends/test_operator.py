@@ -18,7 +18,7 @@ from tests.support.oracles import (
 )
 from tests.support.running import running
 from timm_naflex_fast import status
-from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
 SIZES = [(3, 4), (9, 2), (3, 4), (6, 5), (20, 1)]  # one grid twice, one of the table's size
@@ -60,20 +60,6 @@ def test_interpolate_cached_is_one_graph_and_bit_for_bit_timm(
     (grad,) = torch.autograd.grad((got * weight).sum(), embeds.pos_embed)
     (want_grad,) = torch.autograd.grad((want * weight).sum(), embeds.pos_embed)
     assert relative(grad, want_grad) <= 1e-5
-
-
-@pytest.mark.parametrize("length", [None, 20])
-def test_embeddings_from_sizes_are_those_of_eager_code(counter, length):
-    table = torch.randn(6, 5, 4)
-    sizes = [(3, 4), (9, 2)]
-
-    def embed(table):
-        how = dict(mode="bicubic", strategy=INTERPOLATE, length=length)
-        return resample_pos_embeds(table, sizes, **how)
-
-    graph = torch.compile(embed, backend=counter, fullgraph=True)
-    assert torch.equal(graph(table), embed(table))
-    assert is_one_graph(counter)
 
 
 @pytest.mark.parametrize("kind", ["learned", "factorized"])

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock, tables
 from timm_naflex_fast.backends import dispatch, traceable
-from timm_naflex_fast.batch.layout import Coordinates, OneGrid, Sizes
+from timm_naflex_fast.batch.layout import Coordinates, OneGrid
 from timm_naflex_fast.resampling.spec import ResizeSpec
 from timm_naflex_fast.strategies import STRATEGIES
 
@@ -58,8 +58,7 @@ def test_timms_flag_at_any_coordinate(table_size, mode, align_corners, ar_preser
 
 def layouts_of(grid):
     """The ways to say that two samples have this grid."""
-    sizes = torch.tensor([grid] * 2, dtype=torch.uint8)
-    return [OneGrid(*grid), Coordinates(row_major([grid] * 2)), Sizes(sizes, (2,))]
+    return [OneGrid(*grid), Coordinates(row_major([grid] * 2))]
 
 
 def added(x, tables, layout, spec, context):

@@ -60,15 +60,6 @@ def test_whole_images_and_a_padded_one_are_told_by_their_last_token(monkeypatch,
     assert grids.read_grids(coord) == want
 
 
-@pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
-def test_images_column_by_column_are_reordered(images, padding):
-    coord = row_major([(3, 4)] * images, 12 + padding).flip(-1)
-    heights, widths, cell, reordered = grids.read_grids(coord)
-    assert (heights, widths) == ([4] * images, [3] * images)
-    assert reordered == [True] * images
-    assert cell[0, :5].tolist() == [0, 3, 6, 9, 1]
-
-
 def test_padding_that_names_a_cell_counts_where_padding_is_embedded():
     coord = row_major([(1, 2), (2, 1)], 3)
     coord[0, 2] = coord[0, 1]

@@ -23,7 +23,6 @@ INVALID = {
     "zero": [(0, 3)],
     "a float": [(2.0, 3)],
     "an array of floats": np.array([(3.0, 4.0)]),
-    "booleans": np.array([(True, True)]),
     "text": "34",
     "nothing": None,
 }

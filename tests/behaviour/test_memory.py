@@ -92,12 +92,3 @@ def test_coordinates_and_tables_may_change_before_the_backward_pass(backend):
     want = gradient("stock", embeds)
     got = gradient("matmul", torch.compile(embeds, backend=backend, fullgraph=True))
     assert relative(got, want) <= 1e-5
-
-
-def test_the_bound_of_the_cache():
-    for text, valid in (("", 512), (None, 512), ("0", 0), (" 64 ", 64)):
-        assert kept.read_limit(text) == valid * 2**20
-    message = r"_CACHE_MIB=.* is not valid; valid: a whole number of MiB"
-    for text in ("abc", "0.5", "-5", "1e3", "64MiB", "²"):
-        with pytest.raises(ValueError, match=message):
-            kept.read_limit(text)

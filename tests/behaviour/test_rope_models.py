@@ -11,7 +11,6 @@ from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_b
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor
 from tests.support.running import running
 from timm_naflex_fast import enable
-from timm_naflex_fast.patching import timm as replacements
 from timm_naflex_fast.rope.modules import read_rope
 
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
@@ -124,15 +123,14 @@ def test_what_we_do_not_know_is_named():
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
-def test_random_coordinates_while_tracing_stay_with_timm(monkeypatch):
+def test_random_coordinates_stay_with_timm():
     model = vit("axial", rope_shift_coords=0.3).train()
-    monkeypatch.setattr(replacements, "context_of", lambda *_: "export")
 
     def draw():
         torch.manual_seed(0)
         return model._generate_rope_naflex(torch.zeros(20, 108, 4), BATCH["patch_coord"])
 
-    message = "coordinates where operations are traced stays with"
+    message = "at random coordinates stays with timm's own code"
     with enable(), pytest.warns(UserWarning, match=message):
         got = draw()
     assert torch.equal(got, draw())

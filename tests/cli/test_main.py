@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import timm_naflex_fast
-from tests.support.oracles import embed, small_vit
 from timm_naflex_fast.cli.main import COMMANDS, main
 
 PACKAGE = Path(timm_naflex_fast.__file__).parent
@@ -60,16 +59,12 @@ def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monke
 
 def test_info_says_what_a_report_needs(capsys):
     with timm_naflex_fast.enable("interpolate_cached"):
-        model = small_vit().requires_grad_(False)
-        embed(model)
-        embed(model)
         assert main(["info"]) == 0
     out = capsys.readouterr().out
-    for name in ("timm-naflex-fast", "timm", "torch", "triton", "python", "CUDA", "caches"):
+    for name in ("timm-naflex-fast", "timm", "torch", "triton", "python", "CUDA"):
         assert len(re.findall(rf"^{name} +\S", out, re.M)) == 1, name
     assert torch.__version__.split("+")[0] in out
     assert re.search("_apply_learned_pos_embed +interpolate_cached", out)
-    assert re.search("of 512 MiB cached: .*[1-9] resized tables", out)
     assert "\nNext: naflex-fast drift --model NAME " in out
 
 

@@ -47,7 +47,7 @@ class Way:
 
 def by_operator(case, embeds, x, coord, strategy):
     """What ``stock`` does, by the operator of compiled graphs."""
-    operator.add(x, tuple(tables(embeds)), coord, case.spec, strategy)
+    operator.add(x, *tables(embeds), coord, case.spec, strategy)
     return x
 
 
@@ -317,4 +317,4 @@ def test_operators_pass_opcheck(strategy, samples, dtype):
     reference = "grid_sample" if is_sampled else "interpolate"
     how = "bicubic", not is_sampled, False, False, reference, strategy
     torch.library.opcheck(operator.add_learned, (x, table, coord, *how))
-    torch.library.opcheck(operator.learned_grad, (x, coord, 6, 5, *how))
+    torch.library.opcheck(operator.learned_grad, (x.detach(), coord, 6, 5, *how))

@@ -73,10 +73,10 @@ def inference_tensor():
 # PyTorch's words.
 MANY = "creation_meta" if torch.__version__ < "2.5" else "multiple views|in-?place"
 NOT_WRITABLE = {  # what makes the tokens, and what the error says
-    "a leaf": (lambda: leaf(4), "it is a leaf tensor that requires a gradient"),
+    "a leaf": (lambda: leaf(4), "leaf"),
     "a view of a leaf": (
         lambda: leaf(4)[:],
-        "it is a view of a leaf tensor that requires a gradient",
+        "leaf",
     ),
     "elements that share memory": (
         lambda: torch.zeros(1, 12, 1).expand(-1, -1, 4),
@@ -88,8 +88,7 @@ NOT_WRITABLE = {  # what makes the tokens, and what the error says
         lambda: without_gradients(leaf(4) * 1),
         "in-place operation",
     ),
-    "an inference tensor": (inference_tensor, "made in inference mode, which has"),
-    "by frozen tables": (inference_tensor, "made in inference mode, which has"),
+    "an inference tensor": (inference_tensor, "nference tensor"),
 }
 
 
@@ -99,7 +98,7 @@ NOT_WRITABLE = {  # what makes the tokens, and what the error says
 def test_nothing_is_written_where_autograd_forbids_it(strategy, kind, what):
     make, message = NOT_WRITABLE[what]
     case = case_of(kind, strategy, sizes=[(3, 4)], length=12)
-    embeds = case.embeds().requires_grad_(what != "by frozen tables")
+    embeds = case.embeds()
     with pytest.raises(RuntimeError):
         stock(case, embeds, make(), case.coord())
     x = make()
@@ -108,10 +107,8 @@ def test_nothing_is_written_where_autograd_forbids_it(strategy, kind, what):
     assert not x.detach().clone().any()
 
 
-def test_what_may_be_written_to():
-    check_writable(torch.zeros(24).as_strided((1, 3, 4), (0, 8, 2)))  # one sample, of any stride
-    with torch.no_grad():
-        check_writable(leaf(4))
+def test_a_batch_of_one_may_have_any_stride():
+    check_writable(torch.zeros(24).as_strided((1, 3, 4), (0, 8, 2)))
 
 
 @by_strategy

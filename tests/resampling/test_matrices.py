@@ -10,7 +10,6 @@ from timm_naflex_fast.functional import resize_matrix
 from timm_naflex_fast.resampling.matrices import (
     axis_matrix,
     axis_taps,
-    cell_positions,
     interpolate,
 )
 from timm_naflex_fast.resampling.spec import ResizeSpec
@@ -54,20 +53,6 @@ def test_taps_hold_the_whole_matrix_and_each_cell_that_is_read(
     found[rows, columns] = torch.from_numpy(taps.weights)
     assert torch.equal(found, matrix)
     assert len(set(zip(taps.rows, taps.columns))) == len(rows)  # each cell once
-
-
-@given(sizes, sizes, modes, references)
-def test_a_matrix_is_cast_once(n, n0, mode, reference):
-    spec = ResizeSpec(mode, reference=reference, batch_max=(n, n))
-    matrix = axis_matrix(1, (n, n), n0, spec)
-    assert torch.equal(axis_matrix(1, (n, n), n0, spec, torch.bfloat16), matrix.bfloat16())
-    taps = axis_taps(n, n, n0, spec, n, torch.float64, False)
-    assert taps.weights.dtype == "float64"
-
-
-@pytest.mark.parametrize("n, positions", [(1, [-1]), (2, [-1, 1]), (3, [-1, 0, 1])])
-def test_aligned_corners_lie_at_the_ends(n, positions):
-    assert cell_positions(n, align_corners=True).tolist() == positions
 
 
 @pytest.mark.parametrize("size", [(7, 1), (3, 1), (2, 3)], ids=str)

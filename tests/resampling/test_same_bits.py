@@ -11,7 +11,6 @@ LAYOUTS = {
     "offset": lambda whole: whole[1:],
     "last axis of length 1": lambda whole: whole[:1].permute(1, 2, 0),
     "one number": lambda whole: whole[::2, ::2, ::2][:1, :1, :1],
-    "nothing": lambda whole: whole[:0],
 }
 
 
@@ -23,9 +22,8 @@ def test_every_dtype_and_layout_is_compared(dtype, layout):
     before = copy_of(source)
     assert torch.equal(before.tensor, source)
     assert same_bits(before, source)
-    if source.numel():
-        source[-1, -1, -1] += 1
-        assert not same_bits(before, source)
+    source[-1, -1, -1] += 1
+    assert not same_bits(before, source)
 
 
 def test_another_shape_or_dtype_is_not_the_same():
@@ -37,9 +35,3 @@ def test_another_shape_or_dtype_is_not_the_same():
 
 def test_zeros_of_another_sign_are_not_the_same():
     assert not same_bits(copy_of(torch.zeros(3)), -torch.zeros(3))
-
-
-def test_the_copy_lives_in_the_memory_that_is_compared():
-    copy = copy_of(torch.zeros(1))
-    copy.memory[:] = torch.ones(1).numpy().tobytes()
-    assert copy.tensor.item() == 1

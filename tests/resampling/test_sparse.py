@@ -24,15 +24,6 @@ def test_a_step_reads_only_what_pytorch_reads():
     assert is_read.sum() <= len(step.indices) <= 4 * 5 * 9
 
 
-@pytest.mark.parametrize("transpose", [False, True])
-def test_steps_are_of_32_bits_and_hold_no_weight_of_0(transpose):
-    for step in steps_of(17, 18, (32, 32), BICUBIC, transpose):
-        assert step.indices.dtype is torch.int32
-        assert step.offsets.dtype is torch.int32
-        assert step.weights.dtype is torch.float32
-        assert step.weights.all()
-
-
 def test_backward_a_radio_grid_leaves_most_of_the_table_alone():
     (step,) = steps_of(16, 20, (128, 128), RADIO, transpose=True)
     assert len(step.rows) <= 4 * 16 * 20

@@ -6,18 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.autograd import forward_ad
 
 from tests.support.oracles import Largest, relative, row_major, seeded
-from tests.support.rotary import AUGMENTED, CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
+from tests.support.rotary import CLASSES, DEPTH, DIM, HEADS, NEW_TIMM, build, ours, stock
 from timm_naflex_fast.rope.batched import batched_rope
 from timm_naflex_fast.rope.modules import read_rope
 
 FORMS = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "in graph"])
-BY = pytest.mark.parametrize("batch", [1, 90], ids=["by the formula", "by cells"])
 KINDS = pytest.mark.parametrize("kind", CLASSES)
-ALL_CHANGES = {"shift_coords": 0.2, "jitter_coords": 1.3, "rescale_coords": 1.7}
-CHANGES = [{name: value} for name, value in ALL_CHANGES.items()] + [ALL_CHANGES]
 GRIDS = [(9, 7), (3, 5), (9, 7), (16, 8)] * 4
 
 
@@ -41,9 +37,7 @@ def ropes(draw, kind):
         "rotate_half": draw(st.booleans()),
         "mrope_section": draw(st.sampled_from([(2, 3, 3), (8, 12, 12), (6, 1, 1)])),
     }
-    if kind == "dinov3":
-        options["normalize_coords"] = draw(st.sampled_from(["separate", "min", "max"]))
-    if kind == "axial" and draw(st.booleans()):
+    if kind == "axial" and NEW_TIMM and draw(st.booleans()):
         side = st.integers(1, 20)
         options["ref_feat_shape"] = draw(st.tuples(side, side))
     torch.manual_seed(draw(st.integers(0, 1000)))
@@ -131,33 +125,6 @@ def test_other_dtypes(kind, dtype, of, in_graph):
     torch.testing.assert_close(got, want, rtol=step, atol=2e-6)
 
 
-@pytest.mark.skipif(
-    "dinov3" not in CLASSES or NEW_TIMM, reason="newer timm keeps periods in float32 at least"
-)
-def test_low_precision_periods_stay_with_timm():
-    assert "periods" in read_rope(build("dinov3").bfloat16())
-
-
-@pytest.mark.parametrize("kind", AUGMENTED)
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: "+".join(change))
-@pytest.mark.parametrize("indexing", ["ij", "xy"])
-@pytest.mark.parametrize("sizes", [GRIDS, [(3, 5)]], ids=["many", "one"])
-def test_random_coordinates_are_timms_for_the_same_seed(kind, change, indexing, sizes):
-    rope = build(kind, grid_indexing=indexing, **change)
-    coord = row_major(sizes)
-
-    torch.manual_seed(3)
-    want = stock(rope, coord)
-    number_after = torch.rand(())
-    torch.manual_seed(3)
-    torch.testing.assert_close(ours(rope, coord), want, rtol=0, atol=5e-6)
-    assert torch.rand(()) == number_after  # as many numbers were drawn
-
-    still = stock(rope.eval(), coord)
-    assert not torch.allclose(still, want, atol=1e-3)
-    torch.testing.assert_close(ours(rope, coord), still, rtol=0, atol=2e-6)
-
-
 def mixed_tables(rope, coord, in_graph=False):
     return batched_rope(read_rope(rope), coord, torch.float32, traceable=in_graph)
 
@@ -195,19 +162,6 @@ def test_low_precision_gradients_are_no_worse_than_timms():
 
     got, theirs = errors
     assert got <= 1e-5 < theirs
-
-
-def test_mixed_tables_are_an_iterator_that_starts_anew():
-    rope = build("mixed", depth=4)
-    tables = mixed_tables(rope, row_major([(9, 12), (4, 4), (12, 9)] * 8))
-
-    in_turn = [next(tables) for _ in range(4)]
-
-    assert next(tables, None) is None
-    for _ in range(2):
-        again = list(tables)
-        assert len(again) == 4
-        assert all(map(torch.equal, again, in_turn))
 
 
 @torch.no_grad()
@@ -272,49 +226,3 @@ def test_coordinates_of_padding_are_not_looked_at(kind, copies):
     coord[1, 14] = -1  # the last token of a grid is no padding
     with pytest.raises(ValueError, match="sample 1 holds a negative"):
         ours(rope, coord)
-
-
-@BY
-def test_many_gradients_in_one_call(batch):
-    """As torch.autograd.functional.jacobian(vectorize=True) asks for them; and the gradient of
-    those."""
-    rope = build("mixed")
-    table = next(iter(mixed_tables(rope, row_major([(4, 3)] * batch))))
-    weights = torch.randn(5, *table.shape)
-
-    def gradient(weight, batched=False):
-        return torch.autograd.grad(
-            table, rope.freqs, weight, create_graph=True, is_grads_batched=batched
-        )[0]
-
-    def gradient_again(grads):
-        return torch.autograd.grad(grads.square().sum(), rope.freqs, retain_graph=True)[0]
-
-    together = gradient(weights, batched=True)
-    in_turn = torch.stack([gradient(weight) for weight in weights])
-
-    assert relative(together, in_turn) <= 1e-5
-    assert relative(gradient_again(together), gradient_again(in_turn)) <= 1e-5
-
-
-@BY
-@FORMS
-def test_forward_mode_by_the_frequencies(batch, in_graph):
-    rope = build("mixed")
-    coord = row_major([(4, 3), (3, 4)] * batch)[:batch]
-    values = rope.freqs.detach().requires_grad_()
-    upstream = torch.randn(DEPTH, batch, HEADS, 12, 2 * DIM)
-
-    def tangents(table):
-        """Of the table; and of a gradient, forward over reverse."""
-        loss = (table.square() * upstream).sum()
-        (gradient,) = torch.autograd.grad(loss, values, create_graph=True)
-        return [forward_ad.unpack_dual(tensor).tangent for tensor in (table, gradient)]
-
-    del rope.freqs
-    with forward_ad.dual_level():
-        rope.freqs = forward_ad.make_dual(values, torch.randn_like(values))
-        wants = tangents(stock(rope, coord))
-        gots = tangents(ours(rope, coord, in_graph))
-        for got, want in zip(gots, wants, strict=True):
-            assert relative(got, want) <= 1e-5

@@ -1,54 +1,15 @@
 """grid_sample gives the result of timm's own flag, without a grid_sample over the tokens."""
 
-from functools import partial
-
 import pytest
 import torch
-import torch.nn.functional as F
 from timm.models import naflexvit
 
-from tests.support.checks import by_timms_method
-from tests.support.oracles import NEW_TIMM, Case, row_major, stock
+from tests.support.oracles import Case, row_major, stock
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.functional import add_pos_embed_
 
-ours = partial(by_timms_method, strategy="grid_sample")
 # Older timm gathers from a dense grid, and takes whole numbers alone.
 AT_COORDINATES = hasattr(naflexvit, "_normalize_naflex_grid_sample_coords")
-SIZES = [(3, 40), (17, 19), (41, 7), (64, 48), (90, 11)]
-TABLES = [((64, 48), "bicubic"), ((16, 16), "bilinear"), ((60, 60), "bilinear")]
-
-
-def sampled_exactly(case, table, coord):
-    """The embeddings (B, N, C), float64, by ``F.grid_sample`` at each token's coordinate."""
-    size = (coord.amax(1, keepdim=True) + 1).double()
-    cell = coord.double()
-    if case.align_corners:
-        where = 2 * cell / (size - 1) - 1
-    else:
-        where = (2 * cell + 1) / size - 1
-    images = table.double().permute(0, 3, 1, 2).expand(len(coord), -1, -1, -1)
-    how = dict(mode=case.mode, align_corners=case.align_corners)
-    sampled = F.grid_sample(images, where.flip(-1)[:, :, None], padding_mode="border", **how)
-    return sampled[..., 0].transpose(1, 2)
-
-
-@pytest.mark.parametrize("table_size, mode", TABLES)
-@pytest.mark.parametrize("align_corners", [False, True])
-def test_as_close_to_float64_as_timms_flag(table_size, mode, align_corners):
-    if align_corners and not NEW_TIMM:
-        pytest.skip("older timm has no align_corners")
-    how = dict(mode=mode, align_corners=align_corners, use_grid_sample=True)
-    case = Case(sizes=SIZES, table_size=table_size, channels=64, length=3072, seed=3, **how)
-    embeds = case.embeds().requires_grad_(False)
-    coord = case.coord()
-
-    theirs, mine = torch.zeros(2, 5, 3072, 64)
-    stock(case, embeds, theirs, coord)
-    ours(case, embeds, mine, coord)
-
-    exact = sampled_exactly(case, embeds.pos_embed, coord)
-    assert (mine - exact).abs().max() <= 1.5 * (theirs - exact).abs().max()
 
 
 def coordinates_that_name_no_cell(case, kind):

@@ -301,7 +301,11 @@ def uses(model):
 
 def finished_tables():
     """How many resized tables and kernels are kept."""
-    return kept.stats()[0].get(kept.RESIZED, 0)
+    count = 0
+    for entry in kept._entries.values():
+        tables = getattr(entry, "tables", {})
+        count += sum(table is not None for table in tables.values())
+    return count
 
 
 def kept_tensors():

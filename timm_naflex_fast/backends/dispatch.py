@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..batch.checks import check_writable
-from ..batch.layout import Coordinates, OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
+from ..batch.layout import OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
 from ..strategies import Strategy, Tables
@@ -69,7 +69,7 @@ def add(
     elif isinstance(layout, OneGrid):
         traceable.add_to_images(x, tables, layout, spec)
     else:
-        _add_in_graph(x, tables, layout, spec, strategy, context)
+        _add_in_graph(x, tables, layout.values, spec, strategy, context)
 
 
 def resample(
@@ -102,22 +102,19 @@ def resample(
 def _add_in_graph(
     x: Tensor,
     tables: Tables,
-    layout: Coordinates | Sizes,
+    patch_coord: Tensor,
     spec: ResizeSpec,
     strategy: Strategy,
     context: Context,
 ) -> None:
     """:func:`add` by coordinates, where nothing may be read on the host."""
-    if context == "capture":
-        is_on_device = isinstance(layout, Coordinates) and layout.values.device == x.device
-        if not is_on_device:
-            raise RuntimeError(FROM_HOST)
-    patch_coord = layout.coordinates(x)
+    if context == "capture" and patch_coord.device != x.device:
+        raise RuntimeError(FROM_HOST)
     if context == "compile" and len(tables) == 1 and has_float64(x.device):
         _import_operator()
         from . import operator
 
-        operator.add(x, tables, patch_coord, spec, strategy.name)
+        operator.add(x, tables[0], patch_coord, spec, strategy.name)
     else:
         traceable.add(x, tables, patch_coord, spec)
 
@@ -131,10 +128,10 @@ def _resample_in_graph(
     context: Context,
 ) -> Tensor:
     """The embeddings (B, length, C) of all images, each padded."""
-    on_device = sizes.on_device(table, length)
+    on_device = sizes.as_tensor(length, context).to(table.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
     out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-    _add_in_graph(out, (table,), Coordinates(patch_coord), spec, strategy, context)
+    _add_in_graph(out, (table,), patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
 
 

@@ -31,7 +31,6 @@ NEEDS_HOST = (
 def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table ([1,] H0, W0, C) resampled to ``sizes``; see ``dispatch.resample``."""
     plan = sizes.plan(table, spec)
-    plan = plan._replace(dtype=torch.promote_types(table.dtype, torch.float32))
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
     channels = table.shape[-1]
     out = torch.zeros(tokens, channels, dtype=table.dtype, device=table.device)
@@ -76,24 +75,14 @@ def _before_writing(x: Tensor, trained: Tables, plan: Plan, *, watched: bool) ->
     if trained:
         kept.forget(*trained)
     if watched:
-        _announce_write(x)
+        # ``allow_mutation_on_saved_tensors`` copies ``x`` at the first write, and looks it up as it
+        # was saved: this has to come before autograd hears of the change.
+        with torch.no_grad():
+            x[:1, :1].add_(-0.0)
     if trained or (x.requires_grad and torch.is_grad_enabled()):
-        _tell_autograd(x, trained, plan)
-
-
-@torch.no_grad()
-def _announce_write(x: Tensor) -> None:
-    """Let ``allow_mutation_on_saved_tensors`` copy ``x``, which it does at the first write.
-
-    It looks ``x`` up as it was saved: this has to come before autograd hears of the change.
-    """
-    x[:1, :1].add_(-0.0)
-
-
-def _tell_autograd(x: Tensor, trained: Tables, plan: Plan) -> None:
-    """Make the change of ``x`` by these tables, and by others, a node of autograd's graph."""
-    shapes = [_shape_of(table, trained) for table in trained]
-    AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
+        axes = 3 if len(trained) == 1 else 2
+        shapes = [table.shape[-axes:] for table in trained]
+        AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
 
 
 def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
@@ -103,22 +92,17 @@ def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
 
 
 def gradient(
-    g: Tensor, table_shape: Sequence[int], layout: Coordinates, spec: ResizeSpec
+    g: Tensor, table_shape: Sequence[int], patch_coord: Tensor, spec: ResizeSpec
 ) -> Tensor:
     """The gradient (H0, W0, C) of a learned table from that of the tokens (B, N, C).
 
     It is in float32 at least.
     """
     dtype = torch.promote_types(g.dtype, torch.float32)
-    plan = layout.plan(g, spec)._replace(dtype=dtype)
+    plan = Coordinates(patch_coord).plan(g, spec)._replace(dtype=dtype)
     if not plan.groups:
         return g.new_zeros(table_shape, dtype=dtype)
     return _gradients([table_shape], plan, g)[0]
-
-
-def _shape_of(table: Tensor, tables: Tables) -> torch.Size:
-    """(H0, W0, C) of a learned table, (H0, C) or (W0, C) of a factorized one."""
-    return table.shape[-3:] if len(tables) == 1 else table.shape[-2:]
 
 
 def _resample(tables: Tables, sizes: Iterable[Size], plan: Plan, strategy: Strategy) -> Embeddings:
@@ -173,8 +157,6 @@ def _take_kept(
 def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:
     """The gradients of tables of these shapes from that of the tokens ``g``."""
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
-    if not plan.counts:  # an empty batch
-        return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return _gradients_by_autograd(shapes, plan, g)
 

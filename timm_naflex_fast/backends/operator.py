@@ -2,11 +2,9 @@
 
 A compiled graph cannot look at the values of coordinates, and ``traceable``, which needs none, is
 many times slower. So the graph holds one operator, inside which ``eager`` runs. It reads the grids
-on the host, so CUDA graphs leave it out. The backward pass of each operator calls the other, so
-both can be differentiated any number of times.
+on the host, so CUDA graphs leave it out.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -27,23 +25,15 @@ Except ``batch_max``, which is read from the batch.
 """
 
 _options: dict[str, Any] = dict(mutates_args=())
-_has_tag = hasattr(torch.Tag, "cudagraph_unsafe")
-if _has_tag and "tags" in inspect.signature(torch.library.custom_op).parameters:
+if hasattr(torch.Tag, "cudagraph_unsafe"):
     _options["tags"] = (torch.Tag.cudagraph_unsafe,)
 
 
-def add(
-    x: Tensor,
-    tables: tuple[Tensor, ...],
-    patch_coord: Tensor,
-    spec: ResizeSpec,
-    strategy: str = "matmul",
-) -> None:
+def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strategy: str) -> None:
     """Add the table ([1,] H0, W0, C), resampled to each sample's grid, into ``x`` in place.
 
     ``x``: tokens (B, N, C).
     """
-    (table,) = tables
     total, _ = add_learned(
         x,
         table.reshape(table.shape[-3:]),
@@ -82,7 +72,7 @@ def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
     *fields, _ = how
     shape = (rows, cols, g.shape[-1])
-    return eager.gradient(g, shape, Coordinates(patch_coord), ResizeSpec(*fields))
+    return eager.gradient(g, shape, patch_coord, ResizeSpec(*fields))
 
 
 @add_learned.register_fake
@@ -113,18 +103,4 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     return g, grad_table, None, *[None] * len(ctx.how)
 
 
-def _setup_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    g, patch_coord, _, _, *ctx.how = inputs
-    ctx.shape = g.shape
-    ctx.save_for_backward(patch_coord)
-
-
-def _backward_of_grad(ctx: Any, grad_table: Tensor) -> tuple[Any, ...]:
-    (patch_coord,) = ctx.saved_tensors
-    tokens = grad_table.new_zeros(ctx.shape)
-    total, _ = add_learned(tokens, grad_table, patch_coord, *ctx.how)  # autograd casts
-    return total, None, None, None, *[None] * len(ctx.how)
-
-
 add_learned.register_autograd(_backward, setup_context=_setup)
-learned_grad.register_autograd(_backward_of_grad, setup_context=_setup_grad)

@@ -51,9 +51,15 @@ def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: Resize
         return
     positions = token_positions(patch_coord.to(x.device), spec)
     if len(tables) == 1:
-        embeddings = _learned(tables[0], positions, spec).to(x.dtype)
+        table = tables[0].reshape(tables[0].shape[-3:])
+        compute = _by_taps if few_taps(table, spec) else _by_product
+        embeddings = compute(table, positions, spec).to(x.dtype)
     else:
-        embeddings = _factorized(tables, positions, spec, x.dtype)
+        # Cast before they are added, as in timm.
+        to_h, to_w = resized_size(positions.h, positions.w, spec)
+        of_y = _by_line(tables[0], positions.y, to_h, spec).to(x.dtype)
+        of_x = _by_line(tables[1], positions.x, to_w, spec).to(x.dtype)
+        embeddings = of_y + of_x
     # -0.0, which added changes no token.
     x.add_(embeddings.masked_fill(~positions.embedded[..., None], -0.0))
 
@@ -62,30 +68,21 @@ def add_to_images(
     x: Tensor, tables: tuple[Tensor, ...], grid_size: Sequence[Any], spec: ResizeSpec
 ) -> None:
     """Add the tables, resized to the grid (h, w) of plain images, into ``x`` (B, h*w, C)."""
-    h, w = (torch.full((1,), n, device=x.device) for n in grid_size)
-    dtype = unrounded_dtype(tables[0])
+    h, w = (torch.full((1, 1), n, device=x.device) for n in grid_size)
+    rows, columns = (torch.arange(n, device=x.device)[None] for n in grid_size)  # (1, h), (1, w)
     if len(tables) == 1:
-        table = tables[0].reshape(tables[0].shape[-3:]).to(dtype)  # (H0, W0, C)
+        table = tables[0].reshape(tables[0].shape[-3:])  # (H0, W0, C)
         h0, w0, channels = table.shape
         to_h, to_w = resized_size(h, w, spec, (h0, w0))
-        a_h = _axis_matrix(grid_size[0], to_h, h0, spec).to(dtype)  # (h, H0)
-        a_w = _axis_matrix(grid_size[1], to_w, w0, spec).to(dtype)  # (w, W0)
-        after_y = product(a_h, table.flatten(1)).view(-1, w0, channels)  # (h, W0, C)
+        after_y = _by_line(table.flatten(1), rows, to_h, spec).view(-1, w0, channels)  # (h, W0, C)
+        a_w = axis_weights(columns[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
         embeddings = product(a_w, after_y).flatten(0, 1).to(x.dtype)  # (h*w, C)
     else:
-        lines_y, lines_x = (table.flatten(0, -2).to(dtype) for table in tables)
         to_h, to_w = resized_size(h, w, spec)
-        a_h = _axis_matrix(grid_size[0], to_h, len(lines_y), spec).to(dtype)
-        a_w = _axis_matrix(grid_size[1], to_w, len(lines_x), spec).to(dtype)
-        rows = product(a_h, lines_y).to(x.dtype)  # (h, C)
-        columns = product(a_w, lines_x).to(x.dtype)  # (w, C)
-        embeddings = (rows[:, None] + columns).flatten(0, 1)
+        of_rows = _by_line(tables[0], rows, to_h, spec).to(x.dtype)  # (1, h, C)
+        of_columns = _by_line(tables[1], columns, to_w, spec).to(x.dtype)  # (1, w, C)
+        embeddings = (of_rows[:, :, None] + of_columns[:, None]).flatten(1, 2)
     x.add_(embeddings)
-
-
-def _axis_matrix(keep: Any, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
-    """The first ``keep`` rows of the matrix that resizes ``n0`` cells to ``n``: (keep, n0)."""
-    return axis_weights(torch.arange(keep, device=n.device), n, n0, spec)
 
 
 def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
@@ -109,20 +106,18 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
 
     A sample's first h*w tokens belong to its grid.
     """
-    if spec.use_grid_sample:  # at any coordinate, of padding too
+    if spec.use_grid_sample:
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
-        h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
+    else:
+        coord = whole_numbers(patch_coord).clamp(max=MAX_COORDINATE)
+    length = coord.shape[1]
+    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
+    if spec.use_grid_sample:  # at any coordinate, of padding too
         y, x = coord.unbind(-1)  # (B, N)
         return TokenPositions(h, w, y, x, torch.ones_like(y, dtype=torch.bool))
 
-    coord = whole_numbers(patch_coord)  # (B, N, 2)
-    length = coord.shape[1]
-    h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
     in_grid = torch.arange(length, device=coord.device) < h * w  # (B, N)
-    is_empty = (h < 1) | (w < 1)
-    overflows = (h > MAX_COORDINATE) | (w > MAX_COORDINATE)
-    is_huge = h * w > 64 * length + 4096
-    no_grid = is_empty | overflows | is_huge  # (B, 1)
+    no_grid = (h < 1) | (w < 1) | (h * w > 64 * length + 4096)  # (B, 1)
     wrong = (in_grid & (coord < 0).any(-1)) | no_grid  # (B, N)
 
     # Padding takes the place (0, 0): its own coordinate may be anything.
@@ -156,24 +151,6 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
     return not spec.antialias and 8 * taps <= table.shape[0]
 
 
-def _learned(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
-    """Each token's embedding (B, N, C) from a table ([1,] H0, W0, C), not cast yet."""
-    table = table.reshape(table.shape[-3:])
-    if few_taps(table, spec):
-        return _by_taps(table, positions, spec)
-    return _by_product(table, positions, spec)
-
-
-def _factorized(
-    tables: tuple[Tensor, ...], positions: TokenPositions, spec: ResizeSpec, dtype: torch.dtype
-) -> Tensor:
-    """Each token's embedding (B, N, C) from two tables, cast before they are added, as in timm."""
-    to_h, to_w = resized_size(positions.h, positions.w, spec)
-    y = _by_line(tables[0], positions.y, to_h, spec).to(dtype)
-    x = _by_line(tables[1], positions.x, to_w, spec).to(dtype)
-    return y + x
-
-
 def _by_line(table: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
     """Each token's line (B, N, C) of a factorized table ([1,] N0, C), resized to n."""
     lines = table.flatten(0, -2).to(unrounded_dtype(table))  # (N0, C)
@@ -195,23 +172,15 @@ def _by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> T
 
 def _by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
     """The same in float32 by one gathered row of the table for each pair of taps."""
-    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
-    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
-    for cell, weight in _taps(table, positions, spec):
-        embeddings = embeddings + F.embedding(cell, flat) * weight[..., None].to(flat.dtype)
-    return embeddings
-
-
-def _taps(
-    table: Tensor, positions: TokenPositions, spec: ResizeSpec
-) -> list[tuple[Tensor, Tensor]]:
-    """For each pair of taps the cell that a token reads, and its weight, both (B, N)."""
     h0, w0, _ = table.shape
+    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
     to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
     rows, row_weights = tap_weights(positions.y, to_h, h0, spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, to_w, w0, spec)
-    pairs = []
-    for row, row_weight in zip(rows.unbind(-1), row_weights.unbind(-1)):
-        for col, col_weight in zip(cols.unbind(-1), col_weights.unbind(-1)):
-            pairs.append((row * w0 + col, row_weight * col_weight))
-    return pairs
+    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    for i in range(rows.shape[-1]):
+        for j in range(cols.shape[-1]):
+            cell = rows[..., i] * w0 + cols[..., j]  # (B, N)
+            weight = row_weights[..., i] * col_weights[..., j]
+            embeddings = embeddings + F.embedding(cell, flat) * weight[..., None].to(flat.dtype)
+    return embeddings

@@ -2,9 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..resampling.spec import INTERPOLATIONS
@@ -16,22 +14,15 @@ class InvalidCoordinateError(ValueError):
     """A coordinate that names no cell, where timm's ``pos_embed_use_grid_sample`` samples anyway."""
 
 
-def check_size(size: Sequence[int], names: str = "size must be (h, w)") -> tuple[int, int]:
+def check_size(size: Sequence[int]) -> tuple[int, int]:
     """``size`` as (h, w), Python's integers of at least 1; NumPy's are taken too."""
     try:
-        h, w = (as_int(n) for n in size)
+        h, w = (operator.index(n) for n in size)
     except (TypeError, ValueError):
         h = w = 0
     if min(h, w) < 1:
-        raise ValueError(f"{names}, both integers of at least 1; got {size!r}")
+        raise ValueError(f"size must be two integers of at least 1; got {size!r}")
     return h, w
-
-
-def as_int(number: Any) -> int:
-    """An integer of any library as Python's; TypeError for anything else, booleans too."""
-    if isinstance(number, bool):
-        raise TypeError(f"{number} is no integer")
-    return operator.index(number)
 
 
 def check_interpolation(mode: str) -> None:
@@ -42,7 +33,7 @@ def check_interpolation(mode: str) -> None:
 
 
 def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
-    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2) numbers."""
+    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2)."""
     shape = x.shape
     if len(shape) != 3 or shape[2] != channels:
         raise ValueError(
@@ -59,49 +50,18 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
             f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
             f"got {tuple(patch_coord.shape)}"
         )
-    if patch_coord.is_complex() or patch_coord.dtype is torch.bool:
-        raise ValueError(f"patch_coord must hold integers; got {patch_coord.dtype}")
-
-
-def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
-    """``x`` (B, N, C) must have one token for each cell of ``grid_size`` (h, w)."""
-    h, w = grid_size
-    if x.shape[1] != h * w:
-        raise ValueError(
-            f"x must hold one token per cell of the {h} x {w} grid, {h * w}; "
-            f"got shape {tuple(x.shape)}"
-        )
 
 
 def check_writable(x: Tensor) -> None:
-    """Raise RuntimeError, as PyTorch's own ``add_`` does, unless ``x`` may be changed in place.
+    """Raise RuntimeError, as PyTorch's own ``add_`` does, if elements of ``x`` share memory.
 
-    Asked before the first write: our sums write into views that autograd does not see, where
-    PyTorch cannot ask.
+    Our sums write into views, where PyTorch cannot see it.
     """
-    if not x.is_contiguous() and _shares_elements(x):
-        raise RuntimeError(
-            "x cannot be added to in place: several of its elements are one and the same memory "
-            "location (as after expand()); clone() it before"
-        )
-    if x.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "x cannot be added to in place: it was made in inference mode, which has ended; "
-            "clone() it"
-        )
-    if not torch.is_grad_enabled():
+    if x.is_contiguous():
         return
-    base = x if x._base is None else x._base
-    if base.requires_grad and base.is_leaf:
-        kind = "a leaf" if base is x else "a view of a leaf"
-        raise RuntimeError(
-            f"x cannot be added to in place: it is {kind} tensor that requires a gradient"
-        )
-
-
-def _shares_elements(x: Tensor) -> bool:
-    """Whether several elements of a tensor are one place in memory."""
     for stride, size in zip(x.stride(), x.shape):
         if stride == 0 and size > 1:
-            return True
-    return False
+            raise RuntimeError(
+                "x cannot be added to in place: several of its elements are one and the same "
+                "memory location (as after expand()); clone() it before"
+            )

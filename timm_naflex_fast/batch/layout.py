@@ -1,10 +1,6 @@
-"""Where the tokens of a batch lie: by coordinates, by one grid, or by the sizes of the images.
+"""Where the tokens of a batch lie: by coordinates, by one grid, or by the sizes of the images."""
 
-All three have ``check`` and ``plan``, for who may read the grids on the host. Coordinates and sizes
-have ``coordinates``, for graphs, which read nothing. (A graph takes the one grid of plain images as
-it is.)
-"""
-
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..resampling.spec import ResizeSpec, Size
-from ..tracing import context_of
-from .checks import as_int, check_length, check_tokens
+from ..tracing import Context
+from .checks import check_tokens
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
 
@@ -81,10 +77,6 @@ class Coordinates(NamedTuple):
             spec = replace(spec, batch_max=longest)
         return Plan(groups, counts, spec, x.dtype)
 
-    def coordinates(self, x: Tensor) -> Tensor:
-        """The coordinates themselves."""
-        return self.values
-
 
 class OneGrid(NamedTuple):
     """The grid of every sample of a batch of plain images, whose tokens are in row-major order."""
@@ -93,9 +85,8 @@ class OneGrid(NamedTuple):
     w: int
 
     def check(self, x: Tensor, channels: int) -> None:
-        """``x`` must be tokens (B, h*w, channels)."""
+        """``x`` must be tokens (B, N, channels)."""
         check_tokens(x, channels)
-        check_length(x, self)
 
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""
@@ -106,51 +97,46 @@ class OneGrid(NamedTuple):
         return Plan(groups, [(length, 0)] * batch, spec, x.dtype)
 
 
+TokenLayout = Coordinates | OneGrid
+
+
 class Sizes(NamedTuple):
     """The size of each image, (B, 2) as (h, w) or (B, 3) as (t, h, w): a tensor or a sequence.
 
-    ``merge``: cells in merge x merge blocks. ``columns``: 2 where there are no frames. ``length``:
-    each image has so many tokens; None: as many as it has cells, one image after the other.
-    ``embeds_padding``: those after an image get its first cell.
+    ``merge``: cells in merge x merge blocks. ``length``: each image has so many tokens; None: as
+    many as it has cells, one image after the other. ``embeds_padding``: those after an image get
+    its first cell.
     """
 
     values: Any
-    columns: tuple[int, ...] = (2, 3)
     merge: int = 1
     length: int | None = None
     embeds_padding: bool = False
 
-    def check(self, x: Tensor, channels: int) -> None:
-        """``x`` must be tokens (B, N, channels)."""
-        check_tokens(x, channels)
-
-    def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
-        """The groups of equal grids. ``x``: tokens (B, N, C), or a table of their dtype.
+    def plan(self, table: Tensor, spec: ResizeSpec) -> Plan:
+        """The groups of equal grids, for embeddings of the table's dtype.
 
         Every frame counts as a sample; an image's padding comes after its last frame.
 
         Raises:
             ValueError: those of ``on_host``.
         """
-        sizes = self.on_host()
-        if 3 not in self.columns:
-            _check_count(len(sizes), len(x))
-
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
-        for t, h, w in sizes:
+        for t, h, w in self.on_host():
             group = groups.get((h, w))
             if group is None:
                 order = None
                 if self.merge > 1:
-                    order = _block_order(h, w, self.merge).to(x.device, non_blocking=True)
+                    order = _block_order(h, w, self.merge).to(table.device, non_blocking=True)
                 group = Group(h, w, [], order, embeds_padding=self.embeds_padding)
                 groups[h, w] = group
             group.samples.extend(range(len(counts), len(counts) + t))
             padding = 0 if self.length is None else self.length - t * h * w
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
-        return Plan(groups, counts, spec, x.dtype)
+        dtype = torch.promote_types(table.dtype, torch.float32)
+        return Plan(groups, counts, spec, table.dtype, dtype)
 
     def on_host(self) -> FrameSizes:
         """The sizes, as (t, h, w).
@@ -159,7 +145,7 @@ class Sizes(NamedTuple):
             ValueError: those of ``sizes_on_host``; ``merge`` does not divide a size; ``length`` is
                 less than the tokens of an image.
         """
-        sizes = sizes_on_host(self.values, self.columns)
+        sizes = sizes_on_host(self.values)
         for number, (t, h, w) in enumerate(sizes):
             if h % self.merge or w % self.merge:
                 raise ValueError(
@@ -173,20 +159,15 @@ class Sizes(NamedTuple):
                 )
         return sizes
 
-    def on_device(self, like: Tensor, length: int) -> Tensor:
-        """Sizes (B, 2) or (B, 3), int64, beside ``like``, for a graph.
+    def as_tensor(self, length: int, context: Context) -> Tensor:
+        """Sizes (B, 2) or (B, 3), int64, where they are.
 
-        Their shape is checked now; the values when the graph runs. Those that are on the host are
-        checked now.
+        The values are checked now; those of a tensor in a graph when it runs.
         """
         sizes = self.values
-        if not isinstance(sizes, Tensor) or context_of(like) == "device":
-            on_host = torch.tensor(self.on_host(), device="cpu").view(-1, 3)
-            return on_host.to(like.device, non_blocking=True)
-        is_whole = not (sizes.is_floating_point() or sizes.dtype is torch.bool)
-        if not is_whole or sizes.ndim != 2 or sizes.shape[1] not in self.columns:
-            raise _bad_sizes(f"{sizes.dtype} {tuple(sizes.shape)}", self.columns)
-        sizes = sizes.to(like.device, torch.int64)
+        if not isinstance(sizes, Tensor) or context in (None, "device"):
+            return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
+        sizes = sizes.to(torch.int64)
         is_positive = (sizes > 0).all()
         is_merged = (sizes[:, -2:] % self.merge == 0).all()
         is_short = (sizes.prod(1) <= length).all()
@@ -197,15 +178,6 @@ class Sizes(NamedTuple):
             "grid_sizes must be at least 1, multiples of merge, and of at most ``length`` tokens",
         )
         return sizes
-
-    def coordinates(self, x: Tensor) -> Tensor:
-        """Coordinates (B, N, 2) for tokens ``x`` (B, N, C); those after an image carry (0, 0)."""
-        sizes = self.on_device(x, x.shape[1])
-        _check_count(len(sizes), len(x))
-        return row_major(sizes, x.shape[1])
-
-
-TokenLayout = Coordinates | OneGrid | Sizes
 
 
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
@@ -223,14 +195,11 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     return torch.stack((y, x), -1) * (cell < h * w)[..., None]
 
 
-def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3)) -> FrameSizes:
+def sizes_on_host(grid_sizes: Any) -> FrameSizes:
     """Sizes (B, 2) as (h, w) or (B, 3) as (t, h, w), as (t, h, w).
 
-    They are read from a device only if they are there.
-
-    Args:
-        grid_sizes: a tensor, an array or a sequence, of integers.
-        columns: 2 where only (h, w) is valid.
+    ``grid_sizes``: a tensor, an array or a sequence, of integers. It is read from a device only if
+    it is there.
 
     Raises:
         ValueError: another shape or dtype, or a size below 1.
@@ -239,33 +208,17 @@ def sizes_on_host(grid_sizes: Any, columns: tuple[int, ...] = (2, 3)) -> FrameSi
     sizes: FrameSizes = []
     try:
         for size in listed:
-            whole = [as_int(n) for n in size]
-            if len(whole) not in columns or min(whole) < 1:
+            whole = [operator.index(n) for n in size]
+            if len(whole) not in (2, 3) or min(whole) < 1:
                 raise TypeError
             t = 1 if len(whole) == 2 else whole[0]
             sizes.append((t, whole[-2], whole[-1]))
     except TypeError:
-        raise _bad_sizes(listed, columns) from None
-    return sizes
-
-
-def _check_count(sizes: int, batch: int) -> None:
-    """There must be one size for each sample of a batch."""
-    if sizes != batch:
         raise ValueError(
-            f"grid_sizes must hold one size for each of the {batch} samples; got {sizes}"
-        )
-
-
-def _bad_sizes(got: Any, columns: tuple[int, ...]) -> ValueError:
-    """The error for sizes of another shape or dtype, or below 1."""
-    names = {2: "(h, w)", 3: "(t, h, w)"}
-    valid = " or ".join([names[count] for count in columns])
-    shapes = " or ".join([f"(B, {count})" for count in columns])
-    return ValueError(
-        f"grid_sizes must hold {valid} for each image, integers of at least 1, shape {shapes}; "
-        f"got {got}"
-    )
+            "grid_sizes must hold (h, w) or (t, h, w) for each image, integers of at least 1, "
+            f"shape (B, 2) or (B, 3); got {listed}"
+        ) from None
+    return sizes
 
 
 def _block_order(h: int, w: int, merge: int) -> Tensor:

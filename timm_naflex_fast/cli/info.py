@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Print versions, CUDA, the caches, and what is patched in this process, not in another.
+    """Print versions, CUDA, and what is patched in this process, not in another.
 
     The versions come from the packages' metadata; timm is not imported for them.
     """
@@ -22,12 +22,10 @@ def info(options: argparse.Namespace) -> int:
     import torch
 
     from ..patching.install import status
-    from ..resampling import kept
 
     installed = {found.metadata["Name"]: found.version for found in distributions()}
     rows = {name: installed.get(name, "not installed") for name in PACKAGES}
     rows["python"] = f"{platform.python_version()}, {platform.platform()}"
-    rows["caches"] = kept.report()
     seen = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; GPUs: {seen}"
     for name, value in rows.items():

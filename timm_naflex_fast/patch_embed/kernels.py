@@ -78,21 +78,21 @@ def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.devi
     a = axis_matrix(0, (n, n), n0, ResizeSpec(mode, antialias), torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
-    if n < n0:
-        solved, _ = torch.linalg.solve_ex(a @ a.t(), a)  # (n, n0)
-        return solved.t().contiguous()
-    solved, _ = torch.linalg.solve_ex(a.t() @ a, a.t())  # (n0, n)
-    return solved.contiguous()
+    wide = a if n < n0 else a.t()
+    solved, _ = torch.linalg.solve_ex(wide @ wide.t(), wide)  # the transpose of its inverse
+    inverse = solved.t() if n < n0 else solved
+    return inverse.contiguous()
 
 
 def make_factors(
-    resize: KernelResize, dtype: torch.dtype, device: torch.device, *, made_on: torch.device | str
+    resize: KernelResize, dtype: torch.dtype, device: torch.device, made_on: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """pinv(A_h)^T (h, H0), and pinv(A_w) (x) I (W0 * channels, w * channels).
 
     The second handles the channels that lie at every pixel without a transposed copy of the kernel.
     Both are computed on the device ``made_on``, for ``device``.
     """
+    refuse_in_cuda_graph(device, FIRST_CALL)
     (h0, w0), (h, w), mode, antialias, channels = resize
     rows = axis_inverse(h, h0, mode, antialias, made_on).t()
     columns = axis_inverse(w, w0, mode, antialias, made_on)
@@ -100,13 +100,7 @@ def make_factors(
     return rows.to(dtype).to(device).contiguous(), columns.to(dtype).to(device).contiguous()
 
 
-@kept_by_arguments("kernel factors")
-def cached_factors(
-    resize: KernelResize, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """:func:`make_factors` on the CPU."""
-    refuse_in_cuda_graph(device, FIRST_CALL)
-    return make_factors(resize, dtype, device, made_on="cpu")
+kept_factors = kept_by_arguments(make_factors)
 
 
 def _factors(
@@ -118,11 +112,11 @@ def _factors(
         # TorchDynamo cannot look into a cache. (Constants by ``assume_constant_result`` exclude
         # dynamic sizes, and break torch 2.4 on a second call in one graph.)
         made_on = device if has_float64(device) else "cpu"
-        return make_factors(resize, dtype, device, made_on=made_on)
+        return make_factors(resize, dtype, device, made_on)
     if is_tracing():  # few runtimes of exported graphs can solve linear equations
         with without_autograd(), _disable_current_modes():
-            return make_factors(resize, dtype, device, made_on="cpu")
-    return pinned(cached_factors(resize, dtype, device), device)
+            return make_factors(resize, dtype, device, "cpu")
+    return pinned(kept_factors(resize, dtype, device, "cpu"), device)
 
 
 def _resample(x: Tensor, resize: KernelResize) -> Tensor:
@@ -180,11 +174,9 @@ def resample_linear_kernel(
     same bits as then: do not write to it. On an accelerator the host would wait for the comparison,
     and resampling again costs no more.
     """
-    count = len(weight)
-    weight.reshape(count, *old, in_chans)  # raises PyTorch's error for a weight of other channels
-    new = (int(size[0]), int(size[1]))
-    shape = (count, new[0] * new[1] * in_chans)
-    resize = KernelResize(old, new, mode, antialias, in_chans if channels_last else 1)
+    h, w = size
+    shape = (len(weight), h * w * in_chans)
+    resize = KernelResize(old, size, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
     if trains or weight.device.type != "cpu" or context_of(weight) is not None:
         return _resample(weight, resize).reshape(shape)

@@ -59,8 +59,6 @@ LIBRARIES = {
     "HunYuanVLVisionPatchEmbed",
 }
 
-kept.hold_over_fork(lock)  # after the cache's lock, which is taken while this one is held
-
 _choices: list[Choice] = []  # all that can still hold, oldest first
 # Those that were given choices of their own, or have a method of their own in place of ours.
 _modules: WeakSet[nn.Module] = WeakSet()

@@ -128,8 +128,6 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     reason: str | None = None
     if isinstance(rope, str):
         reason = rope
-    elif rope.augmentation is not None and traceable:
-        reason = "random rotary coordinates where operations are traced"
     elif type(patch_coord) not in OWN_MEMORY:
         reason = why_unsupported(patch_coord)
     decision = choose(LIBRARY, key, self, reason=reason)

@@ -17,7 +17,7 @@ from .matrices import axis_matrix
 from .spec import ResizeSpec, Size
 
 
-@kept_by_arguments("dense matrices")
+@kept_by_arguments
 def axis_matrices(
     h: int, w: int, table_size: Size, spec: ResizeSpec, device: torch.device
 ) -> tuple[Tensor, Tensor]:

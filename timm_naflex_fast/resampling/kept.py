@@ -17,7 +17,7 @@ time goes first.
 
 import os
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,25 +34,6 @@ from .same_bits import Copy, copy_of, same_bits
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
-ENV_NAME = "TIMM_NAFLEX_FAST_CACHE_MIB"
-RESIZED = "resized tables and kernels"
-
-
-def read_limit(text: str | None) -> int:
-    """The bound in bytes, from what ``TIMM_NAFLEX_FAST_CACHE_MIB`` holds; by default 512 MiB.
-
-    Raises:
-        ValueError: anything but a whole number of MiB, 0 or more.
-    """
-    text = (text or "").strip()
-    if not text:
-        return 512 * 2**20
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(
-            f"{ENV_NAME}={text!r} is not valid; valid: a whole number of MiB, 0 or more, or "
-            "nothing (512)"
-        )
-    return int(text) * 2**20
 
 
 @dataclass
@@ -61,30 +42,16 @@ class _OfSources:
 
     versions: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()  # of the sources, taken when the first table is made
-    tables: OrderedDict[Hashable, Tensor | None] = field(default_factory=OrderedDict)
-    """Resized ones by key, the oldest use first. None: the key was met once."""
+    tables: dict[Hashable, Tensor | None] = field(default_factory=dict)
+    """Resized ones by key. None: the key was met once."""
 
 
-_limit = read_limit(os.environ.get(ENV_NAME))
+_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20
 _lock = threading.RLock()
-# (kind, ...) to a result, in a tuple, or to an _OfSources; the oldest use first.
+# (function, ...) to a result, (None, ...) to an _OfSources; the oldest use first.
 _entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
-
-
-def hold_over_fork(lock: Any) -> None:
-    """Hold ``lock`` around ``fork()``.
-
-    Otherwise a lock that another thread holds stays locked in the child for ever.
-    """
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-        )
-
-
-hold_over_fork(_lock)
 
 
 def watched() -> bool:
@@ -99,28 +66,25 @@ def watched() -> bool:
     return not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
-def kept_by_arguments(kind: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
     """A decorator: keep a function's results, tensors or tuples of tensors, by its arguments.
 
     Do not write to them.
     """
 
-    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        @wraps(function)
-        def call(*args: Hashable) -> Result:
-            if watched():
-                return function(*args)
-            key = (kind, *args)
-            found = _use(_entries, key)
-            if found is None:
-                with without_autograd():
-                    found = (function(*args),)  # a tuple, so that None can be kept
-                _keep(_entries, key, found)
-            return found[0]
+    @wraps(function)
+    def call(*args: Hashable) -> Result:
+        if watched():
+            return function(*args)
+        key = (function, *args)
+        found: Result | None = _use(key)
+        if found is None:
+            with without_autograd():
+                found = function(*args)
+            _keep(_entries, key, found)
+        return found
 
-        return call
-
-    return decorate
+    return call
 
 
 def pinned(result: Result, device: torch.device) -> Result:
@@ -133,7 +97,7 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def met_keys(sources: Sources) -> OrderedDict[Hashable, Tensor | None]:
+def met_keys(sources: Sources) -> dict[Hashable, Tensor | None]:
     """The keys that were met with these sources, and what is kept for each; None: nothing yet.
 
     Callers enter the keys that they meet, and call :func:`kept_of` for those that they met before:
@@ -143,7 +107,7 @@ def met_keys(sources: Sources) -> OrderedDict[Hashable, Tensor | None]:
     """
     versions = tuple([True if source.is_inference() else source._version for source in sources])
     entry_key = _key_of(sources)
-    entry: _OfSources | None = _use(_entries, entry_key)
+    entry: _OfSources | None = _use(entry_key)
     if entry is None or entry.versions != versions:
         entry = _OfSources(versions)
         _keep(_entries, entry_key, entry)
@@ -162,21 +126,21 @@ def kept_of(
             yield resize(sources, key)
         return
     entry_key = _key_of(sources)
-    entry: _OfSources = _use(_entries, entry_key) or _OfSources()
+    entry: _OfSources = _use(entry_key) or _OfSources()
     if not entry.copies or not all(map(same_bits, entry.copies, sources)):
         with without_autograd():
             copies = tuple(copy_of(source) for source in sources)
         entry = _OfSources(entry.versions, copies)
         _keep(_entries, entry_key, entry)
     for key in keys:
-        table = _use(entry.tables, key)
+        table = entry.tables.get(key)
         if table is None:
             with without_autograd():
                 # From the copies that are compared: another thread may write to the sources.
                 table = resize(tuple(copy.tensor for copy in entry.copies), key)
                 table = table.clone(memory_format=torch.contiguous_format)  # no view of a copy
             with _lock:
-                if _use(_entries, entry_key) is entry:  # no other thread has replaced it
+                if _use(entry_key) is entry:  # no other thread has replaced it
                     _keep(entry.tables, key, table)
         yield table
 
@@ -184,10 +148,8 @@ def kept_of(
 def forget(*sources: Tensor) -> None:
     """Drop what is kept of these sources: they are about to change."""
     global _nbytes
-    entry_key = _key_of(sources)
-    if entry_key in _entries:
-        with _lock:
-            _nbytes -= _bytes_of(_entries.pop(entry_key, None))
+    with _lock:
+        _nbytes -= _bytes_of(_entries.pop(_key_of(sources), None))
 
 
 def clear_all() -> None:
@@ -196,31 +158,6 @@ def clear_all() -> None:
     with _lock:
         _entries.clear()
         _nbytes = 0
-
-
-def stats() -> tuple[dict[str, int], int, int]:
-    """How many of each kind are kept, the bytes of all together, and the bound in bytes."""
-    counts: Counter[str] = Counter()
-    with _lock:
-        # By dict's own views: other threads move what they use, without the lock, while keys are
-        # hashed in Python.
-        for (kind, *_), value in list(dict.items(_entries)):
-            if isinstance(value, _OfSources):
-                tables = list(dict.values(value.tables))
-                counts[kind] += sum(table is not None for table in tables)
-            else:
-                counts[kind] += 1
-        return dict(+counts), _nbytes, _limit
-
-
-def report() -> str:
-    """One line: what is kept at present, and the bound."""
-    counts, nbytes, limit = stats()
-    line = f"{nbytes / 2**20:.1f} of {limit / 2**20:.0f} MiB cached"
-    if not counts:
-        return line
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
-    return f"{line}: {kinds}"
 
 
 @contextmanager
@@ -237,37 +174,27 @@ def without_autograd() -> Iterator[None]:
 
 def _key_of(sources: Sources) -> tuple[Any, ...]:
     """By their ids: ``torch.utils.swap_tensors`` refuses tensors that have weak references."""
-    return (RESIZED, *map(id, sources))
+    return (None, *map(id, sources))
 
 
-def _use(entries: OrderedDict[Any, Any], key: Any) -> Any:
+def _use(key: Any) -> Any:
     """An entry, which becomes the newest in use; None if there is none."""
     try:
-        entries.move_to_end(key)
-        return entries[key]
+        _entries.move_to_end(key)
+        return _entries[key]
     except KeyError:  # or another thread has dropped it: the lock would cost more than all the rest
         return None
 
 
-def _keep(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    """Keep ``value`` among all entries, or among the tables of one."""
+def _keep(entries: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep ``value`` among all entries, or among the tables of one; drop the oldest in use."""
     global _nbytes
     with _lock:
         _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
         entries[key] = value
-        _shrink()
-
-
-def _shrink() -> None:
-    """Drop the oldest in use until the bound holds; tables before the copies that all need."""
-    global _nbytes
-    while _nbytes > _limit and _entries:
-        key, value = next(iter(_entries.items()))
-        if isinstance(value, _OfSources) and value.tables:
-            oldest = next(iter(value.tables))
-            _nbytes -= _bytes_of(value.tables.pop(oldest))
-        else:
-            _nbytes -= _bytes_of(_entries.pop(key))
+        while _nbytes > _limit and _entries:
+            _, oldest = _entries.popitem(last=False)
+            _nbytes -= _bytes_of(oldest)
 
 
 def _bytes_of(value: Any) -> int:
@@ -276,7 +203,7 @@ def _bytes_of(value: Any) -> int:
         return 0
     if isinstance(value, _OfSources):
         copies = tuple(copy.tensor for copy in value.copies)
-        return _bytes_of((*copies, *dict.values(value.tables)))
+        return _bytes_of((*copies, *value.tables.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 256 + getattr(value, "nbytes", 0)

@@ -51,13 +51,10 @@ class _Product(torch.autograd.Function):
     """A product with autocast off, in the backward pass too, which runs outside the region."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
         with without_autocast(a.device):
             return a @ b
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -66,10 +66,10 @@ ResizeSteps = tuple[SparseSum, ...]
 They are two, or one for both axes, or none: a copy.
 """
 
-kept_taps = kept_by_arguments("axis taps")(axis_taps)
+kept_taps = kept_by_arguments(axis_taps)
 
 
-@kept_by_arguments("resize steps")
+@kept_by_arguments
 def resize_steps(
     h: int,
     w: int,

@@ -1,6 +1,6 @@
 """The rotary embeddings of a batch, by the computation that costs less."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,28 +10,9 @@ from .embeds import EmbedFn, per_cell, per_token
 from .modules import Rope
 
 
-class MixedEmbeddings(Iterator[Tensor]):
-    """The embeddings (B, heads, N, 2D) of all blocks in turn.
-
-    Every loop over them starts with the first block.
-    """
-
-    def __init__(self, depth: int, embed: EmbedFn) -> None:
-        self.depth = depth
-        self.embed = embed
-        self.blocks = iter(range(depth))
-
-    def __iter__(self) -> "MixedEmbeddings":
-        self.blocks = iter(range(self.depth))
-        return self
-
-    def __next__(self) -> Tensor:
-        return self.embed(next(self.blocks))
-
-
 def batched_rope(
     rope: Rope, patch_coord: Tensor, dtype: torch.dtype, *, traceable: bool = False
-) -> Tensor | MixedEmbeddings | list[Tensor]:
+) -> Tensor | Iterable[Tensor]:
     """What timm's ``NaFlexVit._generate_rope_naflex`` returns, without a loop over samples.
 
     Args:
@@ -46,8 +27,8 @@ def batched_rope(
 
     Returns:
         (B, 1, N, 2D), D the head's width: sines, then cosines, zeros at padding. For mixed rotary
-        embeddings an iterator of (B, heads, N, 2D), one per block; under ``torch.compile`` a list
-        of them.
+        embeddings (B, heads, N, 2D), one per block, each made when it is asked for; under
+        ``torch.compile`` a list of them.
 
     Raises:
         ValueError: a negative, non-finite or huge coordinate of a token that is no padding. Not
@@ -61,19 +42,18 @@ def batched_rope(
         embed = _cheaper(rope, whole_numbers(patch_coord), dtype)
     if not rope.mixed:
         return embed(None)
-    depth = rope.frequencies.shape[1]
-    if torch.compiler.is_dynamo_compiling():  # it reads no class's __iter__
-        return [embed(block) for block in range(depth)]
-    return MixedEmbeddings(depth, embed)
+    blocks = range(rope.frequencies.shape[1])
+    if torch.compiler.is_dynamo_compiling():  # it reads no generator of an older torch
+        return [embed(block) for block in blocks]
+    return (embed(block) for block in blocks)
 
 
 def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
     """``per_token`` or ``per_cell`` for the tokens (B, N, 2), int64, outside graphs."""
     batch, length, _ = coord.shape
-    augments = rope.augmentation is not None
     if coord.numel() == 0:
         return per_token(rope, coord, dtype)
-    if not coord.is_cpu and not (augments or rope.mixed):
+    if coord.device.type != "cpu" and not rope.mixed:
         return per_token(rope, coord, dtype)  # on a GPU sines are free, and host reads are not
 
     heights, widths, *_ = read_grids(coord)
@@ -85,6 +65,6 @@ def _cheaper(rope: Rope, coord: Tensor, dtype: torch.dtype) -> EmbedFn:
     # To save sines pays if many tokens share a cell: a lookup costs half of what the formula does.
     # One huge coordinate makes a huge grid; there the formula serves, too.
     cell_count = sum(h * w for h, w in set(sizes))
-    if 2 * cell_count > batch * length and not augments:
+    if 2 * cell_count > batch * length:
         return per_token(rope, coord, dtype, has_padding=has_padding)
     return per_cell(rope, coord, dtype, sizes)

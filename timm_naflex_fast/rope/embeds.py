@@ -12,7 +12,6 @@ Each returns a function: the number of a mixed block -> (B, heads, N, 2D); None 
 (B, 1, N, 2D). Blocks share no memory.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,8 +56,6 @@ def per_token(
     """
     size = grid_sizes_from_coord(coord)  # (B, 2)
     padding = is_padding(coord, size)[:, None, :, None]  # (B, 1, N, 1)
-    if rope.scales_to_batch_max and rope.ref_feat_shape is not None and len(coord):
-        size = size.amax(0, keepdim=True)  # (1, 2)
     positions = rope.positions(coord, size[:, None]).unsqueeze(1)  # (B, 1, N, 2)
 
     def embeddings(block: int | None) -> Tensor:
@@ -89,17 +86,15 @@ def per_cell(
     cell = torch.arange(cell_count, device=coord.device) - first_cells[grid]  # (R,)
     width = grid_sizes[grid, 1]  # (R,)
     cells = torch.stack([cell // width, cell % width], 1)  # (R, 2)
-    drawn = None
-    if rope.augmentation is not None:
-        drawn_by_grid = draw(rope, len(distinct)).to(coord.device, non_blocking=True)  # (G, 3, 2)
-        drawn = drawn_by_grid[grid]  # (R, 3, 2)
-    positions = rope.positions(cells, grid_sizes[grid], drawn)  # (R, 2)
+    positions = rope.positions(cells, grid_sizes[grid])  # (R, 2)
 
     # Each head has its own cells, and after them a line of zeros, which is padding's.
     number = {size: n for n, size in enumerate(distinct)}
     grid_of_sample = _on_device([number[size] for size in sizes], coord)  # (B,)
     first = first_cells[grid_of_sample, None]  # (B, 1)
-    line = _lines(coord, first, grid_sizes[grid_of_sample, 1:], padding_line=cell_count)  # (B, N)
+    y, x = coord.unbind(-1)  # (B, N) each
+    line = (first + y * grid_sizes[grid_of_sample, 1:] + x).to(torch.int32)
+    line = line.masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), cell_count)  # (B, N)
     head_count = rope.frequencies.shape[2] if rope.mixed else 1
     heads = torch.arange(head_count, dtype=torch.int32, device=coord.device)
     index = line[:, None] + heads[:, None] * (cell_count + 1)  # (B, heads, N)
@@ -115,45 +110,6 @@ def per_cell(
     return embeddings
 
 
-def _lines(coord: Tensor, first: Tensor, width: Tensor, *, padding_line: int) -> Tensor:
-    """The line of each of the tokens (B, N, 2): int32, (B, N).
-
-    ``first``, ``width``: (B, 1), the line of each sample's first cell, and its grid's width.
-    """
-    y, x = coord.unbind(-1)  # (B, N) each
-    line = (first + y * width + x).to(torch.int32)
-    return line.masked_fill(is_padding(coord, grid_sizes_from_coord(coord)), padding_line)
-
-
 def _on_device(numbers: list[Any], like: Tensor) -> Tensor:
     """Numbers of the host as int64 beside ``like``; the host does not wait for the copy."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(like.device, non_blocking=True)
-
-
-def draw(rope: Rope, grids: int) -> Tensor:
-    """Draw timm's random augmentation of each grid's positions: a shift and two factors.
-
-    The draws have timm's order and are made where timm makes them, so a seed gives what it gives in
-    timm. Returns (grids, 3, 2).
-    """
-    assert rope.augmentation is not None
-    shift, jitter, rescale = rope.augmentation
-    device = None if rope.periods else rope.frequencies.device  # DINOv3 draws on the default device
-
-    def uniform(count: int, limit: float | None) -> Tensor:
-        zeros = torch.zeros(count, device=device, dtype=torch.float32)
-        if limit is None:  # this one is off
-            return zeros
-        return zeros.uniform_(-limit, limit)
-
-    def factors(count: int, largest: float | None) -> Tensor:
-        limit = None if largest is None else math.log(largest)
-        return uniform(count, limit).exp()
-
-    drawn = []
-    for _ in range(grids):
-        moved = uniform(2, shift)
-        stretched = factors(2, jitter)
-        scaled = factors(1, rescale).expand(2)
-        drawn.append(torch.stack([moved, stretched, scaled]))
-    return torch.stack(drawn)
