@@ -157,6 +157,8 @@ def _take_kept(
 def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:
     """The gradients of tables of these shapes from that of the tokens ``g``."""
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
+    if not plan.counts:  # an empty batch of plain images
+        return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
         return _gradients_by_autograd(shapes, plan, g)
 
