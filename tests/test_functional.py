@@ -12,16 +12,17 @@ from tests.support.oracles import Largest, relative, row_major
 from timm_naflex_fast import functional as fast
 from timm_naflex_fast.names import STRATEGY_NAMES
 
-COORD = row_major([(2, 3), (3, 2)])
+SIZES = [(2, 3), (3, 2)]
+COORD = row_major(SIZES)
 TABLE = torch.randn(5, 5, 4)
 LINE = torch.randn(5, 4)
 STRATEGIES = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 
 
-def embedded(table=TABLE, **options):
+def embedded(table=TABLE, coord=COORD, **options):
     """What ``add_pos_embed_`` adds to zeros."""
     x = torch.zeros(2, 6, 4)
-    assert fast.add_pos_embed_(x, table, COORD, **options) is x
+    assert fast.add_pos_embed_(x, table, coord, **options) is x
     return x
 
 
@@ -32,10 +33,13 @@ def factorized(table_y, table_x, **options):
 
 
 @STRATEGIES
-def test_tables_with_a_leading_1(strategy):
+def test_what_else_describes_the_same(strategy):
+    """A leading 1, and sizes in place of coordinates."""
     want = embedded(strategy=strategy)
     assert want.abs().max() > 0.1
     assert torch.equal(embedded(TABLE[None], strategy=strategy), want)
+    for sizes in (SIZES, torch.tensor(SIZES)):
+        assert torch.equal(embedded(coord=None, grid_sizes=sizes, strategy=strategy), want)
     want = factorized(LINE, LINE, strategy=strategy)
     assert torch.equal(factorized(LINE[None], LINE[None], strategy=strategy), want)
 
@@ -97,9 +101,15 @@ def test_wrong_coordinates_are_named():
     add("got list", patch_coord=[[0, 0]])
     for cell in ((-1, 0), (0, -1)):
         add("negative", patch_coord=COORD * 0 + torch.tensor(cell))
+    add("either patch_coord or grid_sizes", patch_coord=None)
+    add("either patch_coord or grid_sizes", grid_sizes=SIZES)
 
 
 def test_wrong_sizes_are_named():
+    for sizes in ([(1, 2, 3)] * 2, [(2, 3)]):
+        message = r"hold \(h, w\) for each of the 2 samples, shape \(2, 2\)"
+        add(message, patch_coord=None, grid_sizes=sizes)
+    add("image 1 has 8 tokens", patch_coord=None, grid_sizes=[(2, 3), (4, 2)])
     resample("integers of at least 1", grid_sizes=[(4, 0)])
     resample(r"shape \(B, 2\) or \(B, 3\)", grid_sizes=torch.zeros(2))
     for size in NO_SIZES:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .batch.checks import check_interpolation, check_size
-from .batch.layout import Coordinates, Sizes
+from .batch.checks import check_interpolation, check_size, check_tokens
+from .batch.layout import Coordinates, Sizes, coordinates_of
 from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
@@ -37,8 +37,9 @@ GridSizes = Tensor | Sequence[Sequence[int]]
 def add_pos_embed_(
     x: Tensor,
     table: Tensor,
-    patch_coord: Tensor,
+    patch_coord: Tensor | None = None,
     *,
+    grid_sizes: GridSizes | None = None,
     strategy: StrategyName = "matmul",
     mode: Interpolation = "bicubic",
     antialias: bool = True,
@@ -54,6 +55,8 @@ def add_pos_embed_(
             ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
             largest + 1.
+        grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
+            row-major order.
         strategy: "matmul" or "interpolate_cached" (both equal timm's default), or "grid_sample"
             (timm's pos_embed_use_grid_sample: another result, without antialiasing).
         mode: "bilinear" or "bicubic".
@@ -74,19 +77,25 @@ def add_pos_embed_(
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
 
-    >>> coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
-    >>> x = torch.zeros(1, 12, 8)
-    >>> y = add_pos_embed_(x, torch.randn(16, 16, 8), coord, mode="bilinear")
-    >>> y is x, bool((x == 0).any())
-    (True, False)
+    >>> x, table = torch.zeros(2, 12, 8), torch.randn(16, 16, 8)
+    >>> y = add_pos_embed_(x, table, grid_sizes=[(3, 4), (5, 2)], mode="bilinear")
+    >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
+    (True, True)
     """
     x = _checked_numbers(x, "x")
     table = _checked_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
-    patch_coord = _checked_numbers(patch_coord, "patch_coord")
-    context = context_of(x, table, patch_coord)
+    if (patch_coord is None) == (grid_sizes is None):
+        raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
+    if patch_coord is None:
+        check_tokens(x, table.shape[-1])
+        context = context_of(x, table)
+        patch_coord = coordinates_of(grid_sizes, x, context)
+    else:
+        patch_coord = _checked_numbers(patch_coord, "patch_coord")
+        context = context_of(x, table, patch_coord)
     dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
     return x
 

@@ -50,11 +50,15 @@ def by_coordinates(t, **how):
     return fast.add_pos_embed_(tokens(t), t, COORD, **how)
 
 
+def by_sizes(t, **how):
+    return fast.add_pos_embed_(tokens(t), t, grid_sizes=SIZES, **how)
+
+
 def factorized(t, **how):
     return fast.add_factorized_pos_embed_(tokens(t), t[:, 0], t[0], COORD, **how)
 
 
-FUNCTIONS = packed, padded, frames, for_a_tensor_of_sizes, by_coordinates, factorized
+FUNCTIONS = packed, padded, frames, for_a_tensor_of_sizes, by_coordinates, by_sizes, factorized
 # Linear functions of a table, and the points at which they are tried.
 LINEAR = [
     (partial(function, strategy=strategy), TABLE)

@@ -180,6 +180,25 @@ class Sizes(NamedTuple):
         return sizes
 
 
+def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:
+    """Coordinates (B, N, 2) for tokens ``x`` (B, N, C) from sizes (B, 2).
+
+    Tokens after an image carry (0, 0).
+
+    Raises:
+        ValueError: not one size (h, w) for each sample, or those of ``Sizes.on_host``.
+    """
+    batch, length, _ = x.shape
+    shape = torch.as_tensor(grid_sizes).shape
+    if shape != (batch, 2):
+        raise ValueError(
+            f"grid_sizes must hold (h, w) for each of the {batch} samples, shape ({batch}, 2); "
+            f"got shape {tuple(shape)}"
+        )
+    sizes = Sizes(grid_sizes, length=length).as_tensor(length, context)
+    return row_major(sizes, length)
+
+
 def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     """Coordinates (B, length, 2) from sizes (B, 2) or (B, 3), in merge x merge blocks.
 

@@ -192,7 +192,10 @@ def _is_changed(library: Library, holder: Any, name: str) -> bool:
     if name == "forward" and _is_hooked(holder):
         return True
     function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
-    return function is not None and author_of(function, library) == "foreign"
+    if function is None:
+        return False
+    bound_elsewhere = getattr(function, "__self__", holder) is not holder
+    return bound_elsewhere or author_of(function, library) == "foreign"
 
 
 def _is_hooked(module: Any) -> bool:
