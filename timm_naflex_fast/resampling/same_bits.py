@@ -22,6 +22,8 @@ class Copy(NamedTuple):
 def copy_of(source: Tensor) -> Copy:
     """A copy of a tensor on a CPU, to compare with later."""
     memory = bytearray(_bytes_of(source))
+    if not memory:  # ``frombuffer`` refuses none
+        return Copy(source.detach().clone(), memory)
     return Copy(torch.frombuffer(memory, dtype=source.dtype).view(source.shape), memory)
 
 
