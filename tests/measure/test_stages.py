@@ -156,9 +156,9 @@ FAULTS = {
 def test_a_planted_fault_is_named_at_its_stage(fault, tower, model, pictures):
     stage, count, reason = FAULTS[fault]
     theirs = fault(tower)
-    comparison = Comparison()
     ours = against.timm_pipeline(model, LENGTH, "bilinear")
-    comparison.add(pictures, compare(ours, refer(theirs, pictures)))
+    comparison = Comparison(ours)
+    comparison.add(refer(theirs, pictures))
     assert comparison.first() == stage
     pictures_beyond = {line["stage"]: line["pictures"] for line in comparison.stages()}
     assert pictures_beyond[stage] == count
@@ -289,10 +289,9 @@ def numbers_as_pictures(shift):
 @pytest.mark.parametrize("shift", [1, float("nan")])
 def test_any_two_functions_can_be_compared(shift):
     theirs = numbers_as_pictures(0)
-    ours = numbers_as_pictures(shift)
-    comparison = Comparison()
+    comparison = Comparison(numbers_as_pictures(shift))
     for pictures in ([0.1, 0.2], [0.3]):
-        comparison.add(pictures, compare(ours, refer(theirs, pictures)))
+        comparison.add(refer(theirs, pictures))
     line = comparison.stages()[2]
     assert line["stage"] == comparison.first() == "block_0"
     assert line["pictures"] == 3

@@ -6,13 +6,12 @@ from itertools import repeat
 import pos_embed
 import pytest
 import torch
-from pos_embed import PLAIN_ADD, WORKLOADS
+from pos_embed import LEARNED, PLAIN_ADD, SAMPLED, WORKLOADS
 
 from tests.support.oracles import STOCK
 from tests.support.running import ran
 from timm_naflex_fast import status
 from timm_naflex_fast.measure.bench.workloads import coordinates
-from timm_naflex_fast.measure.contenders import LEARNED, SAMPLED, use
 from timm_naflex_fast.names import STRATEGY_NAMES
 
 
@@ -44,7 +43,7 @@ def test_a_training_steps_result_and_gradient_are_timms(name, timms, ours):
     x, upstream = torch.randn(2, *coord.shape[:2], 4)
     value = torch.randn(1, 32, 32, 4)
     want = x.clone().requires_grad_().clone()
-    with ran(*ours), use(name, embeds):
+    with ran(*ours), pos_embed.ready(name, embeds):
         contender = pos_embed.timed(name, embeds, repeat(coord), x, upstream, repeat(value))
         contender.run(contender.prepare())
     reference.pos_embed.data.copy_(value)

@@ -132,15 +132,11 @@ def measure_and_show(
     if options.interpolation:
         facts["pictures resized by"] = options.interpolation
     facts |= getattr(batches, "facts", {})
-    notes = []
-    if options.random_weights:
-        notes.append("These weights are random: a trained model may differ.")
     report = record(
         found,
         model=options.model,
         weights=weights,
         facts=facts,
-        notes=notes,
         made=provenance(options.command),
         skipped=skipped,
         against=compared,
@@ -181,5 +177,4 @@ def _print(report: dict[str, Any], found: Any) -> None:
         f"{found.images:,} images"
     )
     print(table([cells(name, drift) for name, drift in found.drift.items()]))
-    for sentence in (*report["notes"], report["headline"]):
-        print(sentence)
+    print(report["headline"])

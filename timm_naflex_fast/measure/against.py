@@ -23,7 +23,6 @@ from .stages import (
     Pictures,
     Pipeline,
     Trial,
-    compare,
     input_trials,
     recorded,
     refer,
@@ -169,13 +168,13 @@ def known_reasons(
     there = Resampling(processor.resample).name.lower()
     resized = timm_pipeline(model, processor.max_num_patches, there)
 
-    other = {}
+    settings = []
+    trained = []
     for name, value in TRAINED.items():
-        # An older timm lacks some of these settings.
-        if getattr(model.embeds, name, value) != value:
-            other[name] = value
-    settings = [f"{name}={getattr(model.embeds, name)}" for name in other]
-    trained = [f"{name}={value}" for name, value in other.items()]
+        own = getattr(model.embeds, name, value)  # an older timm lacks some of these settings
+        if own != value:
+            settings.append(f"{name}={own}")
+            trained.append(f"{name}={value}")
 
     def tower(inputs: Inputs) -> Outputs:
         with patch.dict(model.embeds.__dict__, TRAINED):
@@ -183,14 +182,12 @@ def known_reasons(
 
     return [
         Trial(
-            "pixels",
             f"resize filter: timm resizes pictures by {here}, transformers by {there}",
             f"--interpolation {there}",
-            ours._replace(read=resized.read),
+            resized,
             theirs,
         ),
         Trial(
-            "position_embedding",
             f"table filter: timm resamples the table with {', '.join(settings)}, transformers by "
             "bilinear with antialiasing",
             f"--model-kwargs {' '.join(trained)}",
@@ -239,45 +236,34 @@ def against_transformers(
     config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(build_tower(model, config), processor)
-    ours = {}
+    comparisons = {}
     for name in dict.fromkeys([BASELINE, *contenders]):
-        ours[name] = timm_pipeline(model, max_seq_len, interpolation, name)
+        ours = timm_pipeline(model, max_seq_len, interpolation, name)
         if same_patches:
-            ours[name] = ours[name]._replace(read=theirs.read)
+            ours = ours._replace(read=theirs.read)
+        comparisons[name] = Comparison(ours)
+    for pictures in batches:
+        reference = refer(theirs, pictures)
+        for comparison in comparisons.values():
+            comparison.add(reference)
+            advance(1 / len(comparisons))
 
-    comparisons = _compare_all(ours, theirs, batches, advance)
-    trials = known_reasons(model, ours[BASELINE], theirs, processor, interpolation)
-    reason = comparisons[BASELINE].explain(trials)
     modes = {}
     for name, comparison in comparisons.items():
         modes[name] = {"stages": comparison.stages(), "first": comparison.first()}
+    timms = comparisons[BASELINE]
+    reason = timms.explain(known_reasons(model, timms.ours, theirs, processor, interpolation))
     found = {
         "library": LIBRARY,
         "version": version(LIBRARY),
         "stage_from": "patches" if same_patches else "pictures",
-        "pictures": comparisons[BASELINE].pictures,
+        "pictures": timms.pictures,
         **modes.pop(BASELINE),
         "reason": reason and reason.reason,
         "mend": reason and reason.mend,
         "modes": modes,
     }
     return found | {"verdict": verdict(found)}
-
-
-def _compare_all(
-    ours: Mapping[str, Pipeline],
-    theirs: Pipeline,
-    batches: Iterable[Pictures],
-    advance: Callable[[float], Any],
-) -> dict[str, Comparison]:
-    """A comparison for each of our pipelines."""
-    comparisons = {name: Comparison() for name in ours}
-    for pictures in batches:
-        reference = refer(theirs, pictures)
-        for name, pipeline in ours.items():
-            comparisons[name].add(pictures, compare(pipeline, reference))
-            advance(1 / len(ours))
-    return comparisons
 
 
 def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -57,9 +57,8 @@ class Difference(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Two pipelines with one thing changed: if ``stage`` then parts no more, it was the reason."""
+    """Two pipelines with one thing changed: if that closes the gap, it was the reason."""
 
-    stage: str
     reason: str
     mend: str  # the setting that does the same, "" where there is none
     ours: Pipeline
@@ -69,19 +68,20 @@ class Trial(NamedTuple):
 class Comparison:
     """Adds up the differences of one pipeline over all pictures."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Pipeline) -> None:
+        self.ours = ours
         self.pictures = 0  # how many were compared
         self._found: dict[str, list[Difference]] = {}
         self._examples: dict[str, Pictures] = {}  # the first picture that parts at a stage
 
-    def add(self, pictures: Pictures, differences: Mapping[str, Difference]) -> None:
-        """Take in what :func:`compare` found."""
-        self.pictures += len(pictures)
-        for stage, difference in differences.items():
+    def add(self, reference: Reference) -> None:
+        """Compare with what the other pipeline made of some pictures."""
+        self.pictures += len(reference.pictures)
+        for stage, difference in compare(self.ours, reference).items():
             self._found.setdefault(stage, []).append(difference)
             if difference.parts.any():
                 example = int(difference.parts.nonzero()[0])
-                self._examples.setdefault(stage, [pictures[example]])
+                self._examples.setdefault(stage, [reference.pictures[example]])
 
     def stages(self) -> list[dict[str, Any]]:
         """A line for each stage, in order; "pictures" is how many are beyond rounding."""
@@ -108,11 +108,12 @@ class Comparison:
     def explain(self, trials: Iterable[Trial]) -> Trial | None:
         """The trial that closes the gap at the first stage, on the first picture that shows it."""
         first = self.first()
+        if first is None:
+            return None
         for trial in trials:
-            if trial.stage == first:
-                found = compare(trial.ours, refer(trial.theirs, self._examples[first]))
-                if not found[first].parts.any():
-                    return trial
+            found = compare(trial.ours, refer(trial.theirs, self._examples[first]))
+            if not found[first].parts.any():
+                return trial
         return None
 
 
@@ -202,11 +203,9 @@ def input_trials(ours: Pipeline, theirs: Pipeline) -> list[Trial]:
 
     order = "patch order: one side has (channel, y, x), the other (y, x, channel)"
     mask = "mask: without padding they agree, so one side does not mask it"
-    without = without_padding(ours), without_padding(theirs)
     return [
-        Trial("pixels", order, "", Pipeline(reordered, ours.tower), theirs),
-        Trial("block_0", mask, "", *without),
-        Trial("pooled", mask, "", *without),
+        Trial(order, "", Pipeline(reordered, ours.tower), theirs),
+        Trial(mask, "", without_padding(ours), without_padding(theirs)),
     ]
 
 

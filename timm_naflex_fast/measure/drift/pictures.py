@@ -1,10 +1,9 @@
 """Images that show the drift, as the model saw them, each with a map over its patches."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -16,7 +15,7 @@ class Picture:
         name: the file's, or its number, and why it was chosen.
         contender: whose drift it shows.
         pixels: (height, width, 3); contrast stretched to 0...1.
-        map: (h, w): the length of each token's difference over the RMS length of timm's tokens.
+        map: (h, w): the length of each token's difference over that of timm's token.
     """
 
     name: str
@@ -25,42 +24,28 @@ class Picture:
     map: Tensor
 
 
-def choose(shares: Sequence[float]) -> dict[int, str]:
-    """The images to show, by the drift of each as a share of its embeddings; why each.
-
-    One that hardly differs is not shown: its map would be empty.
-    """
-    order = sorted(range(len(shares)), key=shares.__getitem__)
-    worst = order[-1]
-    # The worst itself is among them, also where no image differs.
-    differing = [image for image in order if shares[image] >= 1e-2 * shares[worst]]
-    median = differing[(len(differing) - 1) // 2]
-    reasons = {worst: f"the worst of {len(order)} images"}
-    reasons.setdefault(median, "the median")
-    return reasons
+def choose(shares: Tensor) -> dict[int, str]:
+    """The images to show, by the drift of each (N,) as a share of its embeddings; why each."""
+    order = shares.argsort().tolist()
+    median = order[(len(order) - 1) // 2]
+    # Where both are the same image, it is the worst.
+    return {median: "the median", order[-1]: f"the worst of {len(order)} images"}
 
 
-def arranged(values: Tensor, image: dict[str, Tensor]) -> Tensor:
-    """Values (1, N, ...) of the tokens of a batch of one image, on its grid: (h, w, ...)."""
-    valid = image["patch_valid"][0]
-    y, x = image["patch_coord"][0][valid].long().unbind(-1)
-    cells = torch.zeros(int(y.max()) + 1, int(x.max()) + 1, *values.shape[2:])
-    cells[y, x] = values[0][valid].float()
-    return cells
+def on_grid(values: Tensor, grid: list[int]) -> Tensor:
+    """Values (1, N, ...) of the tokens of one image, row by row, then padding: (h, w, ...)."""
+    return values[0, : math.prod(grid)].unflatten(0, grid).float()
 
 
-def pixels_of(image: dict[str, Tensor], embeds: Any) -> Tensor:
+def pixels_of(patches: Tensor, embeds: Any) -> Tensor:
     """The image made of its patches again: (height, width, 3), contrast stretched to 0...1.
 
     Args:
-        image: a batch of this one image.
+        patches: (h, w, patch height * patch width * channels).
         embeds: the model's NaFlexEmbeds.
     """
-    height, width = embeds.patch_size
-    patches = arranged(image["patches"], image)
-    patches = patches.unflatten(2, (height, width, embeds.in_chans))
-    rows = patches.transpose(1, 2)  # (h, height, w, width, C)
+    parts = patches.unflatten(2, (*embeds.patch_size, embeds.in_chans))
+    rows = parts.transpose(1, 2)  # (h, height, w, width, C)
     pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
-    darkest = pixels.min()
-    pixels = (pixels - darkest) / (pixels.max() - darkest).clamp(min=1e-6)
-    return pixels.expand(-1, -1, 3)
+    pixels = pixels - pixels.min()
+    return (pixels / pixels.max().clamp(min=1e-6)).expand(-1, -1, 3)

@@ -66,7 +66,6 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
             - model: its name.
             - weights: which weights it held, in words.
             - facts: what was measured: {label: text}.
-            - notes: what a reader must know besides, in sentences.
             - made: command, date, machine and versions.
             - skipped: the images that could not be read, each with the reason.
             - against: what :func:`against_transformers` found; None if it was not asked.

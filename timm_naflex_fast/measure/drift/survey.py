@@ -11,7 +11,7 @@ from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, use
 from ..stages import recorded
 from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
-from .pictures import Picture, arranged, choose, pixels_of
+from .pictures import Picture, choose, on_grid, pixels_of
 from .rounding import position_tables, rounding
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
@@ -100,11 +100,11 @@ def survey(
         names = [name for name in names if not name.startswith("timm-flag-")]
     results, images = _run_all(model, batches, names, advance)
     drift = {name: _drift(results[name], results[BASELINE], images) for name in names}
+    grids = images["grid"]
     moving = [name for name in names if drift[name].embed_roundings > 1]
     shown: list[Picture] = []
     if pictures and moving:
-        shown = _pictures(model, batches, moving[0], results)
-    grids = images["grid"]
+        shown = _pictures(model, batches, moving[0], results, grids)
     return Survey(len(grids), drift, _by_grid(model.embeds, results, grids), shown)
 
 
@@ -227,33 +227,31 @@ def _by_grid(embeds: Any, results: dict[str, Tensors], grids: Tensor) -> list[di
 
 
 def _pictures(
-    model: Any, batches: Batches, contender: str, results: dict[str, Tensors]
+    model: Any, batches: Batches, contender: str, results: dict[str, Tensors], grids: Tensor
 ) -> list[Picture]:
     """The images to show of a contender, with its maps."""
     ours = results[contender]
-    shares = (ours["moved"] / ours["squares"]).sqrt()
-    why = choose(shares.tolist())
-
-    found: dict[int, Picture] = {}
+    why = choose(ours["moved"] / ours["squares"])
+    found = []
     number = 0
     for inputs, _ in batches:
         for place in range(len(inputs["patches"])):
             if number in why:
                 image = {key: inputs[key][place : place + 1] for key in IMAGE}
                 name = inputs["names"][place] if "names" in inputs else f"image {number + 1}"
-                found[number] = Picture(
-                    name=f"{name}: {why[number]}",
-                    contender=contender,
-                    pixels=pixels_of(image, model.embeds),
-                    map=arranged(_token_drift(model, image, contender), image),
-                )
+                title = f"{name}: {why[number]}"
+                found.append(_picture(model, image, grids[number].tolist(), contender, title))
             number += 1
-    return [found[number] for number in why]
+    return found
 
 
-def _token_drift(model: Any, image: Tensors, contender: str) -> Tensor:
-    """The length of each token's difference over timm's RMS length: (1, N)."""
+def _picture(model: Any, image: Tensors, grid: list[int], contender: str, title: str) -> Picture:
+    """A batch of one image, and what the contender changes there."""
     timms = _forward(model, image, BASELINE)["embedded tokens"]
-    length = timms[image["patch_valid"]].square().sum(-1).mean()
     moved = _forward(model, image, contender)["embedded tokens"] - timms
-    return (moved.square().sum(-1) / length).sqrt()
+    return Picture(
+        name=title,
+        contender=contender,
+        pixels=pixels_of(on_grid(image["patches"], grid), model.embeds),
+        map=on_grid(moved.norm(dim=-1) / timms.norm(dim=-1), grid),
+    )
