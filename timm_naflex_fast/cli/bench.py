@@ -1,16 +1,14 @@
 """``naflex-fast bench``: its options, and the way from races to tables and files."""
 
 import argparse
+import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from ..measure.bench.workloads import (
-    Workload,
-    fit,
-    folder_workload,
-    siglip_workload,
-)
+from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
@@ -144,10 +142,12 @@ def _workloads(
     """The grids of each length: of a folder's images, or of random ones."""
     if not sizes:
         return [siglip_workload(length) for length in options.lengths]
+    folder = printable(Path(options.sizes_from).resolve().name)
     found = []
     for length in options.lengths:
         grids = [fit(height, width, length, patch_size) for height, width in sizes]
         distinct = len(set(grids))
         print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")
-        found.append(folder_workload(options.sizes_from, grids, length))
+        draw = partial(random.Random.choice, seq=grids)
+        found.append(Workload(f"{folder}-{length}", draw, length))
     return found

@@ -129,8 +129,6 @@ def measure_and_show(
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
-    if options.interpolation:
-        facts["pictures resized by"] = options.interpolation
     facts |= getattr(batches, "facts", {})
     report = record(
         found,

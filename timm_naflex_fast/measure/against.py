@@ -70,8 +70,7 @@ def timm_pipeline(
     modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.attn_pool)
 
     def tower(inputs: Inputs) -> Outputs:
-        grids = [(h, w) for h, w in inputs.grid.tolist()]
-        coord = coordinates(grids, inputs.pixels.shape[1])
+        coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
         batch = {"patches": inputs.pixels, "patch_coord": coord, "patch_valid": inputs.valid}
         with use(contender, model), recorded(modules) as found, torch.inference_mode():
             model(batch)

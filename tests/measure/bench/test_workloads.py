@@ -7,12 +7,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch.nn.utils.rnn import pad_sequence
 
-from timm_naflex_fast.measure.bench.workloads import (
-    coordinates,
-    fit,
-    folder_workload,
-    siglip_workload,
-)
+from timm_naflex_fast.measure.bench.workloads import coordinates, fit, siglip_workload
 from timm_naflex_fast.measure.images import image_sources, read, size
 
 
@@ -39,11 +34,3 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, m
     grids = [fit(*found, 100, 14) for _, found in read(image_sources(photos), size, [])]
     assert grids == want
     assert torch.equal(coordinates(grids), pad_sequence(coords, batch_first=True))  # as collated
-
-
-def test_a_folders_batches_are_drawn_from_all_its_grids():
-    images = [(1, n) for n in range(1, 5)]
-    workload = folder_workload("somewhere/photos", images, 12)
-    assert (workload.name, workload.length) == ("photos-12", 12)
-    grids = workload.grids(100)
-    assert {*grids} == {*images} and workload.grids(100) == grids

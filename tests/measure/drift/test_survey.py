@@ -82,11 +82,10 @@ def test_copies_tie_and_real_changes_count(dtype):
 
 
 def test_an_image_is_made_of_its_patches_again():
-    image = torch.rand(8, 12, 3)
-    image[0, 0], image[0, 1] = 0, 1
-    patches, _, _ = patchify_image(image.permute(2, 0, 1), (4, 4))  # (6, 48)
+    image = torch.linspace(0, 1, 8 * 12).view(1, 8, 12)
+    patches, _, _ = patchify_image(image, (4, 4))  # (6, 16)
     made = pixels_of(on_grid(patches[None], [2, 3]), table_model().embeds)
-    assert torch.equal(made, image)
+    assert torch.equal(made[..., 0], image[0])
 
 
 @pytest.mark.parametrize("name", ["timm-flag-bilinear", "timm-flag-bicubic"])

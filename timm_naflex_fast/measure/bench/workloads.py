@@ -7,10 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from ..output import printable
 
 Grid = tuple[int, int]  # (h, w), in patches
 Draw = Callable[[random.Random], Grid]
@@ -82,9 +79,3 @@ def siglip_grids(tokens: int) -> Draw:
 def siglip_workload(tokens: int) -> Workload:
     """Batches of such grids, padded to ``tokens``."""
     return Workload(f"siglip-{tokens}", siglip_grids(tokens), tokens)
-
-
-def folder_workload(folder: str, grids: list[Grid], length: int) -> Workload:
-    """Batches drawn at random from the grids of a folder's images."""
-    name = printable(Path(folder).resolve().name)
-    return Workload(f"{name}-{length}", lambda source: source.choice(grids), length)

@@ -38,13 +38,12 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
         (B, N, C) float64, above 0.
     """
     tables = [table.abs().double() for table in position_tables(embeds)]
-    scale = torch.zeros_like(tokens)
-    grids = patch_coord.amax(1).long() + 1  # (B, 2)
-    y, x = patch_coord.long().unbind(-1)
-    for grid in grids.unique(dim=0):
-        members = (grids == grid).all(1).nonzero()[:, 0]
-        h, w = grid.tolist()
-        scale[members] = _scale(embeds, tables, h, w)[y[members], x[members]]
+    sums = []
+    for coord in patch_coord.long():
+        h, w = (coord.amax(0) + 1).tolist()
+        y, x = coord.unbind(-1)
+        sums.append(_scale(embeds, tables, h, w)[y, x])
+    scale = torch.stack(sums)  # (B, N, C)
 
     limits = torch.finfo(next(embeds.parameters()).dtype)
     embedding = (FLOAT32 + len(tables) * limits.eps) * scale

@@ -98,41 +98,37 @@ def survey(
     names = [*dict.fromkeys([BASELINE, *contenders])]  # each once
     if model.embeds.pos_embed_type != "learned":
         names = [name for name in names if not name.startswith("timm-flag-")]
-    results, images = _run_all(model, batches, names, advance)
-    drift = {name: _drift(results[name], results[BASELINE], images) for name in names}
-    grids = images["grid"]
+    results = _run_all(model, batches, names, advance)
+    drift = {name: _drift(results[name], results[BASELINE]) for name in names}
     moving = [name for name in names if drift[name].embed_roundings > 1]
     shown: list[Picture] = []
     if pictures and moving:
-        shown = _pictures(model, batches, moving[0], results, grids)
-    return Survey(len(grids), drift, _by_grid(model.embeds, results, grids), shown)
+        shown = _pictures(model, batches, moving[0], results[moving[0]])
+    images = len(results[BASELINE]["grid"])
+    return Survey(images, drift, _by_grid(model.embeds, results), shown)
 
 
 def _run_all(
     model: Any, batches: Batches, names: Sequence[str], advance: Callable[[float], Any]
-) -> tuple[dict[str, Tensors], Tensors]:
-    """Each contender's results, a tensor (N, ...) of each kind for N images; the images' own."""
+) -> dict[str, Tensors]:
+    """Each contender's results, a tensor (N, ...) of each kind for N images."""
     parts: dict[str, list[Tensors]] = {name: [] for name in names}
-    about: list[Tensors] = []
     for batch, labels in batches:
         timms = _forward(model, batch, BASELINE)
         allowed = rounding(model.embeds, batch["patch_coord"], timms["embedded tokens"])
+        images = {"grid": batch["patch_coord"].amax(1).long() + 1}  # (B, 2)
+        if labels is not None:
+            images["labels"] = labels
         for name in names:
             ours = timms
             if name != BASELINE:
                 ours = _forward(model, batch, name)
-            parts[name].append(_compare(ours, timms, allowed))
+            parts[name].append(images | _compare(ours, timms, allowed))
             advance(1 / len(names))
-        images = {"grid": batch["patch_coord"].amax(1).long() + 1}  # (B, 2)
-        if labels is not None:
-            images["labels"] = labels
-        about.append(images)
-    return {name: _joined(found) for name, found in parts.items()}, _joined(about)
-
-
-def _joined(parts: Sequence[Tensors]) -> Tensors:
-    """The tensors of all batches, put one behind the other."""
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    results = {}
+    for name, found in parts.items():
+        results[name] = {key: torch.cat([part[key] for part in found]) for key in found[0]}
+    return results
 
 
 def _compare(ours: Tensors, timms: Tensors, allowed: Tensor) -> Tensors:
@@ -184,31 +180,31 @@ def _forward(model: Any, inputs: dict[str, Any], contender: str) -> Tensors:
     return found
 
 
-def _drift(ours: Tensors, timms: Tensors, images: Tensors) -> Drift:
+def _drift(ours: Tensors, timms: Tensors) -> Drift:
     pooled = ours["pooled"]
-    timms_pooled = timms["pooled"]
     same_class = None
     accuracy = None
     if "classes" in ours:
         same_class = agreement(ours["classes"], timms["classes"])
-        if "labels" in images:
-            accuracy = agreement(ours["classes"], images["labels"])
+        if "labels" in ours:
+            accuracy = agreement(ours["classes"], ours["labels"])
     return Drift(
         embed_max_abs=ours["largest_move"].max().item(),
         embed_roundings=ours["roundings"].max().item(),
         embed_rel_rms=relative_rms(ours["moved"], timms["squares"]),
-        pooled_cosine_distance=cosine_distance(pooled, timms_pooled).mean().item(),
-        neighbours=same_nearest(pooled, timms_pooled, pooled.dtype),
+        pooled_cosine_distance=cosine_distance(pooled, timms["pooled"]).mean().item(),
+        neighbours=same_nearest(pooled, timms["pooled"], pooled.dtype),
         agreement=same_class,
         accuracy=accuracy,
     )
 
 
-def _by_grid(embeds: Any, results: dict[str, Tensors], grids: Tensor) -> list[dict[str, Any]]:
-    """``Survey.grids`` of images with these grids (N, 2)."""
+def _by_grid(embeds: Any, results: dict[str, Tensors]) -> list[dict[str, Any]]:
+    """``Survey.grids``."""
     cells: list[int] = []  # H0, W0
     for table in position_tables(embeds):
         cells.extend(table.shape[1:-1])
+    grids = results[BASELINE]["grid"]  # (N, 2)
     found = []
     for grid in grids.unique(dim=0):
         here = (grids == grid).all(1)
@@ -226,11 +222,8 @@ def _by_grid(embeds: Any, results: dict[str, Tensors], grids: Tensor) -> list[di
     return found
 
 
-def _pictures(
-    model: Any, batches: Batches, contender: str, results: dict[str, Tensors], grids: Tensor
-) -> list[Picture]:
-    """The images to show of a contender, with its maps."""
-    ours = results[contender]
+def _pictures(model: Any, batches: Batches, contender: str, ours: Tensors) -> list[Picture]:
+    """The images to show of a contender, with its maps; ``ours`` are its results."""
     why = choose(ours["moved"] / ours["squares"])
     found = []
     number = 0
@@ -240,7 +233,9 @@ def _pictures(
                 image = {key: inputs[key][place : place + 1] for key in IMAGE}
                 name = inputs["names"][place] if "names" in inputs else f"image {number + 1}"
                 title = f"{name}: {why[number]}"
-                found.append(_picture(model, image, grids[number].tolist(), contender, title))
+                found.append(
+                    _picture(model, image, ours["grid"][number].tolist(), contender, title)
+                )
             number += 1
     return found
 
