@@ -363,6 +363,18 @@ def siglip2_sentence() -> str:
     )
 
 
+def siglip2_figures() -> str:
+    """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
+    _, pixels, *_ = read_one("against/bicubic")["against"]["stages"]
+    *_, pooled = read_one("against/bilinear")["against"]["stages"]
+    return (
+        f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
+        "and white 1.\nWith `--interpolation bilinear` pixels differ by one grey level of 255 at "
+        "most, and no stage parts:\nfrom the same pixels, the pooled outputs differ by "
+        f"{pooled['largest'] / pooled['scale']:.0e} of their largest number."
+    )
+
+
 def exported_sentence() -> str:
     """What a run of an exported program takes beside timm's loop."""
     ratios: dict[str, list[float]] = {"embeddings": [], "whole model": []}
@@ -525,6 +537,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "never_slower": never_slower,
     "rounding": rounding,
     "siglip2_sentence": siglip2_sentence,
+    "siglip2_figures": siglip2_figures,
     "exported_sentence": exported_sentence,
     "drift_peers": drift_peers,
     "versions": versions,

@@ -18,12 +18,15 @@ from timm_naflex_fast.names import STRATEGY_NAMES
     [
         (["--out", "report"], "matplotlib", "pip install matplotlib"),
         ([], "skimage", "scikit-image's photos: pip install scikit-image"),
+        (["--against", "transformers"], "transformers", "pip install transformers"),
+        (["--against", "transformers", "--dtype", "bfloat16"], "none", "leave --dtype out"),
     ],
 )
-def test_a_missing_package_is_said_before_a_model_is_loaded(
+def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
     options, missing, says, photos, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("timm_naflex_fast.cli.drift.load_model", None)
     monkeypatch.setitem(sys.modules, missing, None)
     if missing != "skimage":
         options = [*options, "--images", str(photos)]

@@ -143,11 +143,3 @@ def test_unseen_batches_have_other_grids_every_time():
     sizes = torch.cat([coord.amax(1) + 1 for coord in work.coordinates(50)])  # (batches * 50, 2)
     assert len(sizes.unique(dim=0)) == len(sizes) > 2900
     assert sizes.prod(1).max() <= 1024
-
-
-def test_a_quarter_of_the_dropped_tokens_is_left():
-    work = pos_embed.Dropped("dropped", pos_embed.siglip_grids(256))
-    for (h, w), own in zip(work.grids(9), next(work.coordinates(9))):
-        left = own[: -(-h * w // 4)]
-        assert (left.amax(0) + 1).tolist() == [h, w]
-        assert len(left.unique(dim=0)) == len(left)

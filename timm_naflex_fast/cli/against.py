@@ -44,11 +44,11 @@ def check(options: argparse.Namespace) -> None:
         if options.stage_from != "pictures":
             raise ValueError("--stage-from goes with --against; valid: --against transformers")
         return
+    if options.dtype != "float32":
+        raise ValueError("--against compares in float32; leave --dtype out")
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:
             raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
-    if options.dtype != "float32":
-        raise ValueError("--against compares in float32; leave --dtype out")
 
 
 def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
