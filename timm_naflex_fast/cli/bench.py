@@ -46,10 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase",
         dest="phases",
         nargs="+",
-        metavar="NAME",
         choices=PHASES,
         default=PHASES,
-        help=f"of {' '.join(PHASES)}; default: both",
+        help="default: both",
     )
     add(
         "--contenders",
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=CONTENDERS,
         default=[BASELINE, "matmul"],
-        help=f"of {' '.join(CONTENDERS)}; default: {BASELINE} matmul",
+        help=f"of {' '.join(CONTENDERS)}; default: stock matmul",
     )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add(

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 Grid = tuple[int, int]  # (h, w), in patches
@@ -58,13 +59,12 @@ def coordinates(grids: list[Grid], length: int = 0) -> Any:
         (B, N, 2), each (y, x), int64.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    length = length or max(h * w for h, w in grids)
-    coord = torch.zeros(len(grids), length, 2, dtype=torch.int64)
-    for sample, (h, w) in zip(coord, grids):
-        cells = torch.cartesian_prod(torch.arange(h), torch.arange(w))
-        sample[: h * w] = cells.view(-1, 2)  # a product with one element is one-dimensional
-    return coord
+    cells = [torch.tensor([*product(range(h), range(w))]) for h, w in grids]
+    coord = pad_sequence(cells, batch_first=True)
+    missing = max(0, length - coord.shape[1])
+    return torch.nn.functional.pad(coord, (0, 0, 0, missing))
 
 
 def siglip_grids(tokens: int) -> Draw:

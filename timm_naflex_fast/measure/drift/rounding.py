@@ -54,13 +54,13 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
 
 def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
-    sampled = getattr(embeds, "pos_embed_use_grid_sample", False)
     spec = ResizeSpec(
         embeds.pos_embed_interp_mode if len(tables) == 1 else "linear",
         # Older releases of timm lack these two settings.
-        antialias=getattr(embeds, "pos_embed_antialias", True) and not sampled,
-        align_corners=getattr(embeds, "pos_embed_align_corners", False) and not sampled,
-        ar_preserving=embeds.pos_embed_ar_preserving,
+        getattr(embeds, "pos_embed_antialias", True),
+        getattr(embeds, "pos_embed_align_corners", False),
+        embeds.pos_embed_ar_preserving,
+        "grid_sample" if embeds.pos_embed_use_grid_sample else "interpolate",
     )
     height = tables[0].shape[1]
     width = tables[-1].shape[-2]

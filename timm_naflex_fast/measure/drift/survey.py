@@ -100,12 +100,12 @@ def survey(
         names = [name for name in names if not name.startswith("timm-flag-")]
     results = _run_all(model, batches, names, advance)
     drift = {name: _drift(results[name], results[BASELINE]) for name in names}
-    moving = [name for name in names if drift[name].embed_roundings > 1]
-    shown: list[Picture] = []
+    grids = _by_grid(model.embeds, results)
+    found = Survey(len(results[BASELINE]["grid"]), drift, grids, [])
+    moving = [name for name in names if not found.exact(name)]
     if pictures and moving:
-        shown = _pictures(model, batches, moving[0], results[moving[0]])
-    images = len(results[BASELINE]["grid"])
-    return Survey(images, drift, _by_grid(model.embeds, results), shown)
+        found.pictures.extend(_pictures(model, batches, moving[0], results[moving[0]]))
+    return found
 
 
 def _run_all(
