@@ -129,6 +129,12 @@ def product_under_autocast(tower):
     return against.transformers_pipeline(tower, processor())
 
 
+def no_mask_in_the_pooling_head(tower):
+    head = tower.head.forward
+    tower.head.forward = lambda tokens, mask: head(tokens, None)
+    return against.transformers_pipeline(tower, processor())
+
+
 # Fault: the stage, how many of the pictures are beyond rounding there, and the reason's beginning.
 FAULTS = {
     bicubic_pixels: ("pixels", 4, "resize filter: timm resizes pictures by bilinear"),
@@ -138,6 +144,7 @@ FAULTS = {
     no_mask: ("block_0", 3, "mask"),
     one_block_changed: ("block_1", 4, None),
     product_under_autocast: ("position_embedding", 4, None),
+    no_mask_in_the_pooling_head: ("pooled", 3, "mask"),
 }
 
 
