@@ -64,6 +64,20 @@ def test_kept_embeddings_of_images_equal_stock(model, mode):
             assert relative(first(model.embeds(IMAGES)), want) <= 1e-6
 
 
+@pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+@pytest.mark.parametrize("tokens", [1, 5, 7])
+def test_images_of_another_number_of_tokens_are_refused_unchanged(tokens, kind, mode):
+    embeds = small_vit(pos_embed=kind).embeds
+    add = lambda x: getattr(embeds, f"_apply_{kind}_pos_embed")(x, (2, 3))
+    x = torch.zeros(2, tokens, embeds.embed_dim)
+    with pytest.raises(RuntimeError):  # timm's own
+        add(x.clone())
+    with enable(mode), pytest.raises(ValueError, match="one token per cell of the 2 x 3 grid"):
+        add(x)
+    assert not x.any()
+
+
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("mode", ON_IMAGES)
 def test_fake_tensors_work_and_poison_nothing(mode):

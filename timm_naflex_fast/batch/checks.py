@@ -52,6 +52,16 @@ def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) ->
         )
 
 
+def check_length(x: Tensor, grid_size: Sequence[int]) -> None:
+    """``x`` (B, N, C) must have one token for each cell of ``grid_size`` (h, w)."""
+    h, w = grid_size
+    if x.shape[1] != h * w:
+        raise ValueError(
+            f"x must hold one token per cell of the {h} x {w} grid, {h * w}; "
+            f"got shape {tuple(x.shape)}"
+        )
+
+
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError, as PyTorch's own ``add_`` does, if elements of ``x`` share memory.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..resampling.spec import ResizeSpec, Size
 from ..tracing import Context
-from .checks import check_tokens
+from .checks import check_length, check_tokens
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
 
@@ -85,8 +85,9 @@ class OneGrid(NamedTuple):
     w: int
 
     def check(self, x: Tensor, channels: int) -> None:
-        """``x`` must be tokens (B, N, channels)."""
+        """``x`` must be tokens (B, h*w, channels)."""
         check_tokens(x, channels)
+        check_length(x, self)
 
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""

@@ -154,8 +154,11 @@ def interpolator_forward(
     # Which has settings of its own, but in older releases.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
-    fits = is_linear and size != base_size
-    if not (fits and is_known and _ours_resamples(self, key, proj_weight, resampler.interpolation)):
+    resamples = is_linear and size != base_size
+    is_ours = False
+    if resamples and is_known:
+        is_ours = _ours_resamples(self, key, proj_weight, resampler.interpolation)
+    if not is_ours:
         return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     channels_last = getattr(self, "channels_last", True)
     options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
