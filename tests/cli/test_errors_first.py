@@ -58,9 +58,9 @@ WRONG = {
     "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
     "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",
     "identify no.safetensors": "no.safetensors",
-    "identify good": "good is a folder; valid: a safetensors file",
-    "identify file.txt": "file.txt is not a safetensors file",
-    "identify table.safetensors": "lacks result, sizes",
+    "identify good": "Is a directory: 'good'",
+    "identify file.txt": "file.txt: Error while deserializing header",
+    "identify table.safetensors": "table.safetensors: File does not contain tensor sizes",
     "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
     "bnech": "no command 'bnech'; did you mean bench?",
 }

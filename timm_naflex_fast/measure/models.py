@@ -47,16 +47,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-kwargs",
         nargs="+",
         default=[],
-        type=_setting,
+        type=setting,
         metavar="KEY=VALUE",
         help="options of the model, as timm's scripts take them",
     )
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+def setting(text: str) -> tuple[str, Any]:
+    """An option of a model; text without "=" is a ValueError, which argparse reports."""
+    key, value = text.split("=", 1)
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
