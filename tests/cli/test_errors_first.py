@@ -39,9 +39,8 @@ WRONG = {
     "drift": "a model is needed: --model NAME",
     "bench": "a model is needed: --model NAME",
     "export --out m.pt2": "a model is needed: --model NAME",
-    "drift MODEL --checkpoint no.pth": "no checkpoint at no.pth",
-    "bench MODEL --checkpoint empty": "the folder empty holds no weights",
-    "export MODEL --out m.pt2 --checkpoint no.pth": "no checkpoint at no.pth",
+    "drift MODEL --checkpoint no.pth": "no.pth is no file, and no folder with one of model.safe",
+    "bench MODEL --checkpoint empty": "empty is no file, and no folder with one of model.safe",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
     "bench MODEL --sizes-from empty": "empty holds no image",
@@ -123,7 +122,7 @@ def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(monkeypat
     assert main(["bench", "--model", "resnet18"]) == 2
     loading, line = capsys.readouterr().err.splitlines()
     assert loading == "loading resnet18 ..."
-    assert "timm has no NaFlexVit 'resnet18'; valid: naflexvit" in line
+    assert "timm has no NaFlexVit 'resnet18'; did you mean naflexvit" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

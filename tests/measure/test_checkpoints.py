@@ -122,11 +122,11 @@ def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
 CHANGES = {
     "a block short of a tensor": (
         lambda state: state.pop("encoder.layers.1.self_attn.k_proj.weight"),
-        r"1 tensors of Siglip2's tower not in it \(encoder.layers.1.self_attn.k_proj.weight\)",
+        r"1 tensors of Siglip2's tower are not in it \['encoder.layers.1.self_attn.k_proj.weight'\]",
     ),
     "one tensor more": (
         lambda state: state.update({"embeddings.cls_token": torch.ones(1)}),
-        r"1 tensors that Siglip2's tower does not use \(embeddings.cls_token\)",
+        r"Siglip2's tower does not use 1 of its tensors \['embeddings.cls_token'\]",
     ),
     "a patch embedding of one size": (
         lambda state: state.update(
@@ -148,7 +148,7 @@ def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, to
 
 
 def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no weights; looked for model.safetensors,"):
+    with pytest.raises(FileNotFoundError, match="no folder with one of"):
         read_checkpoint(tmp_path)
     index = save_in_form("shards", whole, tmp_path)
     lost = sorted(tmp_path.glob("*.safetensors"))[1]
@@ -159,10 +159,9 @@ def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
 
 def test_a_file_that_git_lfs_has_not_fetched_is_told(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    for name in ("model.safetensors.index.json", "model.safetensors"):
-        (tmp_path / name).write_text(pointer)
-        with pytest.raises(ValueError, match=f"{name} .*run git lfs pull"):
-            read_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(ValueError, match=r"model.safetensors .*run git lfs pull"):
+        read_checkpoint(tmp_path)
 
 
 def test_of_two_towers_none_is_chosen(tower, tmp_path):

@@ -37,9 +37,9 @@ def of_another_library(state):
 
 # And what is said of it.
 CHANGES = {
-    one_more: r"NamesDiffer: 1 tensors that the model does not use \(teacher\)",
-    of_another_library: r"4 tensors of the model not in it \(blocks.0.norm1.bias, blocks.0.norm1.weig"
-    r"ht, blocks.0.norm2.bias\); 4 tensors that the model does not use \(layers.0.norm1.bias, ",
+    one_more: r"NamesDiffer: 0 tensors .*, and the model does not use 1 of its tensors \['teacher'\]",
+    of_another_library: r"4 tensors of the model are not in it \['blocks.0.norm1.bias', .*\], "
+    r"and the model does not use 4 of its tensors \['layers.0.norm1.bias', ",
 }
 
 
@@ -161,14 +161,16 @@ def assert_says_what_to_save(file):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("naflexvit_x", "timm has no NaFlexVit 'naflexvit_x'.*; valid: .*naflexvit_base_patch16"),
-        ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?; valid: "),
-        (f"{NAME}.nope", r"Invalid pretrained tag \(nope\)"),
+        (
+            "naflexvit_x",
+            "timm has no NaFlexVit 'naflexvit_x'; did you mean .*naflexvit_base_patch16",
+        ),
+        ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?"),
     ],
 )
 def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(name, says, monkeypatch):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
-    with pytest.raises((ValueError, RuntimeError), match=says):
+    with pytest.raises(ValueError, match=says):
         load_model(name)
 
 

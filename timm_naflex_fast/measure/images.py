@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,10 +116,10 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
 def size(image: Any) -> tuple[int, int]:
     """Height and width of a PIL image as it is shown, from its header: no pixel is decoded.
 
-    A TIFF that lies on its side is decoded: whether Pillow turns it then, and which size it gives
-    before, depends on the release. EXIF data behind the pixels of a PNG are not seen.
+    A TIFF is decoded: whether Pillow turns it then, and which size it gives before, depends on the
+    release. EXIF data behind the pixels of a PNG are not seen.
     """
-    if image.format == "TIFF" and _orientation(image) in SIDEWAYS:
+    if image.format == "TIFF":
         image.load()  # which may turn it
     if _orientation(image) in SIDEWAYS:
         return image.width, image.height
@@ -234,14 +234,8 @@ def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]
 
 def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """The items in lists of ``size``; the last list may be shorter."""
-    group = []
-    for item in items:
-        group.append(item)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
+    remaining = iter(items)
+    return iter(lambda: list(islice(remaining, size)), [])  # until none is left
 
 
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
