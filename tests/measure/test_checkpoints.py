@@ -84,8 +84,7 @@ def test_both_directions_give_the_tensors_back(tower):
 
 def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whole, tmp_path):
     whole.save_pretrained(tmp_path)
-    model, words = load_model(FAMILY, tmp_path)
-    assert f"{WORDS}; left alone: 40 other tensors" in words
+    model, _ = load_model(FAMILY, tmp_path)
     assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
 
 
@@ -105,18 +104,18 @@ def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tm
     assert read_checkpoint(tmp_path).config["num_attention_heads"] == 12
 
 
-@pytest.mark.parametrize(("width", "inside", "heads"), [(768, 3072, 12), (1152, 4304, 16)])
-def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
+@pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
+def test_sizes_of_the_published_towers(name):
     with torch.device("meta"):
-        name = FAMILY if width == 768 else "naflexvit_so400m_patch16_siglip"
-        shapes = timm.create_model(name, num_classes=0, depth=1).state_dict()
-        options = sizes(Checkpoint(shapes, "open_clip", "", {}))
+        tower = timm.create_model(name, num_classes=0, depth=1)
+        options = sizes(Checkpoint(tower.state_dict(), "open_clip", "", {}))
         model = timm.create_model(FAMILY, num_classes=0, **options)
-    assert model.blocks[0].mlp.fc1.out_features == inside
-    assert options["num_heads"] == heads
-    assert {key: t.shape for key, t in model.state_dict().items()} == {
-        key: t.shape for key, t in shapes.items()
-    }
+    assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
+    assert shapes(model) == shapes(tower)
+
+
+def shapes(model):
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 CHANGES = {
@@ -164,10 +163,8 @@ def test_a_file_that_git_lfs_has_not_fetched_is_told(tmp_path):
         read_checkpoint(tmp_path)
 
 
-def test_of_two_towers_none_is_chosen(tower, tmp_path):
-    state = {}
-    for before in ("student.", "teacher."):
-        state |= {before + name: tensor.clone() for name, tensor in tower.items()}
-    save_file(state, tmp_path / "model.safetensors")
+def test_of_two_towers_none_is_chosen(tmp_path):
+    names = [f"{tower}.embeds.proj.weight" for tower in ("student", "teacher")]
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"it holds 2 image towers \(student., teacher.\)"):
         read_checkpoint(tmp_path)
