@@ -116,10 +116,10 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
 def size(image: Any) -> tuple[int, int]:
     """Height and width of a PIL image as it is shown, from its header: no pixel is decoded.
 
-    A TIFF is decoded: whether Pillow turns it then, and which size it gives before, depends on the
-    release. EXIF data behind the pixels of a PNG are not seen.
+    A TIFF that lies on its side is decoded: whether Pillow turns it then, and which size it gives
+    before, depends on the release. EXIF data behind the pixels of a PNG are not seen.
     """
-    if image.format == "TIFF":
+    if image.format == "TIFF" and _orientation(image) in SIDEWAYS:
         image.load()  # which may turn it
     if _orientation(image) in SIDEWAYS:
         return image.width, image.height
