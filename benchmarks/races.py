@@ -228,14 +228,14 @@ def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Pat
     inputs = random_batch(model, grids, max(h * w for h, w in grids))
     flagged = copy.deepcopy(model)
     flagged.embeds.pos_embed_use_grid_sample = True
-    task = export.make_task(model, size=None)
+    batches, free = export.make_inputs(model, size=None)
     if part == "embeddings":
         model = model.embeds
         flagged = flagged.embeds
     module = export.Naflex(model).eval()
     file = folder / "model.onnx"
     with enable("matmul", model=model):
-        program = export.write(module, task.example, task.free, file)
+        program = export.write(module, batches[0], free, file)
 
     runs: dict[str, Callable[[Any], Any]] = {
         BASELINE: partial(_call, module),

@@ -215,6 +215,6 @@ def _ranked(
     largest = result.abs().max()
     ranked = []
     for convention in tried:
-        difference = (result - convention.tokens(table, sizes)).abs().max()
-        ranked.append(((difference / largest).item(), convention))
+        error = (result - convention.tokens(table, sizes)).abs().max() / largest
+        ranked.append((error.item(), convention))
     return sorted(ranked, key=lambda pair: round(pair[0], DECIMALS))

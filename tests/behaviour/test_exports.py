@@ -85,12 +85,14 @@ def files(tmp_path_factory):
         by_flag = strategy == "grid_sample"
         options = dict(options, pos_embed_grid_size=grid, pos_embed_use_grid_sample=by_flag)
         model = small_vit(depth=1, **options).eval()
-        make_task = export.make_task if part == "model" else export.make_embeddings_task
-        task = make_task(model, size)
+        batches, free = export.make_inputs(model, size)
+        if part == "embeddings":
+            model = export.position_embeddings(model)
+        module = export.Naflex(model).eval()
         file = tmp_path_factory.mktemp("program") / "model.onnx"
         with torch.no_grad(), running(strategy, strict=True):
-            program = export.write(task.module, task.example, task.free, file)
-        return task.module, program, file
+            program = export.write(module, batches[0], free, file)
+        return module, program, file
 
     return make
 
@@ -177,13 +179,14 @@ def test_a_saved_program_runs_in_a_fresh_process_without_this_package(
 def test_autocast_around_an_exported_program_rounds_no_embedding(tmp_path):
     model = small_vit(depth=0, embed_dim=16, pos_embed_grid_size=(37, 37))
     model.embeds.proj = torch.nn.Identity()  # else autocast rounds the tokens
-    task = export.make_embeddings_task(model, size=None)
+    batches, free = export.make_inputs(model, size=None)
+    module = export.Naflex(export.position_embeddings(model)).eval()
     with torch.no_grad(), enable(strict=True):
-        program = export.write(task.module, task.example, task.free, tmp_path / "model.pt2")
+        program = export.write(module, batches[0], free, tmp_path / "model.pt2")
     inputs = vit_batch([(24, 24), (5, 30)])
     inputs["patches"].zero_()
 
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         got = program.module()(**inputs)
 
-    check(task.module, "embeddings", [inputs], [got])
+    check(module, "embeddings", [inputs], [got])

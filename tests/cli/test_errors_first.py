@@ -39,9 +39,8 @@ WRONG = {
     "drift": "a model is needed: --model NAME",
     "bench": "a model is needed: --model NAME",
     "export --out m.pt2": "a model is needed: --model NAME",
-    "drift MODEL --checkpoint no.pth": "no checkpoint at no.pth",
-    "bench MODEL --checkpoint empty": "the folder empty holds no weights",
-    "export MODEL --out m.pt2 --checkpoint no.pth": "no checkpoint at no.pth",
+    "drift MODEL --checkpoint no.pth": "no.pth is no file, and no folder with one of model.safe",
+    "bench MODEL --checkpoint empty": "empty is no file, and no folder with one of model.safe",
     "drift MODEL --checkpoint m.pth --random-weights": "not allowed with",
     "drift MODEL --images nowhere": "nowhere is not a folder of images",
     "bench MODEL --sizes-from empty": "empty holds no image",
@@ -52,16 +51,20 @@ WRONG = {
     "drift MODEL --out file.txt/folder": "file.txt/folder",
     "drift MODEL --contenders nope": "invalid choice: 'nope' .*stock.*matmul",
     "bench MODEL --contenders plain-add": "invalid choice: 'plain-add' .*stock.*matmul",
+    "drift MODEL --model-kwargs a": "invalid setting value: 'a'",
     "drift MODEL --batch-size 0": "--batch-size: invalid positive value: '0'",
     "drift MODEL --stage-from patches": "--stage-from goes with --against",
     "bench MODEL --phase frozen": "invalid choice: 'frozen' .*train.*infer",
     "export MODEL --out m.bin": "--out must end with .onnx or .pt2; got m.bin",
     "export MODEL --out no/m.pt2": "No such file or directory: 'no/m.pt2'",
     "identify no.safetensors": "no.safetensors",
-    "identify good": "good is a folder; valid: a safetensors file",
-    "identify file.txt": "file.txt is not a safetensors file",
-    "identify table.safetensors": "lacks result, sizes",
+    "identify good": "Is a directory: 'good'",
+    "identify file.txt": "file.txt: Error while deserializing header",
+    "identify table.safetensors": "table.safetensors: File does not contain tensor sizes",
     "identify file.txt --family clip": "invalid choice: 'clip' .*siglip2",
+    "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
+    "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
+    "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
     "bnech": "no command 'bnech'; did you mean bench?",
 }
 # Right ones, and how the first line that each prints begins.
@@ -116,14 +119,6 @@ def test_a_right_call_says_what_it_does_before_it_imports_torch(without_torch):
         first, last = err.splitlines()
         assert first.startswith(says)
         assert "import of torch halted" in last or "import of timm halted" in last
-
-
-def test_a_model_that_timm_lacks_is_told_before_weights_are_looked_for(monkeypatch, capsys):
-    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("weights")))
-    assert main(["bench", "--model", "resnet18"]) == 2
-    loading, line = capsys.readouterr().err.splitlines()
-    assert loading == "loading resnet18 ..."
-    assert "timm has no NaFlexVit 'resnet18'; valid: naflexvit" in line
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -53,13 +53,6 @@ def test_the_reference_is_equal_in_every_dtype(dtype, identify):
     assert code == 0 and out.startswith("equal to the reference: ")
 
 
-def test_what_a_port_does_otherwise_comes_first(identify):
-    code, out = identify(*ported(SIZES, torch.bfloat16, transposed="order"))
-    first, nearest, *_ = out.splitlines()
-    assert code == 1 and first.startswith("different from the reference: ")
-    assert nearest.endswith(" %  transposed=order (not None)")
-
-
 def test_conventions_that_agree_are_shown(identify):
     code, out = identify(*ported([(1, 17, 19)]))
     assert code == 0
@@ -174,7 +167,7 @@ def test_each_convention_is_that_of_the_original_library(family):
 def test_ports_that_erred_are_named(family, port, words, identify):
     table = random_table(32)
     result = torch.cat(one_by_one(table, ASKED, mode="bilinear", **port))
-    code, out = identify(table, ASKED, result.float(), "--family", family)
+    code, out = identify(table, ASKED, result.bfloat16(), "--family", family)
     first, nearest, *_ = out.splitlines()
     assert code == 1 and nearest.endswith(f" %  {words}")
     assert float(re.search(r"(\S+) %", first)[1]) > 10

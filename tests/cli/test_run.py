@@ -92,12 +92,6 @@ def test_a_script_runs_as_python_runs_it(script, status, tmp_path):
     assert ours == (code, out, err + NOT_IMPORTED)
 
 
-def test_a_script_that_is_missing_is_named_and_nothing_starts():
-    code, out, err = run("no_such_folder/train.py", "--lr", "1")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "there is no file no_such_folder/train.py, and no command of that name" in err
-
-
 @pytest.mark.parametrize("how", ["subprocess", "fork"])
 def test_a_library_that_only_a_child_imports_is_not_missed(how, tmp_path):
     script = tmp_path / "parent.py"
@@ -173,14 +167,6 @@ def test_modes_and_flags_and_who_speaks(clean, monkeypatch, capfd):
     monkeypatch.delenv("RANK")
     line = r"naflex-fast \(process \d+\): .*pos_embed by interpolate_cached 1 times\n"
     assert re.fullmatch(line, end(below, work=lambda: embed(small_vit())))
-
-
-@pytest.mark.parametrize("words", ["--mode fast", "--library transformers --mode grid-sample"])
-def test_what_is_wrong_is_one_line_and_starts_nothing(words):
-    code, out, err = run(*words.split(), "-", given="print(1)")
-    assert (code, out) == (2, "")
-    line = r"naflex-fast run: '.*' is not valid for --mode; valid: 'stock', .*'matmul'\n"
-    assert re.fullmatch(line, err)
 
 
 @pytest.mark.slow

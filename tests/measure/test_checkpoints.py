@@ -84,8 +84,7 @@ def test_both_directions_give_the_tensors_back(tower):
 
 def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whole, tmp_path):
     whole.save_pretrained(tmp_path)
-    model, words = load_model(FAMILY, tmp_path)
-    assert f"{WORDS}; left alone: 40 other tensors" in words
+    model, _ = load_model(FAMILY, tmp_path)
     assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
 
 
@@ -105,28 +104,28 @@ def test_heads_that_the_settings_leave_out_are_transformers_own_number(whole, tm
     assert read_checkpoint(tmp_path).config["num_attention_heads"] == 12
 
 
-@pytest.mark.parametrize(("width", "inside", "heads"), [(768, 3072, 12), (1152, 4304, 16)])
-def test_sizes_of_the_published_towers(width, inside, heads, tmp_path):
+@pytest.mark.parametrize("name", [FAMILY, "naflexvit_so400m_patch16_siglip"])
+def test_sizes_of_the_published_towers(name):
     with torch.device("meta"):
-        name = FAMILY if width == 768 else "naflexvit_so400m_patch16_siglip"
-        shapes = timm.create_model(name, num_classes=0, depth=1).state_dict()
-        options = sizes(Checkpoint(shapes, "open_clip", "", {}))
+        tower = timm.create_model(name, num_classes=0, depth=1)
+        options = sizes(Checkpoint(tower.state_dict(), "open_clip", "", {}))
         model = timm.create_model(FAMILY, num_classes=0, **options)
-    assert model.blocks[0].mlp.fc1.out_features == inside
-    assert options["num_heads"] == heads
-    assert {key: t.shape for key, t in model.state_dict().items()} == {
-        key: t.shape for key, t in shapes.items()
-    }
+    assert model.blocks[0].attn.num_heads == tower.blocks[0].attn.num_heads
+    assert shapes(model) == shapes(tower)
+
+
+def shapes(model):
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 CHANGES = {
     "a block short of a tensor": (
         lambda state: state.pop("encoder.layers.1.self_attn.k_proj.weight"),
-        r"1 tensors of Siglip2's tower not in it \(encoder.layers.1.self_attn.k_proj.weight\)",
+        r"1 tensors of Siglip2's tower are not in it \['encoder.layers.1.self_attn.k_proj.weight'\]",
     ),
     "one tensor more": (
         lambda state: state.update({"embeddings.cls_token": torch.ones(1)}),
-        r"1 tensors that Siglip2's tower does not use \(embeddings.cls_token\)",
+        r"Siglip2's tower does not use 1 of its tensors \['embeddings.cls_token'\]",
     ),
     "a patch embedding of one size": (
         lambda state: state.update(
@@ -148,7 +147,7 @@ def test_a_tower_that_is_not_whole_is_an_error_with_numbers_and_names(change, to
 
 
 def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no weights; looked for model.safetensors,"):
+    with pytest.raises(FileNotFoundError, match="no folder with one of"):
         read_checkpoint(tmp_path)
     index = save_in_form("shards", whole, tmp_path)
     lost = sorted(tmp_path.glob("*.safetensors"))[1]
@@ -159,16 +158,13 @@ def test_a_lost_shard_and_an_empty_folder_are_named(whole, tmp_path):
 
 def test_a_file_that_git_lfs_has_not_fetched_is_told(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    for name in ("model.safetensors.index.json", "model.safetensors"):
-        (tmp_path / name).write_text(pointer)
-        with pytest.raises(ValueError, match=f"{name} .*run git lfs pull"):
-            read_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(ValueError, match=r"model.safetensors .*run git lfs pull"):
+        read_checkpoint(tmp_path)
 
 
-def test_of_two_towers_none_is_chosen(tower, tmp_path):
-    state = {}
-    for before in ("student.", "teacher."):
-        state |= {before + name: tensor.clone() for name, tensor in tower.items()}
-    save_file(state, tmp_path / "model.safetensors")
+def test_of_two_towers_none_is_chosen(tmp_path):
+    names = [f"{tower}.embeds.proj.weight" for tower in ("student", "teacher")]
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"it holds 2 image towers \(student., teacher.\)"):
         read_checkpoint(tmp_path)

@@ -1,7 +1,9 @@
 """Local weights: what trainers save is found, and nothing but tensors is read."""
 
 import argparse
+import io
 import os
+import re
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,15 +14,27 @@ from safetensors.torch import save, save_file
 
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure import models
 from timm_naflex_fast.measure.checkpoints import read_checkpoint
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.models import load_model, setting
 
 NAME = "vit_tiny_patch16_224"
 HUB = "naflexvit_base_patch16_siglip.v2_webli"
 SMALL = dict(depth=1, embed_dim=24, num_heads=2)
 KWARGS = [f"{key}={value}" for key, value in SMALL.items()]
-WHOLE = save({"embeds.pos_embed": torch.ones(100, 100)})
+
+
+def pickled(record):
+    file = io.BytesIO()
+    torch.save(record, file)
+    return file.getvalue()
+
+
+NO_WEIGHTS = [
+    b"",
+    b"no weights",
+    save({"embeds.pos_embed": torch.ones(100, 100)})[:20_000],
+    *map(pickled, (torch.ones(1), {7: torch.ones(2)}, {"epoch": 3})),
+]
 
 
 def prefixed(state, prefix):
@@ -37,9 +51,9 @@ def of_another_library(state):
 
 # And what is said of it.
 CHANGES = {
-    one_more: r"NamesDiffer: 1 tensors that the model does not use \(teacher\)",
-    of_another_library: r"4 tensors of the model not in it \(blocks.0.norm1.bias, blocks.0.norm1.weig"
-    r"ht, blocks.0.norm2.bias\); 4 tensors that the model does not use \(layers.0.norm1.bias, ",
+    one_more: r"NamesDiffer: 0 tensors .*, and the model does not use 1 of its tensors \['teacher'\]",
+    of_another_library: r"4 tensors of the model are not in it \['blocks.0.norm1.bias', .*\], "
+    r"and the model does not use 4 of its tensors \['layers.0.norm1.bias', ",
 }
 
 
@@ -117,9 +131,8 @@ def test_drift_and_bench_take_it(photos, tmp_path, capsys):
 
     # Without the option that the model was made with.
     assert cli.main(["drift", *model, "--images", str(photos)]) == 2
-    err = capsys.readouterr().err
-    assert "size mismatch for embeds.pos_embed" in err and "--model-kwargs takes" in err
-    assert "--checkpoint FILE" not in err
+    says = "size mismatch for embeds.pos_embed.*--model-kwargs takes"
+    assert re.search(says, capsys.readouterr().err)
 
     model.append("pos_embed_grid_size=(6, 6)")
     assert cli.main(["drift", *model, "--images", str(photos), "--contenders", "matmul"]) == 0
@@ -136,39 +149,27 @@ def test_numbers_of_numpy_beside_the_weights(tmp_path):
     assert torch.equal(found["norm.weight"], state["norm.weight"])
 
 
-@pytest.mark.parametrize("record", [torch.ones(1), {7: torch.ones(2)}, {"epoch": 3}])
-def test_a_pickle_without_usable_weights_says_in_a_line_what_to_save(record, tmp_path):
-    file = tmp_path / "last.pth"
-    torch.save(record, file)
-    assert_says_what_to_save(file)
-
-
-@pytest.mark.parametrize("content", [b"", b"no weights", WHOLE[: len(WHOLE) // 2]])
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_a_file_of_something_else_says_in_a_line_what_to_save(content, suffix, tmp_path):
+def test_a_file_without_weights_says_in_a_line_what_to_save(suffix, tmp_path):
     file = tmp_path / f"last.{suffix}"
-    file.write_bytes(content)
-    assert_says_what_to_save(file)
-
-
-def assert_says_what_to_save(file):
     says = r"last\S* cannot be loaded .*; save a file of tensors: .safe"
-    with pytest.raises(RuntimeError, match=says) as error:
-        load_model(NAME, file, **SMALL)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+    for content in NO_WEIGHTS:
+        file.write_bytes(content)
+        with pytest.raises(RuntimeError, match=says) as error:
+            load_model(NAME, file, **SMALL)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 700
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("naflexvit_x", "timm has no NaFlexVit 'naflexvit_x'.*; valid: .*naflexvit_base_patch16"),
-        ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?; valid: "),
-        (f"{NAME}.nope", r"Invalid pretrained tag \(nope\)"),
+        ("resnet18", "timm has no NaFlexVit 'resnet18'; did you mean .*naflexvit_base_patch16"),
+        ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?"),
     ],
 )
 def test_a_name_that_timm_does_not_know_is_told_before_a_model_is_made(name, says, monkeypatch):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
-    with pytest.raises((ValueError, RuntimeError), match=says):
+    with pytest.raises(ValueError, match=says):
         load_model(name)
 
 
@@ -197,13 +198,8 @@ class Evil:
         return os.mkdir, ("PWNED",)
 
 
-def load_as_timm_1_0_25(file, *_, **__):
-    return torch.load(file, weights_only=False)
-
-
-def test_no_code_in_a_file_runs_whatever_timm_does(tmp_path, monkeypatch):
+def test_no_code_in_a_file_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(timm.models._helpers, "load_state_dict", load_as_timm_1_0_25)
     torch.save({"state_dict": trained().state_dict(), "args": Evil()}, "evil.pth")
     says = r"evil.pth cannot be loaded \(UnpicklingError: Weights only load failed"
     with pytest.raises(RuntimeError, match=says) as error:
@@ -212,19 +208,6 @@ def test_no_code_in_a_file_runs_whatever_timm_does(tmp_path, monkeypatch):
     assert not (tmp_path / "PWNED").exists()
 
 
-@pytest.fixture
-def parser():
-    made = argparse.ArgumentParser(exit_on_error=False)
-    models.add_model_arguments(made)
-    return made
-
-
-def test_settings_are_read_as_timms_scripts_read_them(parser):
-    words = ["--model-kwargs", "a=1", "b=bilinear", "c=(2, 3)", "d=None"]
-    settings = dict(parser.parse_args(words).model_kwargs)
-    assert settings == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}
-
-
-def test_a_setting_without_a_value_is_refused(parser):
-    with pytest.raises(argparse.ArgumentError, match="'a' is not KEY=VALUE"):
-        parser.parse_args(["--model-kwargs", "a"])
+def test_settings_are_read_as_timms_scripts_read_them():
+    words = ["a=1", "b=bilinear", "c=(2, 3)", "d=None"]
+    assert dict(map(setting, words)) == {"a": 1, "b": "bilinear", "c": (2, 3), "d": None}

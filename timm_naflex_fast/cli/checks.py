@@ -3,11 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..measure.checkpoints import find_weights
 from ..measure.images import Source, read
-from ..measure.models import HOW_TO_GIVE
 
 
 def check_model_options(options: argparse.Namespace) -> None:
@@ -20,12 +18,8 @@ def check_model_options(options: argparse.Namespace) -> None:
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
-    if options.checkpoint is None:
-        return
-    checkpoint = Path(options.checkpoint)
-    if not checkpoint.exists():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint}; {HOW_TO_GIVE}")
-    find_weights(checkpoint)
+    if options.checkpoint:
+        find_weights(options.checkpoint)
 
 
 def check_readable(sources: Sequence[Source]) -> None:

@@ -79,6 +79,5 @@ def _known(name: str) -> str:
     """A command's name; an error that names what is valid, which argparse reports."""
     if name in COMMANDS:
         return name
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"valid: {', '.join(COMMANDS)}"
-    raise argparse.ArgumentTypeError(f"no command {name!r}; {advice}")
+    near = difflib.get_close_matches(name, COMMANDS, n=1) or COMMANDS
+    raise argparse.ArgumentTypeError(f"no command {name!r}; did you mean {' or '.join(near)}?")

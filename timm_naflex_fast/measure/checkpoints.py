@@ -7,6 +7,7 @@ pickle can run any code.
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,12 +100,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         words += f" ({key})"
     library, prefix = recognise(tensors)
     tower: Tensors = {}
-    left: list[str] = []
+    left: Counter[str] = Counter()  # of other tensors, by the first word of their names
     for name, tensor in tensors.items():
         if name.startswith(prefix):
             tower[name.removeprefix(prefix)] = tensor
         else:
-            left.append(name)
+            left[name.split(".")[0]] += 1
     config: Mapping[str, Any] = {}
     if library == "transformers":
         config = read_config(path.parent)
@@ -115,8 +116,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     elif prefix:
         words += f": timm's names after {prefix!r}"
     if left:
-        rooms = dict.fromkeys(name.split(".")[0] for name in left)
-        words += f"; left alone: {len(left)} other tensors ({', '.join(rooms)})"
+        words += f"; left alone: {left.total()} other tensors ({', '.join(left)})"
     return Checkpoint(tower, library, words, config)
 
 
@@ -127,34 +127,18 @@ def find_weights(path: str | Path) -> Path:
         FileNotFoundError: there is none.
     """
     path = Path(path)
-    if not path.is_dir():
-        return path
-    for name in FILES:
-        if (path / name).is_file():
-            return path / name
-    raise FileNotFoundError(f"the folder {path} holds no weights; looked for {', '.join(FILES)}")
+    for file in (path, *(path / name for name in FILES)):
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"{path} is no file, and no folder with one of {', '.join(FILES)}")
 
 
 def shards(file: Path) -> list[Path]:
     """The files of weights that an index names, each once; or the file alone."""
     if not file.name.endswith(".index.json"):
         return [file]
-    _refuse_pointer(file)
     places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
     return [file.parent / name for name in sorted(set(places.values()))]
-
-
-def _refuse_pointer(file: str | Path) -> None:
-    """What git keeps in place of a large file that was not fetched is a few lines of text.
-
-    Raises:
-        ValueError: the file is that.
-    """
-    with open(file, "rb") as opened:
-        start = opened.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
-        name = printable(Path(file).name)
-        raise ValueError(f"{name} is git-lfs's pointer to the file: run git lfs pull")
 
 
 def read_tensors(file: str | Path) -> tuple[Tensors, str]:
@@ -170,7 +154,11 @@ def read_tensors(file: str | Path) -> tuple[Tensors, str]:
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
-    _refuse_pointer(file)
+    with open(file, "rb") as opened:
+        start = opened.read(len(LFS_POINTER))
+    if start == LFS_POINTER:  # what git keeps in place of a large file that was not fetched
+        name = printable(Path(file).name)
+        raise ValueError(f"{name} is git-lfs's pointer to the file: run git lfs pull")
     if str(file).endswith(".safetensors"):
         return clean_state_dict(load_file(file)), ""
     _allow_what_trainers_keep()
@@ -297,15 +285,11 @@ def check_names(whose: str, missing: Collection[str], unused: Collection[str]) -
     Raises:
         NamesDiffer: there is something.
     """
-    wrong = []
-    for names, what in (
-        (missing, f"of {whose} not in it"),
-        (unused, f"that {whose} does not use"),
-    ):
-        if names:
-            wrong.append(f"{len(names)} tensors {what} ({', '.join(sorted(names)[:3])})")
-    if wrong:
-        raise NamesDiffer("; ".join(wrong))
+    if missing or unused:
+        raise NamesDiffer(
+            f"{len(missing)} tensors of {whose} are not in it {sorted(missing)[:3]}, and {whose} does "
+            f"not use {len(unused)} of its tensors {sorted(unused)[:3]}"
+        )
 
 
 def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from .. import enable
 from .bench.model import random_batch
 
 Inputs = dict[str, Tensor]
-EXAMPLE = [(4, 6), (7, 3), (5, 5)], 30
-"""The grids of the batch that is exported, and its length; the files are compared on ``UNSEEN``
-alone."""
-UNSEEN = ([(3, 20), (18, 2), (9, 9), (1, 17)], 90), ([(13, 14)], 182)
+# Grids of batches, and their length: the first is exported, and the files are compared on the others.
+BATCHES: list[tuple[Any, int]] = [
+    ([(4, 6), (7, 3), (5, 5)], 30),
+    ([(3, 20), (18, 2), (9, 9), (1, 17)], 90),
+    ([(13, 14)], 182),
+]
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
 # what is wrong in a model is off by 1e-2 and more. Embeddings: as in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
@@ -35,46 +37,28 @@ output = program(**inputs)""",
 
 
 class Naflex(torch.nn.Module):
-    """A NaFlexVit, or its NaFlexEmbeds, whose inputs have the names of timm's loader."""
+    """A NaFlexVit, or its NaFlexEmbeds, whose inputs have the names of timm's loader.
+
+    Plain images are ``image``.
+    """
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, patches: Tensor, patch_coord: Tensor, patch_valid: Tensor) -> Tensor:
+    def forward(
+        self,
+        patches: Tensor | None = None,
+        patch_coord: Tensor | None = None,
+        patch_valid: Tensor | None = None,
+        image: Tensor | None = None,
+    ) -> Any:
         """The model's output, or the embeddings' tokens."""
-        return _tensor(self.model(patches, patch_coord=patch_coord, patch_valid=patch_valid))
-
-
-class Plain(Naflex):
-    """The same for plain images."""
-
-    def forward(self, image: Tensor) -> Tensor:  # type: ignore[override]
-        """The model's output, or the embeddings' tokens."""
-        return _tensor(self.model(image))
-
-
-def _tensor(output: Any) -> Tensor:
-    """A model's output; of a NaFlexEmbeds the tokens, without the grid."""
-    if isinstance(output, tuple):
-        return output[0]
-    return output
-
-
-class Task(NamedTuple):
-    """What is exported, and with what it is compared.
-
-    Attributes:
-        module: computes what is exported.
-        example: the inputs with which it is exported.
-        unseen: the inputs on which it is compared.
-        free: the dimensions of each input that may have other sizes: {name: {dimension: Dim}}.
-    """
-
-    module: torch.nn.Module
-    example: Inputs
-    unseen: list[Inputs]
-    free: dict[str, dict[int, Any]]
+        pixels = patches if image is None else image
+        output = self.model(pixels, patch_coord=patch_coord, patch_valid=patch_valid)
+        if isinstance(output, tuple):  # of embeddings: the tokens and the grid
+            return output[0]
+        return output
 
 
 class Found(NamedTuple):
@@ -94,28 +78,30 @@ class Found(NamedTuple):
     right: bool
 
 
-def make_task(model: Any, size: tuple[int, int] | None) -> Task:
-    """The export of a model for NaFlex batches, or for plain images of ``size`` pixels."""
+def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs], Any]:
+    """NaFlex batches, or plain images of ``size`` pixels.
+
+    Returns:
+        The inputs with which a model is exported, and then those on which it is compared; and the
+        dimensions of each input that may have other sizes, {name: {dimension: Dim}}.
+    """
     torch.manual_seed(0)
     images = torch.export.Dim("batch", min=1, max=4096)
+    if size is not None:
+        plain = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
+        return plain, {"image": {0: images}}
     tokens = torch.export.Dim("length", min=2, max=65536)
-    if size is None:
-        example = random_batch(model, *EXAMPLE)
-        unseen = [random_batch(model, *batch) for batch in UNSEEN]
-        free: dict[str, dict[int, Any]] = {name: {0: images, 1: tokens} for name in example}
-        return Task(Naflex(model).eval(), example, unseen, free)
-    batches = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
-    return Task(Plain(model).eval(), batches[0], batches[1:], {"image": {0: images}})
+    batches = [random_batch(model, *batch) for batch in BATCHES]
+    return batches, {name: {0: images, 1: tokens} for name in batches[0]}
 
 
-def make_embeddings_task(model: Any, size: tuple[int, int] | None) -> Task:
-    """The export of its position embeddings alone: everything else that makes a token is 0."""
+def position_embeddings(model: Any) -> Any:
+    """The embeddings of a model, in which everything that is no position is 0."""
     embeds = copy.deepcopy(model.embeds)
     for name, parameter in embeds.named_parameters():
         if not name.startswith("pos_embed"):
             parameter.data.zero_()
-    task = make_task(model, size)
-    return task._replace(module=type(task.module)(embeds).eval())
+    return embeds
 
 
 def export(
@@ -132,27 +118,30 @@ def export(
         runtimes: those that run it, names of ``LOADERS``.
         size: of plain images, in pixels; None: for NaFlex batches.
     """
-    tasks = {"model": make_task(model, size), "embeddings": make_embeddings_task(model, size)}
+    (example, *unseen), free = make_inputs(model, size)
     differences: dict[str, dict[str, float]] = {runtime: {} for runtime in runtimes}
     dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
     with torch.no_grad(), folder as parts:
-        for part, task in tasks.items():
+        for part, exported in (("model", model), ("embeddings", position_embeddings(model))):
+            module = Naflex(exported).eval()
             file = Path(parts, part, out.name)
             file.parent.mkdir()
-            with enable("stock", model=task.module):
-                wanted = [task.module(**inputs) for inputs in task.unseen]
-            with enable("matmul", model=task.module, strict=True):
-                program = write(task.module, task.example, task.free, file)
+            with enable("stock", model=module):
+                wanted = [module(**inputs) for inputs in unseen]
+            with enable("matmul", model=module, strict=True):
+                program = write(module, example, free, file)
             dtypes |= dtypes_of(program)
             for runtime in runtimes:
                 run = LOADERS[runtime](file, program)
-                differences[runtime][part] = _largest_difference(run, task.unseen, wanted)
+                differences[runtime][part] = _largest_difference(run, unseen, wanted)
         right = all(map(is_right, differences.values()))
         if right:
-            _replace(Path(parts, "model"), out.resolve())
-    return Found(differences, list(tasks["model"].example), sorted(dtypes), right)
+            # ONNX keeps weights beside the file above 1.5 GB.
+            for made in Path(parts, "model").iterdir():
+                made.replace(out.resolve().with_name(made.name))
+    return Found(differences, list(example), sorted(dtypes), right)
 
 
 def is_right(differences: dict[str, float]) -> bool:
@@ -192,12 +181,6 @@ def how_to_run(out: Path, names: list[str]) -> str:
     """Lines of Python that run the file."""
     inputs = ", ".join(f"{name}={name}" for name in names)
     return RUN[out.suffix].format(file=str(out), inputs=inputs)
-
-
-def _replace(folder: Path, out: Path) -> None:
-    """Move the file and its weights, which ONNX keeps beside it above 1.5 GB, to where ``out`` is."""
-    for made in folder.iterdir():
-        made.replace(out.with_name(made.name))
 
 
 def _largest_difference(

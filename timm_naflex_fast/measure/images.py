@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,6 @@ T = TypeVar("T")
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
-COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by a model's channels
 # Photos that come with scikit-image itself; it would download the others.
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry")
 ASPECTS = ((1, 3), (2, 3), (1, 1), (3, 2), (3, 1))  # width : height
@@ -160,47 +161,31 @@ def _scaled(image: Any) -> Any:
     return Image.fromarray(np.round(255 * shares).astype(np.uint8))
 
 
+@dataclass
 class NaFlexImages:
     """Images as NaFlex batches without labels, through timm's eval transforms and collation.
 
-    Args:
+    Attributes:
         sources: in the order wanted; see :func:`image_sources`.
-        model: its data configuration (mean, std, interpolation) and patch size are used.
+        model: its data configuration (mean, std, interpolation) and patch size are used. It takes 1
+            or 3 channels.
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
         interpolation: filter of the resize, in place of the data configuration's.
-
-    Attributes:
         skipped: the images that cannot be decoded, each with the reason; of the last pass.
         converted: how many images :func:`convert` changed, and how; of the last pass.
-
-    Raises:
-        ValueError: the model takes neither 1 nor 3 channels.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        model: Any,
-        max_seq_len: int = 256,
-        batch_size: int = 16,
-        interpolation: str | None = None,
-    ) -> None:
-        channels = model.embeds.in_chans
-        if channels not in COLOURS:
-            raise ValueError(
-                f"the model takes {channels} channels per image; images are read with 1 or 3"
-            )
-        self._colours = COLOURS[channels]
-        self._prepare = eval_transform(model, max_seq_len, interpolation)
-        self._sources = sources
-        self._length = max_seq_len
-        self._batch_size = batch_size
-        self.skipped: list[str] = []
-        self.converted: Counter[str] = Counter()
+    sources: Sequence[Source]
+    model: Any
+    max_seq_len: int = 256
+    batch_size: int = 16
+    interpolation: str | None = None
+    skipped: list[str] = field(default_factory=list)
+    converted: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
-        return -(-len(self._sources) // self._batch_size)
+        return -(-len(self.sources) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], None]]:
         """Batches in order, with a list of "names".
@@ -210,20 +195,23 @@ class NaFlexImages:
         """
         from timm.data.naflex_dataset import NaFlexCollator
 
-        collate = NaFlexCollator(max_seq_len=self._length)
-        self.skipped = []
-        self.converted = Counter()
-        for group in _grouped(read(self._sources, self._read, self.skipped), self._batch_size):
+        collate = NaFlexCollator(max_seq_len=self.max_seq_len)
+        prepare = eval_transform(self.model, self.max_seq_len, self.interpolation)
+        colours = "L" if self.model.embeds.in_chans == 1 else "RGB"
+
+        def use(image: Any) -> tuple[Any, list[str]]:
+            converted, done = convert(image, colours)
+            return prepare(converted), done
+
+        self.skipped.clear()
+        self.converted.clear()
+        for group in _grouped(read(self.sources, use, self.skipped), self.batch_size):
             names = [name for name, _ in group]
             # timm's collator wants a label.
             batch, _ = collate([(sample, 0) for _, (sample, _) in group])
             for _, (_, done) in group:
                 self.converted.update(done)
             yield batch | {"names": names}, None
-
-    def _read(self, image: Any) -> tuple[Any, list[str]]:
-        converted, done = convert(image, self._colours)
-        return self._prepare(converted), done
 
     @property
     def facts(self) -> dict[str, str]:
@@ -246,14 +234,8 @@ def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]
 
 def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """The items in lists of ``size``; the last list may be shorter."""
-    group = []
-    for item in items:
-        group.append(item)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
+    remaining = iter(items)
+    return iter(lambda: list(islice(remaining, size)), [])  # until none is left
 
 
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
@@ -289,11 +271,7 @@ def photos() -> list[Source]:
             "drift without --images DIR needs scikit-image's photos: pip install scikit-image"
         )
     sources: list[Source] = []
-    for number in range(len(PHOTOS) * len(ASPECTS)):
-        # Neighbours in the list differ in photo and in aspect ratio. Each pair comes once: the
-        # numbers of photos and of ratios share no factor.
-        name = PHOTOS[number % len(PHOTOS)]
-        wide, high = ASPECTS[number % len(ASPECTS)]
+    for name, (wide, high) in product(PHOTOS, ASPECTS):
         sources.append((f"{name} {wide}:{high}", partial(_photo, name, wide, high)))
     return sources
 

@@ -47,16 +47,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-kwargs",
         nargs="+",
         default=[],
-        type=_setting,
+        type=setting,
         metavar="KEY=VALUE",
         help="options of the model, as timm's scripts take them",
     )
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+def setting(text: str) -> tuple[str, Any]:
+    """An option of a model; text without "=" is a ValueError, which argparse reports."""
+    key, value = text.split("=", 1)
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -68,21 +67,16 @@ def check_model(name: str) -> None:
 
     Raises:
         ValueError: timm does not know it.
-        RuntimeError: it knows no weights of this name.
     """
     import timm
-    from timm.models import get_pretrained_cfg
 
     family = name.split(".")[0]
     if family.startswith(("naflexvit", "vit_")) and timm.is_model(family):
-        get_pretrained_cfg(name)
         return
     own = timm.list_models("naflexvit*")
-    valid = f"valid: {', '.join(own)}, vit_small_patch16_224 and other ViTs"
     names = own + timm.list_models("vit_*", module="vision_transformer")
-    for close in get_close_matches(family, names, n=1):
-        valid = f"did you mean {close}?; {valid}"
-    raise ValueError(f"timm has no NaFlexVit {name!r}; {valid}")
+    near = get_close_matches(family, names, n=1) or own
+    raise ValueError(f"timm has no NaFlexVit {name!r}; did you mean {' or '.join(near)}?")
 
 
 def load_model(
@@ -160,17 +154,13 @@ def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
         checkpoint = read_checkpoint(file)
         state = checkpoint.tensors
         classes = len(state.get("head.weight", ()))
-    # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay: dict[str, Any] = {"state_dict": state}
-    if "head.weight" in state or "blocks.0.norm1.weight" in state:
-        # These are timm's own names: a head would have the first one.
-        overlay["num_classes"] = classes
-        options.setdefault("num_classes", classes)
+    defaults = {"num_classes": classes}
     if checkpoint.library != "timm":
         with load_errors(what, HOW_TO_FIT):
-            for name, value in sizes(checkpoint, options.get("num_heads")).items():
-                options.setdefault(name, value)
-    options["pretrained_cfg_overlay"] = overlay
+            defaults |= sizes(checkpoint, options.get("num_heads"))
+    # As an overlay, timm converts keys and shapes as it does for weights from the hub.
+    overlay = {"state_dict": state, "num_classes": classes}
+    options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
     return checkpoint.words
 
 
