@@ -19,13 +19,14 @@ from pos_embed import WORKLOADS
 from racing import Race, Timed, time_race
 from torch import Tensor
 
-from timm_naflex_fast import disable, enable
+from timm_naflex_fast import enable
 from timm_naflex_fast.measure import export
 from timm_naflex_fast.measure.bench.model import random_batch
 from timm_naflex_fast.measure.bench.race import Row
 from timm_naflex_fast.measure.bench.workloads import coordinates
 from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.resampling import kept
 
 HEADS, HEAD_DIM, DEPTH = 6, 64, 2
 PATCHES = (((32, 32), (16, 16)), ((16, 16), (32, 32)), ((16, 16), (8, 8)), ((16, 16), (14, 20)))
@@ -130,16 +131,16 @@ def _patch_race(
     upstream = torch.randn(shape_of(*new))
     patch = torch.zeros((1, 1, *new, 3) if linear else (1, 3, *new))
 
-    def make_module() -> Any:
-        return PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels)
+    def make_module(name: str) -> Any:
+        module = PatchEmbedInterpolator(old, in_chans=3, embed_dim=kernels)
+        if name != BASELINE:
+            stack.enter_context(enable("stock", patch_embed=name, model=module))
+        return module
 
     def prepare(name: str, module: Any) -> Callable[[], Tensor]:
-        stack.close()
         if phase == "first":
-            disable()  # empties our caches; a new module empties timm's
-            module = make_module()
-        if name != BASELINE:
-            stack.enter_context(enable("stock", patch_embed=name))
+            kept.clear_all()  # our caches; a new module empties timm's
+            module = make_module(name)
         if phase == "frozen":
             return partial(module, patch, weight, None, patch_size=new, is_linear=linear)
         resample = module.resample_linear_weight if linear else module.resample_conv_weight
@@ -147,7 +148,8 @@ def _patch_race(
 
     work = partial(compute_step, train=phase == "train", leaves=[weight], upstream=upstream)
     contenders = tuple(
-        Timed(name, work, partial(prepare, name, make_module())) for name in (BASELINE, "matmul")
+        Timed(name, work, partial(prepare, name, make_module(name)))
+        for name in (BASELINE, "matmul")
     )
     title = f"{old[0]}x{old[1]} to {new[0]}x{new[1]} {layout}"
     return Race("patch_embed", title, phase, 0, "float32", contenders)
