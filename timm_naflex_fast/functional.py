@@ -217,8 +217,8 @@ def resample_pos_embed(
 ) -> Tensor:
     """Resample a position table (H0, W0, C) to (h, w, C).
 
-    In its own floating dtype, float32 at least. Equals ``F.interpolate(..., size=(h, w))`` on the table; differentiable in the table. SigLIP-2
-    needs ``mode="bilinear"``.
+    In its own floating dtype, float32 at least. Equals ``F.interpolate(..., size=(h, w))`` on the
+    table; differentiable in the table. SigLIP-2 needs ``mode="bilinear"``.
 
     Raises:
         ValueError: unknown mode, another shape of the table, or a size below 1.

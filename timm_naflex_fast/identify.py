@@ -134,7 +134,8 @@ def conventions(sizes: FrameSizes) -> Iterator[Convention]:
     )
     for merge, transposed, ar_preserving, position, border, kernel in choices:
         convention = Convention(*kernel, *border, *position, ar_preserving, transposed, merge)
-        # Of bilinear weights none is left to drop outside, and with aligned corners none is there.
+        # With bilinear weights "dropped" gives what "border" gives; with aligned corners nothing lies
+        # outside.
         same = ["dropped"]
         if convention.align_corners:
             same = ["dropped", "zeros"]

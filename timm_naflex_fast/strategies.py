@@ -8,7 +8,8 @@
 - ``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the same sums, with
   weights that are read off ``F.grid_sample`` at timm's positions.
 
-The gradient needs no strategy: the transposed sums of ``resampling/sparse.py`` serve all.
+The gradient needs no strategy: the transposed sums of ``resampling/sparse.py`` serve all learned
+tables, and ``dense.factorized_gradients`` all factorized ones.
 """
 
 from collections.abc import Callable, Iterable

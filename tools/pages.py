@@ -96,13 +96,25 @@ def git(*arguments: str) -> str | None:
 
 
 def parsed(commit: str, name: str) -> str:
-    """A file of a commit as Python reads it, without comments."""
+    """A file of a commit as Python reads it, without comments and docstrings."""
     text = git("show", f"{commit}:{name}")
-    return "" if text is None else ast.dump(ast.parse(text))
+    if text is None:
+        return ""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not is_text(statement)]
+    return ast.dump(tree)
+
+
+def is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a string alone, as a docstring is."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def has_changed(commit: str, code: Sequence[str]) -> bool:
-    """Whether code has changed since a commit, beyond its comments, or git does not know it."""
+    """Whether code has changed since a commit, beyond its words, or git does not know it."""
     diff = git("diff", "--name-only", commit, "HEAD", "--", *code)
     if diff is None:
         return True

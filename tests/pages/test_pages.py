@@ -110,8 +110,11 @@ def test_what_is_listed_and_stops_a_release(make, results, monkeypatch, capsys):
     assert check(monkeypatch, capsys, "--release") == (1, said)
 
 
-@pytest.mark.parametrize(("before", "has_changed"), [("a = 1  # why", False), ("a = 2", True)])
-def test_a_figure_grows_old_by_code_not_by_comments(before, has_changed, monkeypatch):
+@pytest.mark.parametrize(
+    ("before", "has_changed"),
+    [("a = 1  # why", False), ('"""What."""\na = 1\n"""Why."""', False), ("a = 2", True)],
+)
+def test_a_figure_grows_old_by_code_not_by_words(before, has_changed, monkeypatch):
     files = {"before:a.py": before, "HEAD:a.py": "a = 1"}
 
     def git(command, *words):

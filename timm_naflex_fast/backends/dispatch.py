@@ -2,11 +2,11 @@
 
 | who calls | which backend |
 | --- | --- |
-| eager code, on any device | ``eager``, which reads the grids on the host, once for a batch |
-| ``torch.compile`` | ``operator``: one ``torch.library`` operator, inside which ``eager`` runs |
+| eager code, on a CPU or CUDA | ``eager``, which reads the grids on the host, once for a batch |
+| ``torch.compile``, on a CPU or CUDA | ``operator``: one operator, inside which ``eager`` runs |
 | ``torch.export``, ``torch.jit.trace``, ``make_fx``, ``torch.func``, CUDA graphs | ``traceable``: plain operations |
-| any graph, for plain images, whose grid its shapes tell | ``traceable``: the definition |
-| eager code on a device that is neither a CPU nor CUDA | ``traceable``; ``interpolate_cached`` stays ``eager`` |
+| any graph, for plain images, whose grid its shapes tell | ``traceable``: two products |
+| all of these on another device | ``traceable``; in eager code ``interpolate_cached`` stays ``eager`` |
 
 Factorized tables take ``traceable`` in every graph. In a graph of ``traceable`` every strategy
 computes the result of its ``reference`` in the same way. ``patching`` decides before: in an eager

@@ -1,4 +1,4 @@
-"""The backend that reads the grids on the host: any strategy, any device.
+"""The backend that reads the grids on the host: any strategy, on a CPU or CUDA.
 
 For each group of the plan it lets the strategy resample the tables, adds the embeddings to the
 tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the

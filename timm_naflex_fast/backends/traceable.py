@@ -29,14 +29,15 @@ from ..resampling.spec import ResizeSpec
 class TokenPositions(NamedTuple):
     """The grid (h, w) of each sample, and where on it each token lies.
 
-    A position is NaN where the host would raise an error.
+    A position is NaN where the host would raise an error; with timm's grid_sample flag only where
+    a coordinate is not finite.
     """
 
     h: Tensor  # (B, 1)
     w: Tensor  # (B, 1)
     y: Tensor  # (B, N) float32
     x: Tensor  # (B, N) float32
-    embedded: Tensor  # (B, N) bool: these tokens get an embedding
+    embedded: Tensor  # (B, N) bool: these tokens get an embedding, or NaN
 
 
 def add(x: Tensor, tables: tuple[Tensor, ...], patch_coord: Tensor, spec: ResizeSpec) -> None:

@@ -1,4 +1,4 @@
-"""Checks of arguments. Each raises ValueError and says what is valid."""
+"""Checks of arguments. Their errors say what is valid."""
 
 import operator
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From patch coordinates to the grid of each sample. Reads the device once; nothing else does."""
+"""From patch coordinates to the grid of each sample. Here alone they are copied to the host."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
 def grid_sizes_from_coord(patch_coord: Tensor) -> Tensor:
     """The grid of each sample, (B, 2) as (h, w): the largest coordinate on each axis + 1.
 
-    The package asks nowhere else. One maximum for each axis: OpenVINO 2026.4 computes one over both
-    wrong.
+    For graphs: on the host ``read_grids`` tells. One maximum for each axis: OpenVINO 2026.4 computes
+    one over both wrong.
     """
     y, x = patch_coord.unbind(-1)  # (B, N)
     return torch.stack((y.amax(1), x.amax(1)), 1) + 1
@@ -45,7 +45,7 @@ class Grids(NamedTuple):
     None where all tokens stand in that order.
     """
     reordered: list[bool]
-    """Of which samples the cells count."""
+    """For each sample, whether its tokens stand in another order: then ``cell`` says in which."""
 
 
 def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
@@ -94,7 +94,8 @@ def _told_by_last_token(coord: Any) -> Grids | None:
 def _tokens_before_zeros(coord: Any) -> int:
     """How many tokens of one image come before its padding, if the last one ends with no 0 byte.
 
-    Told by the lowest byte of each number: in 0.76 to 0.8 of a call with one image.
+    Told by the lowest byte of each number: in 0.76 to 0.8 of a call with one image. If it does end
+    with one (256), the comparison that follows fails, and the maxima tell.
 
     >>> _tokens_before_zeros(np.array([[[0, 0], [0, 1], [0, 0], [0, 0]]]))
     2

@@ -32,8 +32,8 @@ class Coordinates(NamedTuple):
 
         Args:
             x: (B, N, C) tokens, whose numbers are not used.
-            spec: how the tables are resized. The plan's own knows the largest grid, where that
-                counts.
+            spec: how the tables are resized. In the plan it also holds the batch's largest grid,
+                where that changes the rounding.
             resizes_square: with ``ar_preserving`` all of (L, L), L = max(h, w), is computed,
                 although (h, w) is kept.
 
@@ -163,7 +163,7 @@ class Sizes(NamedTuple):
         return sizes
 
     def as_tensor(self, length: int, context: Context) -> Tensor:
-        """Sizes (B, 2) or (B, 3), int64, where they are.
+        """Sizes (B, 2) or (B, 3), int64, on the device on which they are given.
 
         The values are checked now; those of a tensor in a graph when it runs.
         """

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..resampling.spec import ResizeSpec, Size
 
 TokenCounts = list[tuple[int, int]]
-"""For each sample, how many of its tokens get an embedding, and how many come after them."""
+"""For each sample, how many of its tokens take the cell they name, and how many come after."""
 
 
 @dataclass
@@ -18,7 +18,8 @@ class Group:
 
     Token n of a sample takes cell n of the grid, in row-major order. With ``order`` (h*w,) it takes
     cell ``order[n]``; in a sample with a ``cell_index`` (tokens,) of its own the cell named there.
-    With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0).
+    With ``embeds_padding`` the tokens after them get cell 0, that of the coordinate (0, 0). Plans by
+    sizes have an ``order``, plans by coordinates a ``cell_index``: no group has both.
     """
 
     h: int

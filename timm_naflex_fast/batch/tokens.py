@@ -48,8 +48,8 @@ class Tokens:
     def whole_batch(self, group: Group) -> Tensor | None:
         """The tokens in the grid, (B, tokens, C), if one operation serves all samples.
 
-        Then they share the grid. None where they differ, in their grids or in the order of their
-        tokens, or get embeddings at padding too. An addition to the whole batch takes 0.82 to 0.89
+        Then they share the grid, and the order of their tokens: one image may have any. None where
+        they differ, or get embeddings at padding too. An addition to the whole batch takes 0.82 to 0.89
         of the time.
         """
         batch = len(self.counts)
@@ -156,7 +156,8 @@ def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) ->
 class AddedInPlace(torch.autograd.Function):
     """Tells autograd that something linear in the tables is added into ``x``, in place.
 
-    The gradient of ``x`` passes through untouched.
+    ``forward`` only marks ``x`` as changed: who calls it writes into ``x`` after that. The gradient
+    of ``x`` passes through untouched.
     """
 
     @staticmethod

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = (
         "what python runs (a file, a folder, a zip, or -) or a command (torchrun), then its words"
     )
-    parser.add_argument("script", metavar="SCRIPT", nargs="A...", help=what)
+    parser.add_argument("script", metavar="SCRIPT", nargs=argparse.PARSER, help=what)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -251,15 +251,16 @@ def against_transformers(
     for name, comparison in comparisons.items():
         modes[name] = {"stages": comparison.stages(), "first": comparison.first()}
     timms = comparisons[BASELINE]
-    reason = timms.explain(known_reasons(model, timms.ours, theirs, processor, interpolation))
+    trials = known_reasons(model, timms.ours, theirs, processor, interpolation)
+    proved = timms.explain(trials)
     found = {
         "library": LIBRARY,
         "version": version(LIBRARY),
         "stage_from": "patches" if same_patches else "pictures",
         "pictures": timms.pictures,
         **modes.pop(BASELINE),
-        "reason": reason and reason.reason,
-        "mend": reason and reason.mend,
+        "reason": proved and proved.reason,
+        "mend": proved and proved.mend,
         "modes": modes,
     }
     return found | {"verdict": verdict(found)}

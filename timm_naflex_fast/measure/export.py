@@ -22,7 +22,7 @@ BATCHES: list[tuple[Any, int]] = [
     ([(13, 14)], 182),
 ]
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
-# what is wrong in a model is off by 1e-2 and more. Embeddings: as in PyTorch.
+# what is wrong in a model is off by 1e-2 and more. The embeddings alone: what holds in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
 RUN = {
     ".onnx": """import onnxruntime

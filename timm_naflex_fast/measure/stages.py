@@ -47,7 +47,7 @@ class Reference(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One stage of some pictures; pictures that have no common grid are left out of the tokens."""
+    """One stage of some pictures. No tokens are compared of a picture whose two grids differ."""
 
     largest: Tensor  # (B,) largest difference
     squares: Tensor  # (B,) sum of the squared differences
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
     """Two pipelines with one thing changed: if that closes the gap, it was the reason."""
 
     reason: str
-    mend: str  # the setting that does the same, "" where there is none
+    mend: str  # the command's option that does the same, "" where there is none
     ours: Pipeline
     theirs: Pipeline
 

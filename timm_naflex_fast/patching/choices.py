@@ -119,7 +119,11 @@ class Choices:
         self.update()
 
     def update(self) -> None:
-        """Forget the choices that have ended, and those that one hides that nobody can end."""
+        """Forget the choices that have ended, and those that can never hold again.
+
+        These are older than one whose handle is gone: only ``disable()`` can end it, and that ends
+        all.
+        """
         left = []
         for choice in reversed(self.choices):
             if choice.ended:

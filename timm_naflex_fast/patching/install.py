@@ -128,8 +128,8 @@ def _say_what_stays(
     Raises:
         RuntimeError: there is such a thing, and the settings are ``strict``.
     """
-    # Of all models modules are looked for before ours is put on, and not again. In a weak set,
-    # because a traceback keeps what the functions hold.
+    # The modules of all models are searched when ours is put on, and not again while it is there.
+    # In a weak set, because a traceback keeps alive what the functions hold.
     found: WeakSet[nn.Module] = WeakSet()
     if ready and not modules:
         found.update(carriers(library))

@@ -70,8 +70,7 @@ AS_INTERPOLATE: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
     if _strategy.reference == "interpolate":
         AS_INTERPOLATE[_name] = _name
-"""The strategies, by mode, where nothing was ever trained with timm's
-``pos_embed_use_grid_sample``."""
+"""The strategies, by mode, of methods that timm's ``pos_embed_use_grid_sample`` does not change."""
 
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions that ours took the place of. They stay here: another package may
@@ -82,13 +81,13 @@ in_place: set[Key] = set()
 
 
 def original(key: Key) -> Callable[..., Any]:
-    """The library's own method or function, for ours, which was called."""
+    """The library's own method or function: ours calls it where ours may not compute."""
     function = originals.get(key)
     return _found(key) if function is None else function
 
 
 def without_ours(key: Key) -> Callable[..., Any]:
-    """What is there now, another package's too, but never ours."""
+    """What a class has now, but never ours: another package may have replaced the library's own."""
     return originals[key] if key in in_place else _found(key)
 
 

@@ -18,7 +18,7 @@ Author = Literal["ours", "original", "foreign"]
 
 
 def author_of(function: Any, library: Library) -> Author:
-    """Who wrote a function: "ours", "original", or "foreign", a change of what it wraps perhaps.
+    """Who wrote a function: "ours", "original", or "foreign", which may wrap one of the others.
 
     A wrapper can copy the name of what it wraps, but not its ``__globals__``; a proxy has those
     too, and another type.
@@ -74,7 +74,8 @@ def _parts(function: Any) -> list[Any]:
 def carriers(library: Library) -> list[nn.Module]:
     """The modules of whose methods something stays in force, of all that this process holds.
 
-    Python's garbage collector finds them, in 0.04 s where there are half a million objects.
+    Python's garbage collector finds them, in 0.04 s where there are half a million objects: an
+    object refers to its class.
     """
     classes = users_in(library, [])
     found: list[nn.Module] = []
@@ -173,7 +174,7 @@ def _sentence(name: str, owner: Any, function: Any) -> str:
 def overridden_by(library: Library, module: Any, skips: tuple[str, ...]) -> str | None:
     """What another has changed of what the library's code calls and ours does not, in words.
 
-    None: nothing. So a subclass, a patch and a hook keep their effect, but in a graph of
+    None: nothing. So a subclass, a patch and a hook keep their effect, except in a graph of
     ``torch.compile``, which cannot ask.
     """
     if torch.compiler.is_dynamo_compiling():

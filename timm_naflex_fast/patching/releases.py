@@ -3,7 +3,7 @@
 By its version, its own methods, their arguments, and what they read. A method that reads another
 attribute of its module than it used to has gained or lost a setting, and a method that nobody calls
 any more has been superseded. Replacing either would change results without a word, so it is
-refused. Nothing is imported here: ``install`` holds its lock.
+refused. No library is imported here: ``install`` holds its lock.
 """
 
 import inspect
@@ -61,7 +61,8 @@ def _read_differently(library: Library) -> list[str]:
 
 
 def _differences(owner: Any, key: Key, expected: set[str]) -> list[str]:
-    """What one method reads that it did not, or no longer, and whether its class calls it."""
+    """Which attributes a method reads that it did not read in the newest release we know, or reads
+    no longer; and whether its class still calls it."""
     name = key[1]
     label = f"{owner.__name__}.{name}"
     wrong = []

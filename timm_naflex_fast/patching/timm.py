@@ -51,6 +51,7 @@ class Method(NamedTuple):
     sampled: str = ""  # timm's own method that has the result of "grid_sample", if there is one
 
 
+# Two functions, because ``releases`` compares the names of their arguments with those of timm's.
 def _by_coordinates(method: Method) -> Callable[..., None]:
     """The replacement of a method for NaFlex batches."""
 
@@ -151,7 +152,7 @@ def interpolator_forward(
     key = INTERPOLATOR, "forward"
     base_size: Any = tuple(self.base_patch_size)
     size: Any = base_size if patch_size is None else tuple(patch_size)
-    # Which has settings of its own, but in older releases.
+    # In newer releases of timm it has the settings; in older ones the interpolator has them.
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
     resamples = is_linear and size != base_size
@@ -277,6 +278,9 @@ _MIXED = "timm.layers.pos_embed_sincos:RotaryEmbeddingMixed"
 _SAMPLED = "pos_embed pos_embed_align_corners pos_embed_ar_preserving pos_embed_interp_mode"
 _LEARNED = f"{_SAMPLED} pos_embed_antialias"
 _FACTORIZED = "pos_embed_ar_preserving pos_embed_x pos_embed_y"
+# What each method names of ``self``, in the newest release that we know (``newest`` below). In a
+# release after it, another set of names is an error: see ``releases``. To raise ``newest``, read the
+# new release's methods, and write down here what changed.
 READS = {
     (EMBEDS, "_apply_learned_naflex_pos_embed"): _LEARNED,
     (EMBEDS, "_apply_learned_naflex_pos_embed_grid_sample"): _SAMPLED,

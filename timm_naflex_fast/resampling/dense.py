@@ -1,9 +1,8 @@
 """The definition: ``A_h . P . A_w^T`` as a product of dense float64 matrices.
 
 All else in this package computes this formula faster. The definition itself runs where PyTorch has
-to derive it (second derivatives, ``is_grads_batched``), for plain images in every graph, and in
-eager code for factorized tables, whose two products are thin. Neither autocast nor TF32 touches
-float64.
+to derive it (second derivatives, ``is_grads_batched``), and in eager code for factorized tables,
+whose two products are thin. Neither autocast nor TF32 touches float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

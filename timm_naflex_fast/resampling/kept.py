@@ -103,8 +103,10 @@ def met_keys(sources: Sources) -> dict[Hashable, Tensor | None]:
     Callers enter the keys that they meet, and call :func:`kept_of` for those that they met before:
     a grid that never comes again would only cost memory, and to compare the bits of the sources
     costs time. The dictionary is empty where the sources have changed, as far as their versions
-    tell: the weights of a teacher change in each step.
+    tell: the weights of a teacher change in each step. So of a table that stays, the first call
+    with a grid enters its key, the second keeps its embeddings, and later ones take them.
     """
+    # An inference tensor has no version, so any constant will do.
     versions = tuple([True if source.is_inference() else source._version for source in sources])
     entry_key = _key_of(sources)
     entry: _OfSources | None = _use(entry_key)

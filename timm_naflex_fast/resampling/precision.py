@@ -37,7 +37,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, both of ``unrounded_dtype``. A factor that is broadcast gets no gradient."""
+    """``a @ b``, both of ``unrounded_dtype``. No factor that needs a gradient may be broadcast."""
     if a.dtype is torch.float64:
         return a @ b
     if context_of(a, b) == "device":

@@ -22,8 +22,8 @@ Backward, in the reverse order::
     after_y'    = sum of (embeddings' . A_w) over the grids of a height
     P'          = sum of (A_h^T . after_y') over the heights
 
-Each of these three sums is taken in pairs, of 16 tensors at most: thousands of float32 numbers
-added one after the other would be wrong by 1e-5.
+Each of these three sums is taken in pairs (``PairwiseSum``): thousands of float32 numbers added one
+after the other would be wrong by 1e-5.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -86,10 +86,10 @@ def times_faster(stock: Row, figures: Row) -> str:
         return "cannot be told (too few rounds)"
     low = stock["low_ms"] / figures["high_ms"]
     high = stock["high_ms"] / figures["low_ms"]
-    told = number(stock["median_ms"] / figures["median_ms"])
+    answer = number(stock["median_ms"] / figures["median_ms"])
     if low <= 1 <= high:
-        told = "cannot be told"
-    return f"{told} ({number(low)} to {number(high)})"
+        answer = "cannot be told"
+    return f"{answer} ({number(low)} to {number(high)})"
 
 
 def print_race(found: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""The measures of drift, in float64; 0 is no drift at all, and so is a share of 1."""
+"""The measures of drift, in float64. No drift is a difference of 0, or a share of 1."""
 
 import torch
 import torch.nn.functional as F
@@ -64,10 +64,10 @@ def same_nearest(ours: Tensor, timms: Tensor, dtype: torch.dtype) -> float:
 
 
 def classes(ours: Tensor, timms: Tensor) -> Tensor:
-    """The classes (B,) that a contender predicts; timm's own where timm's logits tell no other.
+    """The classes (B,) that a contender predicts; timm's own where timm's logits are as large.
 
-    They tell no other where timm's logit of the contender's class is its largest but for the
-    :func:`precision` of both, as shares of the row's largest absolute value.
+    As large: timm's logit of the contender's class is its largest but for the :func:`precision` of
+    both, as shares of the row's largest absolute value.
 
     Args:
         ours: (B, classes) logits of a contender, in the model's dtype.
