@@ -20,7 +20,7 @@ SCRIPT = """
 import sys
 
 import torch
-from tests.support.oracles import BATCH, far, relative, small_vit, trained
+from tests.support.oracles import BATCH, OLD_TORCH, far, relative, small_vit, trained
 from tests.support.running import running
 
 from timm_naflex_fast.cli.main import main
@@ -35,7 +35,8 @@ table = torch.randn(6, 5, 4)
 want = embed(table, "matmul")
 assert relative(embed(table, "loop"), want) <= 2e-6
 graph = torch.compile(embed, backend="eager", fullgraph=True)
-assert torch.equal(graph(table, "loop"), embed(table, "loop"))
+allowed = 2e-6 if OLD_TORCH else 0  # whose graphs hold no operator
+assert relative(graph(table, "loop"), embed(table, "loop")) <= allowed
 
 model = small_vit()
 want = trained(model, BATCH)

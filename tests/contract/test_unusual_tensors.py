@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.checks import HALF, by_functions
-from tests.support.oracles import Case, relative, row_major, stock, tables
+from tests.support.oracles import OLD_TORCH, Case, relative, row_major, stock, tables
 from timm_naflex_fast.batch.checks import check_writable
 
 by_strategy = pytest.mark.parametrize("strategy", ["matmul", "interpolate_cached", "grid_sample"])
@@ -90,6 +90,8 @@ NOT_WRITABLE = {  # what makes the tokens, and what the error says
     ),
     "an inference tensor": (inference_tensor, "nference tensor"),
 }
+if OLD_TORCH:  # it does not ask when a function of autograd's marks a view as changed
+    del NOT_WRITABLE["a view of a leaf"]
 
 
 @by_strategy
@@ -105,6 +107,15 @@ def test_nothing_is_written_where_autograd_forbids_it(strategy, kind, what):
     with pytest.raises(RuntimeError, match=message):
         by_functions(case, embeds, x, case.coord(), strategy)
     assert not x.detach().clone().any()
+
+
+@pytest.mark.skipif(not OLD_TORCH, reason="newer ones refuse it before the first write")
+def test_torch_2_4_refuses_a_view_of_a_leaf_in_the_backward_pass():
+    case = case_of("learned", "matmul", sizes=[(3, 4)], length=12)
+    x = leaf(4)[:]
+    by_functions(case, case.embeds(), x, case.coord(), "matmul")
+    with pytest.raises(RuntimeError, match="leaf variable has been moved"):
+        x.sum().backward()
 
 
 def test_a_batch_of_one_may_have_any_stride():

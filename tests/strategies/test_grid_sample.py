@@ -4,7 +4,7 @@ import pytest
 import torch
 from timm.models import naflexvit
 
-from tests.support.oracles import Case, row_major, stock
+from tests.support.oracles import OLD_TORCH, Case, row_major, stock
 from timm_naflex_fast import enable, status
 from timm_naflex_fast.functional import add_pos_embed_
 
@@ -42,6 +42,7 @@ def test_coordinates_that_name_no_cell_are_sampled_by_timm_itself(mode, kind):
     assert torch.equal(without_flag, want)
 
 
+@pytest.mark.skipif(OLD_TORCH, reason="its graphs hold no operator: they sample everywhere")
 def test_coordinates_that_name_no_cell_are_an_error_in_a_compiled_graph():
     coord = row_major([(3, 4)], 15)
     coord[0, 12] = -1
