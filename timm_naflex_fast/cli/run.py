@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_NAME = "TIMM_NAFLEX_FAST_RUN"
-# What a script imports before it can make a model: the last of timm's modules in which something is
-# replaced.
+# What a script imports before it can make a model. After this import all is there that we replace.
 HOOKED_MODULES = {
     "timm": "timm.models.naflexvit",
     "transformers": "transformers",

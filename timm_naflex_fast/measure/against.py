@@ -170,7 +170,7 @@ def known_reasons(
     settings = []
     trained = []
     for name, value in TRAINED.items():
-        own = getattr(model.embeds, name, value)  # an older timm lacks some of these settings
+        own = getattr(model.embeds, name, value)  # a timm without the setting computes as trained
         if own != value:
             settings.append(f"{name}={own}")
             trained.append(f"{name}={value}")

@@ -121,8 +121,8 @@ class Choices:
     def update(self) -> None:
         """Forget the choices that have ended, and those that can never hold again.
 
-        These are older than one whose handle is gone: only ``disable()`` can end it, and that ends
-        all.
+        Only ``disable()``, which ends all, can end one whose handle is gone: those older than it
+        can never hold again.
         """
         left = []
         for choice in reversed(self.choices):

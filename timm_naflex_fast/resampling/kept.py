@@ -1,4 +1,4 @@
-"""What is kept between calls, under one memory bound.
+"""What is kept between calls, under one memory bound but for what CUDA graphs read.
 
 - ``kept_by_arguments``: results that depend on the arguments alone (the taps of an axis, resize
   steps, pseudo-inverses).

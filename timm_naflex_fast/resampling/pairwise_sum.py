@@ -36,7 +36,8 @@ class PairwiseSum:
     def accumulate(self, part: Tensor, rows: Tensor | None = None) -> None:
         """Add one more of any dtype, which is not written to: ``MAX_SEQUENTIAL`` go to one sum.
 
-        ``rows``: to which rows of the sum those of ``part`` are added; None: to the first ones.
+        ``rows``: to which rows of the sum those of ``part`` are added, to some perhaps twice (on CUDA
+        in no fixed order); None: to the first ones.
         """
         # Every sixteenth begins a new sum: a copy of itself if it is complete, else zeros.
         begins = self._accumulated % MAX_SEQUENTIAL == 0
