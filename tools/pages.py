@@ -110,7 +110,9 @@ def parsed(commit: str, name: str) -> str:
 
 def is_text(statement: ast.stmt) -> bool:
     """Whether a statement is a string alone, as a docstring is."""
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
 
 
 def has_changed(commit: str, code: Sequence[str]) -> bool:

@@ -112,7 +112,12 @@ def test_what_is_listed_and_stops_a_release(make, results, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("before", "has_changed"),
-    [("a = 1  # why", False), ('"""What."""\na = 1\n"""Why."""', False), ("a = 2", True)],
+    [
+        ("a = 1  # why", False),
+        ('"""What."""\na = 1\n"""Why."""', False),
+        ("a = 2", True),
+        ("a = 1\n2", True),
+    ],
 )
 def test_a_figure_grows_old_by_code_not_by_words(before, has_changed, monkeypatch):
     files = {"before:a.py": before, "HEAD:a.py": "a = 1"}

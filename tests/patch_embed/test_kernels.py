@@ -76,10 +76,8 @@ def test_equals_timm_and_is_no_farther_from_float64(old, new, mode, antialias):
 
 def test_the_settings_by_default_are_timms():
     weight = torch.randn(2, 3, 8, 8)
-    assert (
-        relative(resample_patch_kernel(weight, (5, 6)), resample_patch_embed(weight, [5, 6]))
-        <= 1e-5
-    )
+    theirs = resample_patch_embed(weight, [5, 6])
+    assert relative(resample_patch_kernel(weight, (5, 6)), theirs) <= 1e-5
 
 
 def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_settings_alone():
