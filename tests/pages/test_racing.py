@@ -2,10 +2,13 @@
 
 from contextlib import ExitStack
 
+import pytest
+import races
 import racing
 import whole_models
 from racing import Race, Timed
 
+from timm_naflex_fast import status
 from timm_naflex_fast.measure.bench.model import Steps
 from timm_naflex_fast.measure.models import load_model
 
@@ -48,3 +51,14 @@ def test_the_share_of_the_embeddings_has_their_forward_and_backward(monkeypatch)
     # Start, embeddings in and out, their gradient known, end of the backward, end of the step.
     assert next(ticks) == 12  # of a warm-up and a round
     assert row["about"]["embeds_share"] == {"stock": 2 / 5}
+
+
+@pytest.mark.parametrize("phase", ["train", "first", "frozen"])
+def test_in_the_race_of_patch_kernels_ours_is_timed_against_timms(phase):
+    with ExitStack() as stack:
+        race = races._patch_race((16, 16), (8, 8), "conv", phase, 2, stack)
+        for contender in race.contenders:
+            argument = contender.prepare()  # held: it keeps the module and its choice
+            contender.run(argument)
+            has_run = ("patch_embed", "matmul") in status().calls
+            assert has_run == (contender.name == "matmul")
