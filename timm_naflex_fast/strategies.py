@@ -102,8 +102,10 @@ def _interpolate_learned(table: Tensor, size: Size, spec: ResizeSpec) -> Tensor:
     h, w = size
     if table.shape[-3:-1] == size:
         return table.reshape(h * w, -1)
-    resized = interpolate(table, spec.resized_size(h, w), spec)[0]
-    return resized[:h, :w].reshape(h * w, -1)
+    resized = interpolate(table, spec.resized_size(h, w), spec)
+    if spec.ar_preserving:
+        resized = resized[:, :h, :w]
+    return resized.reshape(h * w, -1)
 
 
 def _interpolate_factorized(

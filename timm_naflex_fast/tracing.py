@@ -51,7 +51,7 @@ def is_tracing() -> bool:
 
     If so, no number can be read.
     """
-    return torch.compiler.is_dynamo_compiling() or context_of() == "export"
+    return torch.compiler.is_dynamo_compiling() or _is_recorded()
 
 
 def is_exported() -> bool:

@@ -83,11 +83,11 @@ def _told_by_last_token(coord: Any) -> Grids | None:
     is_whole = y >= 0 and (y + 1) * (x + 1) == tokens
     if not is_whole or tokens > MAX_SAVED:
         return None
-    cells = _row_major(x + 1)
-    if not all(cells.startswith(image) for image in coord[:, :tokens]):
-        return None
-    if tokens < length and coord[:, tokens:].any():
-        return None
+    # How such an image stands in memory, 16 bytes for each token: its cells, then zeros.
+    cells = _row_major(x + 1)[: 16 * tokens].ljust(16 * length, b"\0")
+    for image in coord:
+        if not cells.startswith(image):
+            return None
     return Grids([y + 1] * batch, [x + 1] * batch, None, [False] * batch)
 
 
@@ -124,41 +124,44 @@ def _told_by_maxima(coord: Any, embeds_padding: bool) -> Grids:
     batch, length, _ = coord.shape
     # All y, then all x, (2, B, N): NumPy is slow on every other number.
     axes = coord.transpose(2, 0, 1).copy()
-    largest = axes.max(2)  # (2, B)
-    sizes = largest + 1
-    has_negative = axes.min() < 0
-    if has_negative or largest.max() >= MAX_COORDINATE:
-        _check_cells(coord, sizes, InvalidCoordinateError if embeds_padding else ValueError)
-    if has_negative and embeds_padding:
-        raise _no_whole_number()
+    # Read without its sign, a negative number is a huge one: one maximum finds both.
+    largest = np.maximum.reduce(axes.view(np.uint64), 2).tolist()
+    if max(map(max, largest)) >= MAX_COORDINATE:
+        largest = axes.max(2).tolist()
+        _check_cells(coord, largest, InvalidCoordinateError if embeds_padding else ValueError)
+        if embeds_padding and axes.min() < 0:
+            raise _no_whole_number()
 
-    heights, widths = sizes  # (B,)
-    y, x = axes  # (B, N)
-    cell = y * widths[:, None] + x
-    cells = heights * widths
-    if cells.min() > length:
+    heights = [y + 1 for y in largest[0]]
+    widths = [x + 1 for x in largest[1]]
+    cells = [h * w for h, w in zip(heights, widths)]
+    cell = axes[0] * np.array(widths)[:, None] + axes[1]  # (B, N)
+    if min(cells) > length:
         # Every image has lost tokens. That the others stand in order all the same is rare: not to
         # look takes 0.85 of a call.
-        return Grids(heights.tolist(), widths.tolist(), cell, [True] * batch)
+        return Grids(heights, widths, cell, [True] * batch)
 
     # A token stands in order if it names the cell of its number. Padding names the cell (0, 0),
     # and counts where it is embedded.
     order = np.arange(length)
-    in_grid = order < cells[:, None]  # (B, N)
+    in_grid = order < np.array(cells)[:, None]  # (B, N)
     if embeds_padding:
         elsewhere = cell != order * in_grid
     else:
         elsewhere = (cell != order) & in_grid
     reordered = elsewhere.any(1).tolist()
     all_cells = cell if any(reordered) else None
-    return Grids(heights.tolist(), widths.tolist(), all_cells, reordered)
+    return Grids(heights, widths, all_cells, reordered)
 
 
-def _check_cells(coord: Any, sizes: Any, error: type[ValueError]) -> None:
-    """Each sample's grid, of ``sizes`` (2, B), must have cells, and its tokens must name them."""
-    for sample, (h, w) in enumerate(sizes.T.tolist()):
-        has_cells = 0 < h <= MAX_COORDINATE and 0 < w <= MAX_COORDINATE
-        if not has_cells or coord[sample, : h * w].min() < 0:
+def _check_cells(coord: Any, largest: list[list[int]], error: type[ValueError]) -> None:
+    """Each sample's grid must have cells, and its tokens must name them.
+
+    ``largest``: of each sample the largest y, then the largest x.
+    """
+    for sample, (y, x) in enumerate(zip(*largest)):
+        has_cells = 0 <= y < MAX_COORDINATE and 0 <= x < MAX_COORDINATE
+        if not has_cells or coord[sample, : (y + 1) * (x + 1)].min() < 0:
             raise error(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one "
                 f"beyond {MAX_COORDINATE}; coordinates count from 0, and padding tokens carry "

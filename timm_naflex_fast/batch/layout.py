@@ -51,7 +51,8 @@ class Coordinates(NamedTuple):
         if batch == 0 or length == 0:
             return Plan({}, [(0, length)] * batch, spec, x.dtype)
 
-        found = read_grids(self.values, spec.use_grid_sample)
+        embeds_padding = spec.use_grid_sample
+        found = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
         if found.cell is not None:
             cells = torch.from_numpy(found.cell).to(x.device, non_blocking=True).unbind()
@@ -62,12 +63,12 @@ class Coordinates(NamedTuple):
             group = groups.get(size)
             if group is None:
                 _check_cell_count(sample, size, length, resizes_square and spec.ar_preserving)
-                group = Group(*size, embeds_padding=spec.use_grid_sample)
+                group = Group(*size, embeds_padding=embeds_padding)
                 groups[size] = group
             group.samples.append(sample)
             tokens = min(length, group.h * group.w)
             if found.reordered[sample]:
-                if spec.use_grid_sample:  # padding gets the cell that it names
+                if embeds_padding:  # padding gets the cell that it names
                     tokens = length
                 cell = cells[sample]
                 # To slice each takes 4 % of a call (16 images that lost tokens).
