@@ -36,6 +36,13 @@ def test_the_formula_is_pytorchs(n0, corners, mode, antialias):
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
+def test_without_settings_it_is_pytorchs_antialiased_bicubic():
+    table = random_table(0).double()
+    sizes = [(1, 5, 12)]
+    want = torch.cat(one_by_one(table, sizes, mode="bicubic", antialias=True))
+    torch.testing.assert_close(Convention().tokens(table, sizes), want, atol=1e-6, rtol=1e-6)
+
+
 def test_no_two_conventions_give_the_same_result():
     table = random_table(0).double()
     results = torch.stack([convention.tokens(table, SIZES).flatten() for convention in ALL])

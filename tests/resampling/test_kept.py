@@ -1,5 +1,7 @@
 """What is kept: bounded in bytes, oldest use out first."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+
 import pytest
 import torch
 
@@ -34,6 +36,15 @@ def met(source, *sizes):
     for table in tables:
         assert torch.equal(table, torch.ones(1000))
     return made
+
+
+@pytest.mark.parametrize(("setting", "mib"), [("", 512), ("0", 0), ("64", 64)])
+def test_the_limit_is_that_of_the_environment_or_512_mib(setting, mib, monkeypatch):
+    monkeypatch.setenv("TIMM_NAFLEX_FAST_CACHE_MIB", setting)
+    spec = spec_from_file_location(f"{kept.__name__}_again", kept.__file__)
+    again = module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert again._limit == mib * 2**20
 
 
 def test_all_kinds_together_stay_below_the_limit(monkeypatch):
