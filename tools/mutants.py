@@ -133,7 +133,7 @@ def changes(node: ast.AST) -> Iterator[tuple[Part, str]]:
         case ast.If(test) | ast.While(test) | ast.IfExp(test):
             if isinstance(test, (ast.Name, ast.Attribute, ast.Call)):
                 yield test, f"not {ast.unparse(test)}"
-        case ast.Return(ast.expr() as value):
+        case ast.Return(ast.expr() as value) if ast.unparse(value) != "None":
             yield value, "None"
         case ast.Expr(ast.Call()):
             yield node, "pass"

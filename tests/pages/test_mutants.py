@@ -18,6 +18,7 @@ def f(a, b=1):
     a.sort()
     a.clear()
     return a[-b] <= len("xy")
+    return None
 '''
 CHANGES = [
     ("1", "2"),
