@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import types
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from torch import nn
 
 from timm_naflex_fast import enable, status
+from timm_naflex_fast.patching.others import author_of
 
 hooks = pytest.importorskip("accelerate.hooks")
 transformers = pytest.importorskip("transformers", minversion="5.21")
 if not transformers.is_torch_available():
     pytest.skip("this transformers needs a newer torch", allow_module_level=True)
 siglip2 = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+LIBRARY = importlib.import_module("timm_naflex_fast.patching.transformers").LIBRARY
 
 pytestmark = pytest.mark.usefixtures("clean", "nothing_stays")
 NAME = "Siglip2VisionEmbeddings.forward"
@@ -74,6 +77,13 @@ for_one_or_all = pytest.mark.parametrize("for_one", [False, True])
 
 def chosen(model, for_one, **options):
     return enable(library="transformers", model=model if for_one else None, **options)
+
+
+@pytest.mark.parametrize("leave_out", [torch.compiler.disable, torch._disable_dynamo])
+def test_what_the_compiler_leaves_out_is_the_librarys_own(leave_out):
+    forward = siglip2.Siglip2VisionEmbeddings.forward
+    assert author_of(leave_out(forward), LIBRARY) == "original"
+    assert author_of(leave_out(lambda: None), LIBRARY) == "foreign"
 
 
 # For every model all objects of the process are looked through.

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from torch import nn
 
-from tests.support.oracles import embed, small_vit
+from tests.support.oracles import embed, is_pristine, small_vit
 from timm_naflex_fast import disable, enable, status
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -34,6 +34,13 @@ def test_each_enable_counts_what_ran_since():
     disable()
     assert status().calls == {}
     assert str(status()).splitlines()[2].startswith("nothing is patched in this process")
+
+
+def test_a_model_with_its_own_code_again_needs_no_replacement():
+    model = small_vit()
+    enable("matmul", model=model)
+    disable(model)
+    assert is_pristine()
 
 
 def test_the_status_of_one_model():

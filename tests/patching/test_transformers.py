@@ -4,6 +4,7 @@ again afterwards."""
 import math
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ cosmos3 = pytest.importorskip("transformers.models.cosmos3_edge.modeling_cosmos3
 radio = pytest.importorskip("transformers.models.radio.modeling_radio")
 hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
 MODES = ["matmul", "interpolate_cached"]
+OURS = "timm_naflex_fast.patching.transformers"
 FORWARD = {
     "siglip2": (siglip2.Siglip2VisionEmbeddings, "forward"),
     "cosmos3": (cosmos3.Cosmos3EdgeVisionEmbeddings, "forward"),
@@ -218,7 +220,8 @@ def test_a_newer_release(monkeypatch):
 @pytest.mark.filterwarnings("ignore:timm_naflex_fast")
 @pytest.mark.parametrize("kind", FORWARD)
 def test_what_stays_with_transformers(kind, monkeypatch):
-    """A packed batch in an exported program; a table that somebody resizes otherwise."""
+    """A packed batch in an exported program; a device that lacks an operator of ours; a table that
+    somebody resizes otherwise."""
     model = made(kind)
     (skipped,) = LIBRARY.replacements[KEYS[kind]].skips
     want = embed(kind, model)
@@ -227,6 +230,12 @@ def test_what_stays_with_transformers(kind, monkeypatch):
         torch.testing.assert_close(embed(kind, model), want, atol=1e-5, rtol=0)
         packed = {"a packed batch in an exported graph": 1}
         assert status().fallbacks == ({} if kind == "siglip2" else packed)
+    with enable(library="transformers"), monkeypatch.context() as patched:
+        lacks = NotImplementedError("Could not run 'aten::mm' here")
+        patched.setattr(f"{OURS}.resample_pos_embeds", Mock(side_effect=lacks))
+        assert torch.equal(embed(kind, model), want)
+        assert status().fallbacks == {"a device (cpu) without aten::mm": 1}
+        assert status().calls == {("pos_embed", "stock"): 1}
     resize = getattr(model[0], skipped)
     vars(model[0])[skipped] = lambda *args, **options: 3 * resize(*args, **options)
     changed = embed(kind, model)
