@@ -112,10 +112,14 @@ class OtherRope(timms.RotaryEmbeddingCat):
     """A type that nobody knows."""
 
 
+NAMESAKE = type("RotaryEmbeddingCat", (timms.RotaryEmbeddingCat,), {})  # but not timm's
+
+
 def test_what_we_do_not_know_is_named():
     made = timms.RotaryEmbeddingCat
     for rope, reason in (
         (OtherRope(16, in_pixels=False), "type OtherRope"),
+        (NAMESAKE(16, in_pixels=False), "type RotaryEmbeddingCat"),
         (made(16), "'pixel' grid"),
         (made(16, in_pixels=False, feat_shape=(3, 4)), "for one grid alone"),
     ):
