@@ -10,7 +10,7 @@ from tests.support.checks import slow, written
 from tests.support.oracles import OLD_TORCH, relative, small_vit, trained, vit_batch, worst
 from tests.support.rotary import CLASSES, FIELDS, NEW_TIMM, as_tensor
 from tests.support.running import running
-from timm_naflex_fast import enable
+from timm_naflex_fast import enable, status
 from timm_naflex_fast.rope.modules import read_rope
 
 KINDS = [kind for kind in CLASSES if kind != "dinov3" or "rope_rotate_half" in FIELDS]
@@ -124,6 +124,32 @@ def test_what_we_do_not_know_is_named():
         (made(16, in_pixels=False, feat_shape=(3, 4)), "for one grid alone"),
     ):
         assert reason in read_rope(rope)
+
+
+SKIPPED = (
+    "get_batch_embeds",
+    "get_embed",
+    "_build_embed_cat",
+    "_build_embed",
+    "_create_embed",
+    "_get_pos_embed_from_coords",
+)
+
+
+@pytest.mark.filterwarnings("ignore:timm_naflex_fast")
+@pytest.mark.parametrize("name", SKIPPED)
+def test_timm_runs_where_somebody_changed_a_method_that_ours_skips(name):
+    models = [vit(kind) for kind in RUNS]
+    models = [model for model in models if hasattr(model.rope, name)]
+    if not models:
+        pytest.skip("this timm has no such method")
+    for model in models:
+        old = getattr(model.rope, name)
+        vars(model.rope)[name] = lambda *args, old=old, **options: old(*args, **options)
+        with enable("stock", rope="batched"):
+            model(BATCH)
+            changed = f"{type(model.rope).__name__}.{name} (not the library's own)"
+            assert status().fallbacks == {changed: 1}
 
 
 @pytest.mark.skipif(not NEW_TIMM, reason="NaFlexVit of older timm has no random coordinates")
