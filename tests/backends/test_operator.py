@@ -18,6 +18,7 @@ from tests.support.oracles import (
 )
 from tests.support.running import running
 from timm_naflex_fast import status
+from timm_naflex_fast.backends.operator import add_learned
 from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
@@ -30,6 +31,11 @@ pytestmark = pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
 def counter():
     """A compiler's backend that counts its graphs."""
     return CompileCounterWithBackend("aot_eager")
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="older torch has no tag")
+def test_no_cuda_graph_may_hold_the_operator():
+    assert torch.Tag.cudagraph_unsafe in add_learned._opoverload.tags
 
 
 def is_one_graph(counter):

@@ -6,6 +6,8 @@ import torch
 from tests.support.oracles import row_major
 from timm_naflex_fast.batch import grids
 from timm_naflex_fast.batch.layout import Coordinates
+from timm_naflex_fast.functional import add_pos_embed_
+from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.resampling.spec import ResizeSpec
 
 SQUARE = ResizeSpec(ar_preserving=True)
@@ -47,6 +49,19 @@ def test_the_square_counts_only_where_it_is_resized_and_tokens_are_missing():
 
     complete = row_major([(1, 500)])
     assert len(plan_of(complete, SQUARE, resizes_square=True).groups) == 1
+
+
+def test_only_timms_own_calls_resize_the_square():
+    far = only(0, 499, 4)
+    table = torch.ones(3, 3, 8)
+    for strategy in STRATEGY_NAMES:
+        x = torch.zeros(1, 4, 8)
+        if strategy == "interpolate_cached":
+            with pytest.raises(ValueError, match="a grid of 1 x 500 cells, too many"):
+                add_pos_embed_(x, table, far, strategy=strategy, ar_preserving=True)
+        else:
+            add_pos_embed_(x, table, far, strategy=strategy, ar_preserving=True)
+            torch.testing.assert_close(x, torch.ones(1, 4, 8))
 
 
 @pytest.mark.parametrize("images, padding", [(2, 0), (1, 5)])
