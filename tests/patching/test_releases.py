@@ -1,6 +1,7 @@
 """The contract with timm: what is refused, in words; and a method of another that ours skips keeps
 its effect."""
 
+import importlib
 from unittest import mock
 
 import pytest
@@ -26,6 +27,12 @@ def newer(monkeypatch):
     if contract.version_of(LIBRARY) != LIBRARY.newest:
         pytest.skip("the contract for unknown releases is that of the newest known timm")
     monkeypatch.setattr(timm, "__version__", "1.0.99.dev0")
+
+
+def test_each_method_that_would_be_compared_is_there(newer):
+    for path, name in LIBRARY.reads:
+        module, _, owner = path.partition(":")
+        assert hasattr(getattr(importlib.import_module(module), owner), name)
 
 
 @pytest.mark.usefixtures("clean")
