@@ -59,7 +59,11 @@ def test_whatever_stops_a_command_is_one_line_of_text(error, status, line, monke
     assert capsys.readouterr().err == f"naflex-fast info: {line}\n"
 
 
-def test_info_says_what_a_report_needs(capsys):
+def test_info_says_what_a_report_needs(capsys, monkeypatch, tmp_path):
+    # Another torch, later on the path: Python does not import it.
+    (tmp_path / "torch-0.0.1.dist-info").mkdir()
+    (tmp_path / "torch-0.0.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 0.0.1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with timm_naflex_fast.enable("interpolate_cached"):
         assert main(["info"]) == 0
     out = capsys.readouterr().out

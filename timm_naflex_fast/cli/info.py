@@ -2,7 +2,7 @@
 
 import argparse
 import platform
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 
 from .checks import announce
 
@@ -23,8 +23,12 @@ def info(options: argparse.Namespace) -> int:
 
     from ..patching.install import status
 
-    installed = {found.metadata["Name"]: found.version for found in distributions()}
-    rows = {name: installed.get(name, "not installed") for name in PACKAGES}
+    rows = {}
+    for name in PACKAGES:
+        try:
+            rows[name] = version(name)
+        except PackageNotFoundError:
+            rows[name] = "not installed"
     rows["python"] = f"{platform.python_version()}, {platform.platform()}"
     seen = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows["CUDA"] = f"torch was built for {torch.version.cuda or 'no CUDA'}; GPUs: {seen}"
