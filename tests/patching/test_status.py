@@ -1,6 +1,7 @@
 """``status()`` tells what is replaced, what ran since ``enable()``, and what a user may not
 expect."""
 
+import gc
 import re
 import sys
 from unittest import mock
@@ -40,6 +41,15 @@ def test_a_model_with_its_own_code_again_needs_no_replacement():
     model = small_vit()
     enable("matmul", model=model)
     disable(model)
+    assert is_pristine()
+
+
+def test_a_model_that_is_gone_needs_no_replacement():
+    model = small_vit()
+    enable("matmul", model=model)
+    del model
+    gc.collect()
+    assert status().replaced == {}
     assert is_pristine()
 
 
