@@ -40,6 +40,7 @@ def test_each_enable_counts_what_ran_since():
 def test_a_model_with_its_own_code_again_needs_no_replacement():
     model = small_vit()
     enable("matmul", model=model)
+    assert not is_pristine()
     disable(model)
     assert is_pristine()
 
@@ -47,6 +48,7 @@ def test_a_model_with_its_own_code_again_needs_no_replacement():
 def test_a_model_that_is_gone_needs_no_replacement():
     model = small_vit()
     enable("matmul", model=model)
+    assert not is_pristine()
     del model
     gc.collect()
     assert status().replaced == {}

@@ -1,7 +1,7 @@
 """What is kept between calls, under one memory bound but for what CUDA graphs read.
 
-- ``kept_by_arguments``: results that depend on the arguments alone (the taps of an axis, resize
-  steps, pseudo-inverses).
+- ``kept_by_arguments``: results that depend on the arguments alone (unit vectors, the taps of an
+  axis, resize steps, pseudo-inverses).
 - ``kept_of``: position tables and patch kernels resized from a library's parameters, for as long as
   the parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all``
   drops them.
