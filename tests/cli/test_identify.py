@@ -14,7 +14,7 @@ from tests.support.checks import one_by_one
 from tests.support.oracles import relative
 from timm_naflex_fast.cli.identify import FAMILIES
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import Convention, conventions
+from timm_naflex_fast.recordings.conventions import Convention, conventions
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]

@@ -59,7 +59,8 @@ def identify(options: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import load_file
 
-    from ..identify import Convention, identify_resampling
+    from ..recordings.conventions import Convention
+    from ..recordings.identify import identify_resampling
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
     tensors = load_file(options.file)

@@ -7,7 +7,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.checks import one_by_one, slow
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed, resample_pos_embeds
-from timm_naflex_fast.identify import DECIMALS, Convention, conventions
+from timm_naflex_fast.recordings.conventions import Convention, conventions
+from timm_naflex_fast.recordings.identify import DECIMALS
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
