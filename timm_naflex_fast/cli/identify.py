@@ -74,7 +74,10 @@ def identify(options: argparse.Namespace) -> int:
     for file in options.files:
         if is_safetensors(file):
             arrays.update(load_file(file))
-    result, table, sizes = (torch.as_tensor(arrays[name]) for name in NEEDED)
+    try:
+        result, table, sizes = (torch.as_tensor(arrays[name]) for name in NEEDED)
+    except TypeError as problem:
+        raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
     reference = Convention(**FAMILIES[options.family])
     is_equal, lines = verdict(reference, table, sizes, result)
     print("\n".join(lines))

@@ -37,7 +37,8 @@ class Rounding(NamedTuple):
         precision: "float32", "float16" or "bfloat16".
         error: the largest difference, as a share of the result's largest absolute value.
         limit: the largest error that this precision explains.
-        rounded: where nothing else was rounded to it, "table", "weights" or "table and weights".
+        rounded: "table", "weights" or "table and weights", where these alone were rounded to a half
+            precision. The error is what is left when ours are rounded as well.
     """
 
     precision: str
@@ -46,13 +47,18 @@ class Rounding(NamedTuple):
     rounded: str = ""
 
     def words(self) -> str:
-        """The precision and its limit.
+        """How it explains the difference, with the numbers that decide.
 
-        >>> Rounding("float16", 0.0004, 2**-9, "table").words()
-        "within float16's rounding of the table (limit 0.195 %)"
+        >>> Rounding("float16", 0.0004, 2**-9).words()
+        "within float16's rounding (limit 0.195 %)"
+        >>> Rounding("bfloat16", 1e-7, 2**-17, "table").words()
+        'and 1e-05 % if the table is rounded to bfloat16 (limit 0.000763 %)'
         """
-        of = f" of the {self.rounded}" if self.rounded else ""
-        return f"within {self.precision}'s rounding{of} (limit {100 * self.limit:.3g} %)"
+        limit = f"(limit {100 * self.limit:.3g} %)"
+        if self.rounded:
+            left = f"{100 * self.error:.3g} %"
+            return f"and {left} if the {self.rounded} is rounded to {self.precision} {limit}"
+        return f"within {self.precision}'s rounding {limit}"
 
 
 def identify_resampling(
@@ -100,12 +106,13 @@ def checked(table: Tensor, size: Any, result: Tensor) -> tuple[Tensor, FrameSize
         ValueError: as ``identify_resampling``.
     """
     table = _float64("table", table)
+    shape = tuple(table.shape)
     if table.ndim == 4:
         table = table.squeeze(0)
-    if table.ndim != 3 or (table == table[:1, :1]).all():
-        raise ValueError(
-            f"table must be ([1,] H0, W0, C) and differ from cell to cell; got {tuple(table.shape)}"
-        )
+    if table.ndim != 3:
+        raise ValueError(f"table must be (H0, W0, C) or (1, H0, W0, C); got {shape}, so reshape it")
+    if (table == table[:1, :1]).all():
+        raise ValueError(f"table must differ from cell to cell; got {shape} with equal cells")
     sizes = sizes_on_host(torch.atleast_2d(torch.as_tensor(size)))
     if all((h, w) == table.shape[:2] for _, h, w in sizes):
         raise ValueError("size must differ from the table's own, at which nothing is resampled")
@@ -212,8 +219,9 @@ def rounding(
             "table and weights": convention.tokens(rounded_table, sizes, weights_in=dtype),
         }
         for rounded, tokens in simulated.items():
-            if _largest(tokens, result) <= float32_limit:
-                return Rounding(precision, error, limit, rounded)
+            left = _largest(tokens, result)
+            if left <= float32_limit:
+                return Rounding(precision, left, float32_limit, rounded)
         nearest = min((result - tokens).square().mean() for tokens in simulated.values())
         is_nearer = nearest < LESS**2 * (result - exact).square().mean()
         is_result_rounded = (result.to(dtype) == result).all()
