@@ -1,16 +1,39 @@
 """Tables of text, for terminals."""
 
 import re
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 
+Line = Mapping[str, str]
 
-def table(lines: Sequence[Mapping[str, str]]) -> str:
+
+def table(lines: Sequence[Line]) -> str:
     """Cells under their headings, "-" for one that is not there; columns of figures stand to the
-    right, words left."""
+    right, words left.
+
+    A table that is wider than the terminal becomes a list. Where no terminal's width is known
+    (a file, a pipe), it is never too wide.
+    """
     columns = []
     for heading in dict.fromkeys(heading for line in lines for heading in line):
         cells = [line.get(heading, "-") for line in lines]
         side = ">" if all(re.match(r"[-<\d]", cell) for cell in cells) else "<"
         width = max(map(len, [heading, *cells]))
         columns.append([f"{cell:{side}{width}}" for cell in [heading, *cells]])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns))
+    rows = ["  ".join(row).rstrip() for row in zip(*columns)]
+    room = shutil.get_terminal_size(fallback=(0, 0)).columns
+    if room and max(map(len, rows)) > room:
+        return "\n".join(_listed(line, room) for line in lines)
+    return "\n".join(rows)
+
+
+def _listed(line: Line, room: int) -> str:
+    """A line of a table as a list: its first cell, and below it each other with its heading."""
+    _, *others = line
+    first, *_ = line.values()
+    parts = textwrap.wrap(first, room)
+    for heading in others:
+        text = f"{heading}: {line[heading]}" if heading else line[heading]
+        parts += textwrap.wrap(text, room, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(parts)

@@ -60,5 +60,5 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     out, err = capsys.readouterr()
     assert "weights: random" in out
     assert report["headline"] in out
-    assert "skipped, not readable as an image: broken.png" in err
+    assert "skipped, not readable as images: 1 (broken.png: " in err
     assert re.search(r"measuring: [1-9]\d? % done, about 00:\d\d left", err)

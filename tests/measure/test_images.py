@@ -65,7 +65,7 @@ def test_numbers_of_32_bits_are_scaled(kind, values, wanted):
 def test_numbers_that_are_none_make_a_picture_unreadable(tmp_path):
     Image.fromarray(np.float32([[0, np.nan]])).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match=r"a\.tif: it holds infinity or NaN"):
-        list(NaFlexImages(image_sources(tmp_path), small_vit()))
+        list(NaFlexImages(image_sources(tmp_path, []), small_vit()))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -99,7 +99,7 @@ def test_what_was_changed_is_counted(photos):
     turned = Image.open(photos / "a.jpg")
     turned.save(photos / "turned.jpg", exif=exif(8))
     Image.fromarray((RAMP * 257).astype(np.uint16)).save(photos / "turned_too.png", exif=exif(6))
-    batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16, batch_size=2)
+    batches = NaFlexImages(image_sources(photos, []), small_vit(in_chans=3), 16, batch_size=2)
     assert batches.facts == {}
     list(batches)
     list(batches)  # read again for the pictures of a report

@@ -12,9 +12,17 @@ from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
+from ..measure.output import (
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    progress,
+    provenance,
+    write_json,
+)
 from ..names import STRATEGY_NAMES
-from .checks import announce, check_model_options
+from .checks import announce, announce_skipped, check_model_options
 
 PHASES = ("train", "infer")
 CONTENDERS = (BASELINE, *STRATEGY_NAMES)
@@ -72,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count the graphs that torch.compile makes of the model, and time them",
     )
-    add("--json", metavar="FILE", help="also write the figures there, after each race")
+    add(
+        "--json",
+        type=json_file,
+        metavar="FILE",
+        help="also write the figures there, after each race; -: to stdout, at the end",
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -97,6 +110,7 @@ def bench(options: argparse.Namespace) -> int:
     together = [workloads] if options.compile else [[workload] for workload in workloads]
     races = [*product(together, options.phases)]
     rows: list[dict[str, Any]] = []
+    to_file = isinstance(options.json, str)  # else to stdout, which holds one object
     with progress("timing", len(races)) as bar:
         for some, phase in races:
             steps = Steps(model, some, options.batch_size, options.dtype, phase)
@@ -104,21 +118,22 @@ def bench(options: argparse.Namespace) -> int:
             bar.clear()
             print_race(found)
             rows += found
-            if options.json:  # whatever stops the next race, these are kept
+            if to_file:  # whatever stops the next race, these are kept
                 write_json(options.json, {**provenance(options.command), "rows": rows})
     print(HOW_TO_READ)
-    if options.json:
+    if to_file:
         print(f"written: {printable(options.json)}")
+    elif options.json:
+        write_json(options.json, {**provenance(options.command), "rows": rows})
     return 0
 
 
 def _read_sizes(folder: str) -> list[tuple[int, int]]:
-    """The sizes (height, width) in the headers of a folder's images; prints which has none."""
-    unreadable: list[str] = []
-    found = read(image_sources(folder), size, unreadable)
+    """The sizes (height, width) in the headers of a folder's images; says which has none."""
+    skipped: list[str] = []
+    found = read(image_sources(folder, skipped), size, skipped)
     sizes = [height_and_width for _, height_and_width in found]
-    for line in unreadable:
-        print(f"not read: {line}")
+    announce_skipped(skipped)
     return sizes
 
 

@@ -1,7 +1,6 @@
 """``naflex-fast drift``: its options, and the way from them to a report."""
 
 import argparse
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,19 @@ from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
+from ..measure.output import (
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    progress,
+    provenance,
+    write_json,
+)
 from ..names import STRATEGY_NAMES
 from ..text_table import table
 from . import against
-from .checks import announce, check_model_options, check_readable
+from .checks import announce, announce_skipped, check_model_options, check_readable
 
 ROUNDING = (
     "2e-06 of the sum of absolute values of which its position embedding is made, and the last bit "
@@ -46,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
-    add("--json", metavar="FILE", help="also write the figures there")
+    add("--json", type=json_file, metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
@@ -59,8 +66,9 @@ def drift(options: argparse.Namespace) -> int:
         RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
     check_model_options(options)
+    left_out: list[str] = []
     if options.images:
-        sources = images.image_sources(options.images)
+        sources = images.image_sources(options.images, left_out)
         check_readable(sources)
         source = f"folder {printable(Path(options.images).resolve().name)}"
     else:
@@ -77,7 +85,12 @@ def drift(options: argparse.Namespace) -> int:
         dtype=options.dtype,
     )
     batches = images.NaFlexImages(
-        sources, model, options.max_seq_len, options.batch_size, options.interpolation
+        sources,
+        model,
+        options.max_seq_len,
+        options.batch_size,
+        options.interpolation,
+        left_out,
     )
     compared = against.measure(model, sources, options) if options.against else None
     return measure_and_show(model, batches, options, weights, source, compared)
@@ -95,10 +108,13 @@ def check(options: argparse.Namespace) -> None:
         return
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
-            raise RuntimeError(f"--out needs {package}: pip install {package}")
+            raise RuntimeError(
+                f"--out needs {package}: pip install {package}, or in a clone of this package's "
+                "repository: pip install '.[report]'"
+            )
     Path(options.out).mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        check_writable(Path(options.out) / name)
+        check_writable(Path(options.out, name))
 
 
 def measure_and_show(
@@ -139,8 +155,9 @@ def measure_and_show(
         skipped=skipped,
         against=compared,
     )
-    for line in skipped:
-        print(f"skipped, not readable as an image: {line}", file=sys.stderr)
+    announce_skipped(skipped)
+    if images.CONVERTED in facts:
+        announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
     _print(report, found)
     if compared:
         against.show(compared)

@@ -6,7 +6,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .checks import announce
 
-PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
+PACKAGES = (
+    "timm-naflex-fast",
+    "timm",
+    "torch",
+    "torchvision",
+    "triton",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -153,11 +153,13 @@ def _report(wanted: dict[str, Any]) -> None:
 
 def _what_computed(now: Any, imported: list[str]) -> list[str]:
     """The settings, the libraries, and what ran, from a ``Status``."""
+    from ..patching.status import in_words
+
     calls = sorted(now.calls.items())
     ran = [f"{step} by {strategy} {times} times" for (step, strategy), times in calls]
     releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
     return [
-        str(now.flags),
+        in_words(now.flags),
         f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
         f"in this process ran {', '.join(ran) or 'none of them'}",
         *now.why_stock(),
