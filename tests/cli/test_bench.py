@@ -49,6 +49,13 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     assert all(set(one) == set(row()) for one in record["rows"])
 
 
+@ran("matmul")
+def test_json_on_stdout_is_one_object(capsys):
+    assert bench("--batch-size 1 --max-seq-len 9 16 --phase infer --rounds 1 --json -") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 4  # two contenders at each length
+
+
 @ran("grid_sample")
 def test_the_grids_are_those_of_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")

@@ -164,7 +164,7 @@ def test_a_file_without_weights_says_in_a_line_what_to_save(suffix, tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("resnet18", "timm has no NaFlexVit 'resnet18'; did you mean .*naflexvit_base_patch16"),
+        ("resnet18", "timm has no NaFlexVit 'resnet18'; it has .*naflexvit_base_patch16"),
         ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?"),
     ],
 )

@@ -17,7 +17,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..measure.output import did_you_mean, one_of, printable
+from ..measure.output import one_of, printable
+from ..names import did_you_mean
 
 COMMANDS = {  # each is a function of the module of its name
     "info": "versions, GPUs, and what is patched",
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _start_in_utf8()
         argv = sys.argv[1:]
+    _open_streams()
     commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
     parser = Parser(
         "naflex-fast",
@@ -70,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return 2
-    name = parser.parse_args(argv[:1]).command
+    try:
+        name = parser.parse_args(argv[:1]).command
+    finally:
+        _end_output()  # of --help, which ends here
     own = Parser(
         f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
     )
@@ -109,7 +114,6 @@ def call(
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        _end_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         status = 130
@@ -119,7 +123,8 @@ def call(
         message = str(error)
         if getattr(options, "debug", False):
             traceback.print_exc()
-    _end_output()
+    finally:
+        _end_output()
     print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 

@@ -4,11 +4,11 @@ import argparse
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from ..names import did_you_mean
 from .checkpoints import NamesDiffer, check_names, read_checkpoint, sizes
 
 HUB_SECONDS = 10
@@ -77,8 +77,8 @@ def check_model(name: str) -> None:
         return
     own = timm.list_models("naflexvit*")
     names = own + timm.list_models("vit_*", module="vision_transformer")
-    near = get_close_matches(family, names, n=1) or own
-    raise ValueError(f"timm has no NaFlexVit {name!r}; did you mean {' or '.join(near)}?")
+    near = did_you_mean(family, names) or f"; it has {', '.join(own)}"
+    raise ValueError(f"timm has no NaFlexVit {name!r}{near}")
 
 
 def check_hub(name: str) -> None:

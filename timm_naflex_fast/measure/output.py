@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import difflib
 import json
 import os
 import platform
@@ -15,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from ..names import did_you_mean
 
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
@@ -41,14 +42,6 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
         )
 
     return check
-
-
-def did_you_mean(word: str, names: Collection[str]) -> str:
-    """The end of a message about a word that is none of ``names``; empty where none is near."""
-    near = difflib.get_close_matches(word, names, n=1)
-    if not near:
-        return ""
-    return f"; did you mean {near[0]}?"
 
 
 def json_file(text: str) -> str | TextIO:
