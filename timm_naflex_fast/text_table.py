@@ -18,6 +18,7 @@ def table(lines: Sequence[Line]) -> str:
     columns = []
     for heading in dict.fromkeys(heading for line in lines for heading in line):
         cells = [line.get(heading, "-") for line in lines]
+        # A figure begins with a digit, a sign or "<"; so does the dash of an empty cell.
         side = ">" if all(re.match(r"[-<\d]", cell) for cell in cells) else "<"
         width = max(map(len, [heading, *cells]))
         columns.append([f"{cell:{side}{width}}" for cell in [heading, *cells]])

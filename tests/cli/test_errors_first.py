@@ -70,6 +70,8 @@ WRONG = {
     "drift --modl=x": "unrecognized argument: --modl; did you mean --model?",
     "bench MODEL --contenders matmull": "invalid choice: 'matmull'; did you mean matmul?",
     "identify file.txt --family siglp2": "invalid choice: 'siglp2'; did you mean siglip2?",
+    "drift MODEL --checkpoint m\udcff.pth": r"m\\udcff.pth: a file's name must be UTF-8",
+    "export MODEL --out m\udcff.pt2": r"m\\udcff.pt2: a file's name must be UTF-8",
     "drift MODEL --checkpoint config.json": "config.json holds no weights; valid: a file of weig",
 }
 # Right ones, and how the first line that each prints begins.

@@ -95,6 +95,7 @@ def bench(options: argparse.Namespace) -> int:
         ValueError: wrong options, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
+    # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
     check_writable(options.json)
     sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
@@ -110,7 +111,8 @@ def bench(options: argparse.Namespace) -> int:
     together = [workloads] if options.compile else [[workload] for workload in workloads]
     races = [*product(together, options.phases)]
     rows: list[dict[str, Any]] = []
-    to_file = isinstance(options.json, str)  # else to stdout, which holds one object
+    # A file is written again after each race, stdout once: it cannot be taken back.
+    to_file = isinstance(options.json, str)
     with progress("timing", len(races)) as bar:
         for some, phase in races:
             steps = Steps(model, some, options.batch_size, options.dtype, phase)
@@ -144,7 +146,8 @@ def _load(options: argparse.Namespace) -> Any:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     settings = dict(options.model_kwargs)
-    if not options.checkpoint:  # the weights do not change how long a step takes
+    if not options.checkpoint:
+        # The weights do not change how long a step takes, so none are fetched.
         settings = {"num_classes": 1000, "random_weights": True, **settings}
     model, _ = load_model(options.model, options.checkpoint, **settings)
     return model.to(options.device)
@@ -159,6 +162,7 @@ def _workloads(
     folder = printable(Path(options.sizes_from).resolve().name)
     found = []
     for length in options.lengths:
+        # A list, not a set: a grid that many images have is drawn as often.
         grids = [fit(height, width, length, patch_size) for height, width in sizes]
         distinct = len(set(grids))
         print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")

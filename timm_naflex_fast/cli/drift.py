@@ -23,6 +23,7 @@ from ..text_table import table
 from . import against
 from .checks import announce, announce_skipped, check_model_options, check_readable
 
+# In the report's table of facts: what "but for rounding" meant here.
 ROUNDING = (
     "2e-06 of the sum of absolute values of which its position embedding is made, and the last bit "
     "of it and of the token in {dtype}"
@@ -65,6 +66,7 @@ def drift(options: argparse.Namespace) -> int:
         OSError: results that cannot be written, before a model is loaded.
         RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
+    # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
     left_out: list[str] = []
     if options.images:
@@ -92,7 +94,9 @@ def drift(options: argparse.Namespace) -> int:
         options.interpolation,
         left_out,
     )
-    compared = against.measure(model, sources, options) if options.against else None
+    compared = None
+    if options.against:
+        compared = against.measure(model, sources, options)
     return measure_and_show(model, batches, options, weights, source, compared)
 
 
@@ -113,6 +117,7 @@ def check(options: argparse.Namespace) -> None:
                 "repository: pip install '.[report]'"
             )
     Path(options.out).mkdir(parents=True, exist_ok=True)
+    # The folder may be there, with an old report that is not ours to write.
     for name in FILES:
         check_writable(Path(options.out, name))
 
@@ -140,9 +145,11 @@ def measure_and_show(
 
     names = options.contenders
     if names is None:
+        # A report compares with timm's own settings too; who only looks need not wait for them.
         names = CONTENDERS if options.out else STRATEGY_NAMES
     with progress("measuring", len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
+    # Of batches that are no folder's images (a list of tensors), nothing was skipped or changed.
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
     facts |= getattr(batches, "facts", {})
@@ -161,6 +168,7 @@ def measure_and_show(
     _print(report, found)
     if compared:
         against.show(compared)
+    # What is asked for in files comes last: a disk that is full leaves the table on the screen.
     if options.json:
         write_json(options.json, report)
     if options.out:
@@ -172,6 +180,7 @@ def measure_and_show(
 def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, str]:
     """What was measured, in words, under its labels."""
     settings = []
+    # As they are now, whether the weights' settings or --model-kwargs made them so.
     for name, value in vars(model.embeds).items():
         if name.startswith("pos_embed_") and value is not None:
             settings.append(f"{name.removeprefix('pos_embed_')} {value}")

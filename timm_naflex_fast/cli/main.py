@@ -45,6 +45,7 @@ class Parser(argparse.ArgumentParser):
         _, unknown = self.parse_known_args(words, options)
         if unknown:
             word = unknown[0].split("=")[0]
+            # The usage line is the only public list of the options that argparse gives.
             known = re.findall(r"(?<![\w-])--[\w-]+", self.format_usage())
             self.error(f"unrecognized argument: {word}{did_you_mean(word, known)}")
 
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = parser.parse_args(argv[:1]).command
     finally:
         _end_output()  # of --help, which ends here
+    # Abbreviations would change their meaning with each option that is added.
     own = Parser(
         f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
     )

@@ -95,6 +95,18 @@ def progress(what: str, total: float) -> Any:
     )
 
 
+def check_name(file: str | Path) -> None:
+    """Find out whether a file's name is text: libraries in C++ and in Rust take no other.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        os.fspath(file).encode()
+    except UnicodeEncodeError as problem:
+        raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
+
+
 def check_writable(file: str | Path | TextIO | None) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
@@ -104,11 +116,7 @@ def check_writable(file: str | Path | TextIO | None) -> None:
     """
     if file is None or not isinstance(file, str | Path):
         return
-    try:
-        os.fspath(file).encode()
-    except UnicodeEncodeError as problem:
-        # What exports a model and what reads JSON take names for UTF-8.
-        raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
+    check_name(file)
     path = Path(file).resolve()
     with errors_about(file):
         if path.exists():
