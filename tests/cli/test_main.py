@@ -97,6 +97,14 @@ def test_a_terminal_that_cannot_show_a_letter_shows_its_number(monkeypatch):
 COMMAND = [sys.executable, "-m", "timm_naflex_fast"]
 
 
+@pytest.fixture(params=[False, True], ids=["buffered", "unbuffered"])
+def buffering(request, monkeypatch):
+    """What is printed fails at once, or at the end."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if request.param:
+        monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
 def test_no_command_lists_them(capsys):
     assert main([]) == 2
     listed = capsys.readouterr().err
@@ -120,7 +128,7 @@ def test_debug_shows_the_traceback_of_an_error(capsys):
     assert line.startswith("naflex-fast identify: ")
 
 
-def test_a_reader_that_goes_away_ends_a_command_without_a_word():
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
     with subprocess.Popen([*COMMAND, "info"], stdout=-1, stderr=-1, text=True) as run:
         run.stdout.close()
         err = run.stderr.read()
@@ -137,11 +145,12 @@ def test_a_stream_that_is_closed_is_no_error(closed):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
-def test_a_full_disk_behind_stdout_is_one_line():
+def test_a_full_disk_behind_stdout_is_one_line(buffering):
     with open("/dev/full", "w") as full:
         run = subprocess.run([*COMMAND, "info"], stdout=full, stderr=-1, text=True)
+    first = "looking at this installation ..."
     line = "naflex-fast info: [Errno 28] No space left on device"
-    assert (run.returncode, run.stderr.splitlines()[-1]) == (2, line)
+    assert (run.returncode, run.stderr.splitlines()) == (2, [first, line])
 
 
 def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
