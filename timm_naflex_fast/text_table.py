@@ -15,18 +15,25 @@ def table(lines: Sequence[Line]) -> str:
     A table that is wider than the terminal becomes a list. Where no terminal's width is known
     (a file, a pipe), it is never too wide.
     """
-    columns = []
-    for heading in dict.fromkeys(heading for line in lines for heading in line):
-        cells = [line.get(heading, "-") for line in lines]
-        # A figure begins with a digit, a sign or "<"; so does the dash of an empty cell.
-        side = ">" if all(re.match(r"[-<\d]", cell) for cell in cells) else "<"
-        width = max(map(len, [heading, *cells]))
-        columns.append([f"{cell:{side}{width}}" for cell in [heading, *cells]])
+    headings: dict[str, None] = {}  # in the order in which they are met
+    for line in lines:
+        headings |= dict.fromkeys(line)
+    columns = [_column(heading, lines) for heading in headings]
     rows = ["  ".join(row).rstrip() for row in zip(*columns)]
-    room = shutil.get_terminal_size(fallback=(0, 0)).columns
-    if room and max(map(len, rows)) > room:
+    width = max(map(len, rows), default=0)
+    room = shutil.get_terminal_size(fallback=(width, 0)).columns
+    if width > room:
         return "\n".join(_listed(line, room) for line in lines)
     return "\n".join(rows)
+
+
+def _column(heading: str, lines: Sequence[Line]) -> list[str]:
+    """A heading and the cells below it, equally wide."""
+    cells = [line.get(heading, "-") for line in lines]
+    # A figure begins with a digit, a sign or "<"; so does the dash of an empty cell.
+    side = ">" if all(re.match(r"[-<\d]", cell) for cell in cells) else "<"
+    width = max(map(len, [heading, *cells]))
+    return [f"{cell:{side}{width}}" for cell in [heading, *cells]]
 
 
 def _listed(line: Line, room: int) -> str:

@@ -26,7 +26,7 @@ import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import BASELINE
-from timm_naflex_fast.measure.drift.plots import curves, largest_drift
+from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.report import cells
 from timm_naflex_fast.measure.drift.survey import Drift
 from timm_naflex_fast.measure.output import number
@@ -618,8 +618,7 @@ def draw_graphs() -> None:
 def draw_drift() -> None:
     """Draw the picture of drift on the digits."""
     grids = read_one("drift/digits/report")["survey"]["grids"]
-    modes = ("grid_sample", OURS)
-    picture = curves(grids, modes, largest_drift(grids, modes))
+    picture = curves(grids, ("grid_sample", OURS))
     picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 
 

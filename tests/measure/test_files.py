@@ -164,3 +164,4 @@ def test_a_table_that_is_wider_than_the_terminal_is_a_list(monkeypatch):
         "us",
         "  ms: 234",
     ]
+    assert table([]) == ""

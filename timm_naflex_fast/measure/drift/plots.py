@@ -6,9 +6,7 @@ global changes and no display is needed.
 
 import base64
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, product
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
 WIDTH = 3.8  # inches: 365 pixels
 TONE = "#2f81f7"  # of marks
+SMALLEST = 1e-8  # share of the largest number: less is nothing in float32
 STYLE: dict[str, Any] = {
     "font.size": 9,  # points: 12 pixels
     "text.color": INK,
@@ -39,14 +38,16 @@ STYLE: dict[str, Any] = {
 
 
 @rc_context(STYLE)
-def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str], top: float) -> Figure:
+def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
     """Drift of the embeddings over downsampling, a mark per patch grid and a panel per mode.
 
-    ``top``: the end of the vertical axis, in percent.
+    The vertical axis has room for every mode that was measured, so plots of two modes compare.
     """
+    largest = max(max(grid["embed_rel_rms"].values()) for grid in grids)
+    top = 100 * largest or 1.0  # percent
+    shrinks = [grid["shrink"] for grid in grids]
     figure = Figure((WIDTH * len(modes), 2.6), layout="constrained")
     figure.subplots(1, len(modes), sharex=True, sharey=True)
-    shrinks = [grid["shrink"] for grid in grids]
     for axes, name in zip(figure.axes, modes):
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
@@ -58,16 +59,8 @@ def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str], top: float) ->
 
 
 def curve_of_each(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> dict[str, Figure]:
-    """A plot of its own for each mode, all with the same axes; timm's own zeros have none."""
-    shown = [name for name in modes if name != BASELINE]
-    top = largest_drift(grids, shown)
-    return {name: curves(grids, [name], top) for name in shown}
-
-
-def largest_drift(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> float:
-    """The largest drift of any grid, in percent; 1 where nothing drifts."""
-    drifts = [grid["embed_rel_rms"][name] for name, grid in product(modes, grids)]
-    return 100 * max(drifts) or 1.0
+    """A plot of its own for each mode; timm's own zeros have none."""
+    return {name: curves(grids, [name]) for name in modes if name != BASELINE}
 
 
 @rc_context(STYLE)
@@ -75,53 +68,32 @@ def stages(against: Mapping[str, Any]) -> dict[str, Figure]:
     """Largest difference from another library's pipeline at each stage: {mode: its plot}.
 
     A difference is a share of the stage's largest number. A dashed line is the largest difference
-    that is rounding. Zeros stand at the left edge, because a logarithmic axis has none. All plots
-    have the same axes.
+    that is rounding.
     """
-    modes = {BASELINE: against["stages"]}
-    for name, one in against["modes"].items():
-        modes[name] = one["stages"]
-    first, last = _decades(chain(*modes.values()))
-    left = 10.0**first
     figures = {}
-    for name, lines in modes.items():
+    for name, one in {BASELINE: against, **against["modes"]}.items():
+        lines = one["stages"]
         rows = range(len(lines))
-        shares = [max(_share(line, "largest"), left) for line in lines]
-        limits = [max(_share(line, "limit"), left) for line in lines]
+        scales = [line["scale"] or 1.0 for line in lines]
+        shares = [line["largest"] / scale for line, scale in zip(lines, scales)]
+        limits = [line["limit"] / scale for line, scale in zip(lines, scales)]
         figure = Figure((WIDTH, 0.9 + 0.2 * len(lines)), layout="constrained")
         axes = figure.subplots()
-        axes.vlines(limits, [row - 0.5 for row in rows], [row + 0.5 for row in rows], INK, "dashed")
+        # Each limit as high as its row, so that they join where neighbours have the same.
+        tops = [row - 0.5 for row in rows]
+        axes.vlines(limits, tops, [top + 1 for top in tops], INK, "dashed")
         axes.plot(shares, rows, "o-", color=TONE, linewidth=0.8, clip_on=False)
         axes.set_yticks(rows, [line["stage"] for line in lines])
-        axes.invert_yaxis()  # the first stage at the top
-        axes.set_xscale("log")
-        axes.set_xlim(left, 10.0**last)
-        ticks = range(first, last + 1, 2)
-        axes.set_xticks([10.0**tick for tick in ticks], ["0", *(f"1e{tick}" for tick in ticks[1:])])
+        axes.set_ylim(len(lines) - 0.4, -0.6)  # the first stage at the top
+        # Logarithmic down to float32's own rounding, then linear: so zeros have a place.
+        axes.set_xscale("symlog", linthresh=SMALLEST)
+        axes.set_xlim(0, 10)
+        axes.set_xticks([0, SMALLEST, 1e-6, 1e-4, 1e-2, 1])
         axes.minorticks_off()
         axes.set_title(name)
         axes.set_xlabel("largest difference / largest number")
         figures[name] = figure
     return figures
-
-
-def _share(line: Mapping[str, Any], what: str) -> float:
-    """What was found at a stage as a share of its largest number."""
-    share: float = line[what] / (line["scale"] or 1.0)
-    return share
-
-
-def _decades(lines: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """The powers of ten between which every share lies; the first is left to zeros."""
-    powers = []
-    for line in lines:
-        for what in ("largest", "limit"):
-            share = _share(line, what)
-            if 0 < share < math.inf:
-                powers.append(math.log10(share))
-    if not powers:
-        return -8, 0
-    return math.floor(min(powers)) - 1, math.ceil(max(powers))
 
 
 @rc_context(STYLE)
