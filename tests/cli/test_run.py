@@ -125,6 +125,14 @@ def test_a_script_that_cannot_be_patched_does_not_run(tmp_path):
     assert "is not prepared: none" in err
 
 
+def test_strict_is_passed_on_to_the_script():
+    code, out, _ = run(
+        "--strict", "-", given=f"import os; print(os.environ['{launcher.ENV_NAME}'])"
+    )
+    assert code == 0
+    assert json.loads(out)["flags"] == {"mode": "matmul", "strict": True}
+
+
 def test_a_command_runs_and_the_python_that_it_starts_is_prepared(tmp_path):
     command = tmp_path / "train"
     command.write_text(f"#!/bin/sh\necho ran\n{sys.executable} -c ''")
