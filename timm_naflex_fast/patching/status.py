@@ -53,7 +53,7 @@ class Status:
         ]
         lines.append(table(rows))
         for name, settings in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {_in_words(settings)}")
+            lines.append(f"one {name} has its own: {in_words(settings)}")
         lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
         return "\n".join(lines)
 
@@ -84,7 +84,7 @@ class Status:
         return sentences
 
 
-def _in_words(settings: Settings) -> str:
+def in_words(settings: Settings) -> str:
     """Settings as a sentence has them."""
     if settings == STOCK:
         return "the library's own code"
