@@ -111,3 +111,26 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode):
             assert relative(got, want) <= 1e-6
             assert worst(grads, want_grads) <= 1e-5
     assert counter.frame_count <= 2
+
+
+# A graph of an earlier run, which the compiler has kept, would hide what this run compiles.
+@torch._inductor.config.patch(force_disable_caches=True)
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+@pytest.mark.parametrize("sizes", [[(39, 1)], [(6, 5), (6, 5)]], ids=str)
+def test_tokens_of_transposed_strides_are_trained_in_a_graph_of_inductor(sizes):
+    case = Case(sizes=sizes, table_size=(6, 5), channels=8)
+    table = case.embeds().pos_embed
+    x = case.x().mT.contiguous().mT.requires_grad_()
+
+    def add(x):
+        return add_pos_embed_(x * 1, table, case.coord(), strategy=INTERPOLATE, **case.options)
+
+    want = add(x)
+    got = torch.compile(add, fullgraph=True)(x)
+
+    assert torch.equal(got, want)
+    weight = torch.randn_like(want)
+    grads = torch.autograd.grad((got * weight).sum(), (x, table))
+    want_grads = torch.autograd.grad((want * weight).sum(), (x, table))
+    assert torch.equal(grads[0], want_grads[0])
+    assert relative(grads[1], want_grads[1]) <= 1e-5

@@ -96,6 +96,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
+    # Autograd adds the zeros of the copy in ``add`` to this gradient. Inductor removes that sum and
+    # gives its strides, contiguous ones, to what is left, which would be the graph's input.
+    g = g.contiguous()
     grad_table = None
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors
