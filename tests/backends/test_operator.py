@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.support.checks import slow
 from tests.support.oracles import (
     BATCH,
     NEW_TIMM,
@@ -116,14 +117,22 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode):
 # A graph of an earlier run, which the compiler has kept, would hide what this run compiles.
 @torch._inductor.config.patch(force_disable_caches=True)
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
-@pytest.mark.parametrize("sizes", [[(39, 1)], [(6, 5), (6, 5)]], ids=str)
-def test_tokens_of_transposed_strides_are_trained_in_a_graph_of_inductor(sizes):
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        (INTERPOLATE, [(39, 1)]),
+        slow(INTERPOLATE, [(6, 5), (6, 5)]),
+        slow("matmul", [(6, 5), (6, 5)]),
+        slow("grid_sample", [(39, 1)]),
+    ],
+)
+def test_tokens_of_transposed_strides_are_trained_in_a_graph_of_inductor(strategy, sizes):
     case = Case(sizes=sizes, table_size=(6, 5), channels=8)
     table = case.embeds().pos_embed
     x = case.x().mT.contiguous().mT.requires_grad_()
 
     def add(x):
-        return add_pos_embed_(x * 1, table, case.coord(), strategy=INTERPOLATE, **case.options)
+        return add_pos_embed_(x * 1, table, case.coord(), strategy=strategy, **case.options)
 
     want = add(x)
     got = torch.compile(add, fullgraph=True)(x)

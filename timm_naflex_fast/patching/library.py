@@ -66,11 +66,11 @@ class Library:
         return self.choices.settings or STOCK
 
 
-AS_INTERPOLATE: dict[str, str] = {}
+EXACT_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
     if _strategy.reference == "interpolate":
-        AS_INTERPOLATE[_name] = _name
-"""The strategies, by mode, of methods that timm's ``pos_embed_use_grid_sample`` does not change."""
+        EXACT_STRATEGIES[_name] = _name
+"""By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions that ours took the place of. They stay here: another package may

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..functional import resample_pos_embeds
 from ..resampling.spec import INTERPOLATIONS
 from .decide import Decision, choose, count, lacks_operator
-from .library import AS_INTERPOLATE, Key, Library, Replacement, original
+from .library import EXACT_STRATEGIES, Key, Library, Replacement, original
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -137,16 +137,16 @@ _outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
 _RESIZE = "resize_positional_embeddings"
 REPLACEMENTS = {
-    (SIGLIP2, "forward"): Replacement("pos_embed", siglip2_forward, AS_INTERPOLATE, (_RESIZE,)),
-    (COSMOS3, "forward"): Replacement("pos_embed", cosmos3_forward, AS_INTERPOLATE, (_RESIZE,)),
+    (SIGLIP2, "forward"): Replacement("pos_embed", siglip2_forward, EXACT_STRATEGIES, (_RESIZE,)),
+    (COSMOS3, "forward"): Replacement("pos_embed", cosmos3_forward, EXACT_STRATEGIES, (_RESIZE,)),
     (RADIO, "_embed_packed_patches"): Replacement(
         "pos_embed",
         radio_embed_packed_patches,
-        AS_INTERPOLATE,
+        EXACT_STRATEGIES,
         ("_interpolate_position_embedding",),
     ),
     (HUNYUAN, "forward"): Replacement(
-        "pos_embed", hunyuan_forward, AS_INTERPOLATE, ("interpolate_pos_encoding",)
+        "pos_embed", hunyuan_forward, EXACT_STRATEGIES, ("interpolate_pos_encoding",)
     ),
 }
 
@@ -154,7 +154,7 @@ LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
-    modes=("stock", *AS_INTERPOLATE),
+    modes=("stock", *EXACT_STRATEGIES),
     replacements=REPLACEMENTS,
     reads={
         (
