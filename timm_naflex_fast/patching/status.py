@@ -13,7 +13,7 @@ from ..text_table import table
 from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
 from .decide import call_counts
 from .library import Library, targets
-from .others import foreign_methods, in_force, users_in
+from .others import foreign_methods, in_force, not_served, users_in
 from .releases import version_of
 
 
@@ -27,6 +27,8 @@ class Status:
     ``enable()``: ``calls`` counts what computed which component, ``fallbacks`` why a library's own
     code ran although something else was chosen. Under ``torch.compile`` each trace counts, and the
     calls of a finished graph do not. ``notes`` are sentences on what a user may not expect.
+    ``patched`` names the libraries of which anything is replaced in this process, ``not_patched``
+    the others whose classes are loaded, or that the model asked about is of.
     """
 
     flags: Settings
@@ -39,22 +41,21 @@ class Status:
     model_classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     scope: str = "every model"
+    patched: tuple[str, ...] = ()
+    not_patched: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
         if not self.replaced:
-            lines.append(
-                "nothing is patched in this process; "
-                "enable() or naflex-fast run does it (every model is stock)"
-            )
-            return "\n".join([*lines, *self.notes])
+            lines.append(self._nothing())
+            return "\n".join([*lines, *self._what_patches(), *self.notes])
         rows = [
             {"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()
         ]
         lines.append(table(rows))
         for name, settings in zip(self.model_classes, self.models):
             lines.append(f"one {name} has its own: {_in_words(settings)}")
-        lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
+        lines += ["", self._what_ran(), *self.why_stock(), *self._what_patches(), *self.notes]
         return "\n".join(lines)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -65,6 +66,13 @@ class Status:
         """What a notebook shows for it."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
+    def _nothing(self) -> str:
+        """That nothing is replaced, and how far that goes."""
+        if self.patched:
+            names = " and ".join(self.patched)
+            return f"nothing is replaced in {self.scope} (patched in this process: {names})"
+        return "nothing is patched in this process (every model is stock)"
+
     def _what_ran(self) -> str:
         """The counts, as a table."""
         heading = "what ran since enable()"
@@ -74,6 +82,16 @@ class Status:
         for (component, strategy), n in sorted(self.calls.items()):
             rows.append({heading: f"{component}: {strategy}", "calls": str(n)})
         return table(rows)
+
+    def _what_patches(self) -> list[str]:
+        """What puts ours on the libraries that are not patched, in sentences."""
+        sentences = []
+        for name in self.not_patched:
+            call = f'enable(library="{name}")'
+            if name == "timm":
+                call = "enable() or naflex-fast run"
+            sentences.append(f"{name} is not patched; {call} patches it")
+        return sentences
 
     def why_stock(self) -> list[str]:
         """Why the library's own code ran in place of what was chosen, in sentences."""
@@ -96,20 +114,27 @@ def _in_words(settings: Settings) -> str:
 
 def describe(
     libraries: Collection[Library],
-    modules: Collection[nn.Module],
-    scope: str,
-    models: Collection[Choice] = (),
+    patched: Collection[str],
+    model: nn.Module | None = None,
+    modules: Collection[nn.Module] = (),
+    choices: Collection[Choice] = (),
     more: Collection[nn.Module] = (),
 ) -> Status:
-    """What holds now, for these modules of one model or, without any, for every model.
+    """What holds now, for one model or for every model.
 
-    ``models``: what holds for models with their own. ``more``: modules of any model, which may have
-    a method of their own in place of ours.
+    Args:
+        libraries: those that the model is of, or all that are imported.
+        patched: the names of those of which anything is replaced in this process.
+        model: None: every model.
+        modules: of the model, those with methods that are replaced.
+        choices: what holds for models with their own.
+        more: modules of any model, which may have a method of their own in place of ours.
     """
     own = _own_settings(modules)
     flags = STOCK
     replaced: dict[str, str] = {}
     notes: list[str] = []
+    not_patched = []
     for library in libraries:
         settings = own or library.settings
         if flags == STOCK:
@@ -119,17 +144,25 @@ def describe(
         for before, note in library.notes.items():
             if version_of(library) < before:
                 notes.append(note)
+        if library.name in patched:
+            notes += not_served(library, model)
+        elif any(targets(library)):
+            not_patched.append(library.name)
+    if not patched and not not_patched:
+        not_patched.append("timm")  # as it is the default of ``enable``
     return Status(
         flags=flags,
-        models=tuple(choice.settings for choice in models),
+        models=tuple(choice.settings for choice in choices),
         replaced=replaced,
         timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
         torch=torch.__version__,
         calls=dict(call_counts.calls),
         fallbacks=dict(call_counts.fallbacks),
-        model_classes=tuple(choice.model for choice in models),
+        model_classes=tuple(choice.model_class for choice in choices),
         notes=tuple(notes),
-        scope=scope,
+        scope="every model" if model is None else f"this {type(model).__name__}",
+        patched=tuple(patched),
+        not_patched=tuple(not_patched),
     )
 
 

@@ -155,6 +155,10 @@ LIBRARY = Library(
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
     modes=("stock", *EXACT_STRATEGIES),
+    not_served={
+        "transformers.models.siglip.modeling_siglip:SiglipVisionEmbeddings": "SigLIP and SigLIP-2 "
+        "of a fixed resolution, model_type 'siglip'"
+    },
     replacements=REPLACEMENTS,
     reads={
         (
