@@ -303,7 +303,7 @@ def enable(
     mode: Mode = "matmul",
     *,
     model: nn.Module | None = None,
-    pos_embed: str | None = None,
+    pos_embed: Mode | None = None,
     patch_embed: str | None = None,
     rope: str | None = None,
     library: str | tuple[str, ...] = "timm",
