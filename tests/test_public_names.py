@@ -1,5 +1,6 @@
 """The public names: those that exist can be imported, and a checker of types knows no others."""
 
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def mypy(tmp_path):
         (tmp_path / "script.py").write_text(script)
         # Names of the user's project are looked for in its folder, then in the environment.
         command = [sys.executable, "-m", "mypy", "--no-color-output", "script.py"]
-        environment = {"PATH": "", "MYPYPATH": str(ROOT)}
+        environment = {**os.environ, "MYPYPATH": str(ROOT)}
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         ).stdout
