@@ -97,11 +97,8 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
 
 def _imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
-    imported = []
-    for name in LIBRARIES:
-        if sys.modules.get(name):
-            imported.append(_import_library(name, all_parts=False))
-    return imported
+    names = [name for name in LIBRARIES if sys.modules.get(name)]
+    return [_import_library(name, all_parts=False) for name in names]
 
 
 def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> bool:

@@ -91,13 +91,11 @@ def not_served(library: Library, model: nn.Module | None) -> list[str]:
         if owner is None:
             continue
         if model is None:
-            classes = with_derived(owner)
-            if _instances_of(classes):
-                gc.collect()  # a module may refer to itself, and be there though nobody holds it
-            is_there = bool(_instances_of(classes))
+            gc.collect()  # a module may refer to itself, and be there though nobody holds it
+            parts = _instances_of(with_derived(owner))
         else:
-            is_there = any(isinstance(part, owner) for part in model.modules())
-        if is_there:
+            parts = list(model.modules())
+        if any(isinstance(part, owner) for part in parts):
             sentences.append(
                 f"nothing of {owner.__name__} ({words}) is resampled by what is patched: it stays "
                 "with the library's own code under every mode"
@@ -151,6 +149,7 @@ def in_force(library: Library, target: Target, user: Any) -> bool:
     owner, function = look_up(user, target.name)
     if _hides_ours(library, target, owner, function):
         return False
+    # What another has put over ours may call it, as a wrapper does: that counts as ours.
     return author_of(function, library) != "original"
 
 
@@ -183,6 +182,7 @@ def _has_methods_of(user: Any, owner: Any) -> bool:
 def _hides_ours(library: Library, target: Target, owner: Any, function: Any) -> bool:
     """Whether this method, which ``owner`` has, is in force in place of ours."""
     if owner is target.owner:
+        # Where ours was put before, another's lies over it, and may call it.
         return author_of(function, library) == "foreign" and target.key not in in_place
     if owner is None or calls_ours(function, library):
         return False
@@ -208,6 +208,7 @@ def overridden_by(library: Library, module: Any, skips: tuple[str, ...]) -> str 
     if torch.compiler.is_dynamo_compiling():
         return None
     for path in skips:
+        # "rope.get_embed" is a method of the module's ``rope``, "get_embed" one of its own.
         attribute, _, name = path.rpartition(".")
         holder = getattr(module, attribute, None) if attribute else module
         if holder is not None and _is_changed(library, holder, name):
@@ -223,6 +224,7 @@ def _is_changed(library: Library, holder: Any, name: str) -> bool:
     function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
     if function is None:
         return False
+    # A method that was taken from another module has that one's settings.
     bound_elsewhere = getattr(function, "__self__", holder) is not holder
     return bound_elsewhere or author_of(function, library) == "foreign"
 

@@ -1,10 +1,8 @@
 """What ``status()`` gives, and how it prints."""
 
-import html
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,10 +14,12 @@ from .library import Library, targets
 from .others import foreign_methods, in_force, not_served, users_in
 from .releases import version_of
 
+HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Status:
-    """What is replaced by what. Prints as a table.
+    """What is replaced by what. Prints as a table, in a notebook too.
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of
     models that have their own, ``model_classes`` the classes of these. ``replaced`` maps the
@@ -27,8 +27,7 @@ class Status:
     ``enable()``: ``calls`` counts what computed which component, ``fallbacks`` why a library's own
     code ran although something else was chosen. Under ``torch.compile`` each trace counts, and the
     calls of a finished graph do not. ``notes`` are sentences on what a user may not expect.
-    ``patched`` names the libraries of which anything is replaced in this process, ``not_patched``
-    the others whose classes are loaded, or that the model asked about is of.
+    ``patched`` names the libraries of which anything is replaced in this process.
     """
 
     flags: Settings
@@ -42,36 +41,28 @@ class Status:
     notes: tuple[str, ...] = ()
     scope: str = "every model"
     patched: tuple[str, ...] = ()
-    not_patched: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
+        if not self.patched:
+            lines.append(
+                f"nothing is patched in this process (every model is stock): {HOW_TO_PATCH}"
+            )
+            return "\n".join([*lines, *self.notes])
         if not self.replaced:
-            lines.append(self._nothing())
-            return "\n".join([*lines, *self._what_patches(), *self.notes])
+            patched = " and ".join(self.patched)
+            lines.append(
+                f"nothing is replaced in {self.scope} (patched in this process: {patched})"
+            )
+            return "\n".join([*lines, *self.notes])
         rows = [
             {"replaced": what, f"by, in {self.scope}": who} for what, who in self.replaced.items()
         ]
         lines.append(table(rows))
         for name, settings in zip(self.model_classes, self.models):
             lines.append(f"one {name} has its own: {_in_words(settings)}")
-        lines += ["", self._what_ran(), *self.why_stock(), *self._what_patches(), *self.notes]
+        lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
         return "\n".join(lines)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython prints for it at the end of a cell."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows for it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def _nothing(self) -> str:
-        """That nothing is replaced, and how far that goes."""
-        if self.patched:
-            names = " and ".join(self.patched)
-            return f"nothing is replaced in {self.scope} (patched in this process: {names})"
-        return "nothing is patched in this process (every model is stock)"
 
     def _what_ran(self) -> str:
         """The counts, as a table."""
@@ -82,16 +73,6 @@ class Status:
         for (component, strategy), n in sorted(self.calls.items()):
             rows.append({heading: f"{component}: {strategy}", "calls": str(n)})
         return table(rows)
-
-    def _what_patches(self) -> list[str]:
-        """What puts ours on the libraries that are not patched, in sentences."""
-        sentences = []
-        for name in self.not_patched:
-            call = f'enable(library="{name}")'
-            if name == "timm":
-                call = "enable() or naflex-fast run"
-            sentences.append(f"{name} is not patched; {call} patches it")
-        return sentences
 
     def why_stock(self) -> list[str]:
         """Why the library's own code ran in place of what was chosen, in sentences."""
@@ -134,9 +115,9 @@ def describe(
     flags = STOCK
     replaced: dict[str, str] = {}
     notes: list[str] = []
-    not_patched = []
     for library in libraries:
         settings = own or library.settings
+        # A choice for both libraries is the same for both; else the first that was chosen is shown.
         if flags == STOCK:
             flags = settings
         replaced.update(_replaced(library, modules, settings))
@@ -146,10 +127,8 @@ def describe(
                 notes.append(note)
         if library.name in patched:
             notes += not_served(library, model)
-        elif any(targets(library)):
-            not_patched.append(library.name)
-    if not patched and not not_patched:
-        not_patched.append("timm")  # as it is the default of ``enable``
+        elif patched and any(targets(library)):
+            notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
     return Status(
         flags=flags,
         models=tuple(choice.settings for choice in choices),
@@ -162,7 +141,6 @@ def describe(
         notes=tuple(notes),
         scope="every model" if model is None else f"this {type(model).__name__}",
         patched=tuple(patched),
-        not_patched=tuple(not_patched),
     )
 
 
@@ -181,6 +159,7 @@ def _replaced(
     """What computes each of the library's methods in whose place ours is."""
     replaced = {}
     for target in targets(library):
+        # One that hides ours in a class of its own is named in the notes; the others run ours.
         if any(in_force(library, target, user) for user in users_in(library, modules)):
             replacement = library.replacements[target.key]
             mode = getattr(settings, replacement.component)

@@ -62,6 +62,7 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     tokens = self.patch_projection(pixel_values)
     tokens = tokens + embeddings.to(tokens.dtype)
     parts = []
+    # The class and register tokens have no place on a grid, so they get no embedding.
     for image in tokens.split(image_grid_hw.prod(1).tolist()):
         parts += [self.cls_register_token, image]
     return torch.cat(parts)[None]
@@ -100,6 +101,7 @@ def _resampled(
             class token's.
         size: (h0, w0).
     """
+    # HunYuan-VL's mode stands in the model's configuration, and may be any of PyTorch's.
     reason = None
     if options["mode"] not in INTERPOLATIONS:
         reason = f"a table resized by {options['mode']}"
@@ -112,6 +114,7 @@ def _resampled(
     elif decision.strategy != "stock":
         options["strategy"] = decision.strategy
         h0, w0 = size
+        # The cells come last: HunYuan-VL's table holds a row for the class token before them.
         table = decision.tables[0].flatten(0, -2)[-h0 * w0 :].unflatten(0, size)  # (h0, w0, C)
         # Packed sizes in a tensor have to be read on the host: a graph breaks there, as in
         # transformers.
