@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib
 import re
+import sys
 import types
 
 import pytest
@@ -203,3 +204,11 @@ def test_the_status_of_a_model_whose_library_is_not_patched_says_what_patches_it
     assert status().calls == {("pos_embed", "matmul"): 1}
     disable(), enable(library="transformers")
     assert str(status(small_vit())).splitlines()[-1] == f"timm is not patched: {how}"
+
+
+def test_a_library_of_which_no_class_is_loaded_is_not_named(monkeypatch):
+    enable()
+    assert "transformers is not patched" in str(status())
+    for path, _ in LIBRARY.replacements:
+        monkeypatch.delitem(sys.modules, path.partition(":")[0])
+    assert "transformers" not in str(status())
