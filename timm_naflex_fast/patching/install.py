@@ -327,9 +327,8 @@ def enable(
         library: "timm", "transformers", or a tuple of both; without effect for one model, which is
             looked through for both.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
-            chosen, and at once if a model, or for every model one that is there now, is of a class
-            that nothing is replaced in although its name says so (transformers'
-            SiglipVisionEmbeddings).
+            chosen; and at once if the model (without one, any model of this process) holds
+            transformers' SiglipVisionEmbeddings, in which nothing is replaced.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
@@ -337,7 +336,7 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ; with ``strict``,
-            a method that would be left as it is, or such a class; nothing is changed.
+            a method that would be left as it is, or a SiglipVisionEmbeddings; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
