@@ -1,5 +1,7 @@
 """Every strategy in one compiled graph; see contract/ for the operator's own result."""
 
+import re
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -18,8 +20,8 @@ from tests.support.oracles import (
     worst,
 )
 from tests.support.running import running
-from timm_naflex_fast import status
-from timm_naflex_fast.backends.operator import add_learned
+from timm_naflex_fast import __version__, status
+from timm_naflex_fast.backends.operator import add_learned, learned_grad
 from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
@@ -37,6 +39,12 @@ def counter():
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="older torch has no tag")
 def test_no_cuda_graph_may_hold_the_operator():
     assert torch.Tag.cudagraph_unsafe in add_learned._opoverload.tags
+
+
+@pytest.mark.parametrize("operator", [add_learned, learned_grad])
+def test_a_graph_that_another_release_left_on_disk_is_not_found(operator):
+    """The compiler finds it by the names of its operators, and the backward pass is in it."""
+    assert re.sub(r"\W", "_", __version__) in operator._opoverload.name()
 
 
 def is_one_graph(counter):

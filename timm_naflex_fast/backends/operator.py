@@ -5,11 +5,13 @@ many times slower. So the graph holds one operator, inside which ``eager`` runs.
 on the host, so CUDA graphs leave it out.
 """
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..batch.layout import Coordinates
 from ..resampling.spec import ResizeSpec
 from ..strategies import STRATEGIES
@@ -23,6 +25,10 @@ HOW = (
 
 Except ``batch_max``, which is read from the batch.
 """
+
+# The compiler keeps graphs on disk, with the backward pass in them, and finds them by the names of
+# their operators: after an update, that of the release before would go on.
+_RELEASE = re.sub(r"\W", "_", __version__)
 
 _options: dict[str, Any] = dict(mutates_args=())
 if hasattr(torch.Tag, "cudagraph_unsafe"):
@@ -49,7 +55,7 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
 
 
 @torch.library.custom_op(
-    "timm_naflex_fast::add_learned",
+    f"timm_naflex_fast::add_learned_{_RELEASE}",
     schema=f"(Tensor x, Tensor table, Tensor coord, {HOW}) -> (Tensor, Tensor)",
     **_options,
 )
@@ -64,7 +70,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
 
 
 @torch.library.custom_op(
-    "timm_naflex_fast::learned_grad",
+    f"timm_naflex_fast::learned_grad_{_RELEASE}",
     schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {HOW}) -> Tensor",
     **_options,
 )
