@@ -47,6 +47,7 @@ from .library import (
 from .others import (
     author_of,
     foreign_methods,
+    modules_in,
     modules_with_foreign_methods,
     not_served,
     users_in,
@@ -97,8 +98,11 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
 
 def _imported_libraries() -> list[Library]:
     """Those that this process has imported. Not to be called while the lock is held."""
-    names = [name for name in LIBRARIES if sys.modules.get(name)]
-    return [_import_library(name, all_parts=False) for name in names]
+    imported = []
+    for name in LIBRARIES:
+        if sys.modules.get(name):
+            imported.append(_import_library(name, all_parts=False))
+    return imported
 
 
 def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> bool:
@@ -193,25 +197,22 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
     modules: list[nn.Module] = []
-    libraries = []
-    others = []
-    # Of a library that is not imported there is no module in the model.
-    for library in _imported_libraries():
-        owners = [target.owner for target in targets(library)]
-        classes = tuple(owner for owner in owners if isinstance(owner, type))
-        inside = [part for part in parts if isinstance(part, classes)]
-        if inside:
-            modules += inside
-            libraries.append(library)
-        elif parts:
-            others += not_served(library, model)
+    libraries: list[Library] = []
+    sentences = []
+    if isinstance(model, nn.Module):
+        # Of a library that is not imported there is no module in the model.
+        for library in _imported_libraries():
+            inside = modules_in(library, model)
+            if inside:
+                modules += inside
+                libraries.append(library)
+            sentences += not_served(library, model)
     if not modules:
         missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
         sentences = [
             f"{type(model).__name__} contains {missing}",
-            *others,
+            *sentences,
             "valid is any torch.nn.Module that contains one of them",
         ]
         raise ValueError("; ".join(sentences))
@@ -424,9 +425,22 @@ def status(model: nn.Module | None = None) -> Status:
         modules, libraries = _modules_of(model)
     with lock:
         _tidy()
-        patched = [library.name for library in _libraries.values() if library.is_patched]
+        patched = []
+        for library in _libraries.values():
+            if library.is_patched:
+                patched.append(library.name)
         if model is not None:
             return describe(libraries, patched, model, modules)
-        holding = {where.choices[-1] for where in list(every_choices) if where.choices}
-        of_models = [choice for choice in _choices if choice.model_class and choice in holding]
-        return describe(libraries, patched, choices=of_models, more=list(_modules))
+        return describe(libraries, patched, choices=_holding_for_models(), more=list(_modules))
+
+
+def _holding_for_models() -> list[Choice]:
+    """The choices that hold now for models of their own, oldest first."""
+    newest = set()
+    for where in list(every_choices):
+        newest.update(where.choices[-1:])
+    holding = []
+    for choice in _choices:
+        if choice.model_class and choice in newest:
+            holding.append(choice)
+    return holding

@@ -80,6 +80,16 @@ def modules_with_foreign_methods(library: Library) -> list[nn.Module]:
     return modules
 
 
+def modules_in(library: Library, model: nn.Module) -> list[nn.Module]:
+    """A model's modules that have methods of the library's that we replace."""
+    owners = [target.owner for target in targets(library)]
+    modules = []
+    for part in model.modules():
+        if any(_has_methods_of(part, owner) for owner in owners):
+            modules.append(part)
+    return modules
+
+
 def not_served(library: Library, model: nn.Module | None) -> list[str]:
     """What nobody may take for something that is replaced, in sentences.
 
@@ -109,7 +119,11 @@ def _instances_of(classes: Collection[Any]) -> list[Any]:
     Python's garbage collector finds them, in 0.04 s where there are half a million objects: an
     object refers to its class.
     """
-    return [each for each in gc.get_referrers(*classes) if type(each) in classes]
+    instances = []
+    for each in gc.get_referrers(*classes):
+        if type(each) in classes:
+            instances.append(each)
+    return instances
 
 
 def with_derived(owner: Any) -> list[Any]:
