@@ -43,7 +43,7 @@ def test_help_and_wrong_words_import_nothing_heavy():
 
 
 def test_the_packages_names_are_found_when_asked_for():
-    names = ["Handle", "disable", "enable", "functional", "status"]
+    names = ["Handle", "Status", "disable", "enable", "functional", "status"]
     assert sorted(timm_naflex_fast.__all__) == names
     assert sorted(name for name in dir(timm_naflex_fast) if not name.startswith("__")) == names
     for module in (timm_naflex_fast, timm_naflex_fast.functional, install):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from ..names import did_you_mean
 from .checkpoints import NamesDiffer, check_names, read_checkpoint, sizes
+from .contenders import temporarily
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -148,7 +148,7 @@ def load_model(
     with (
         load_errors(what, advice),
         torch.random.fork_rng(devices=[]),
-        patch.object(NaFlexVit, "load_state_dict", _load_whole),
+        temporarily(NaFlexVit, {"load_state_dict": _load_whole}),
     ):
         torch.manual_seed(0)  # also for a head that is not in the weights
         model = timm.create_model(name, pretrained=not random_weights, **options)

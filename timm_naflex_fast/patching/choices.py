@@ -92,7 +92,7 @@ class Choice:
     """What one ``enable()``, or one ``disable(model)``, has chosen."""
 
     settings: Settings
-    model: str  # the class of the model that it is for; "": every model
+    model_class: str  # the name of the class of the model that it is for; "": every model
     libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
     handle: Any = lambda: None  # a weak reference to what can end it
