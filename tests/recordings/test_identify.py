@@ -45,6 +45,13 @@ def test_every_channel_counts():
     assert error * result.abs().max() == pytest.approx(1, abs=1e-5)
 
 
+def test_channels_that_are_the_same_in_every_cell_do_not_hide_the_others():
+    table = random_table(4, channels=40)
+    table[..., :36] = 0
+    found = identify_resampling(table, (5, 7), resample_pos_embed(table, (5, 7), mode="bilinear"))
+    assert Convention(**found[0][1]) == BILINEAR and found[1][0] > 0.01
+
+
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("corners", [False, True])

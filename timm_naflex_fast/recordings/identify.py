@@ -2,7 +2,7 @@
 position table? All of them are tried, the best comes first. And which rounding explains the rest?
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from ..batch.layout import FrameSizes, sizes_on_host
 from .conventions import Convention, conventions
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
-SOME_CHANNELS = 32  # all follow the same convention, so that some of them find the best ones
+SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
 BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a number by, as a share of the largest, for each cell of the table's longer
@@ -130,10 +130,10 @@ def _packed(result: Tensor, sizes: FrameSizes, table_shape: torch.Size) -> Tenso
     channels = table_shape[-1]
     counts = [t * h * w for t, h, w in sizes]
     needed = f"result must have {sum(counts)} tokens of {channels} channels, shape (tokens, C)"
-    is_transposed = result.ndim > 1 and shape[-1] != channels
-    if is_transposed and channels in shape:
+    channels_elsewhere = result.ndim > 1 and shape[-1] != channels
+    if channels_elsewhere and channels in shape:
         raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
-    if is_transposed and shape[-1] == table_shape[0]:
+    if channels_elsewhere and shape[-1] == table_shape[0]:
         raise ValueError(
             f"table must be (H0, W0, C); got {tuple(table_shape)}, which is transposed if "
             f"{shape[-1]} is the number of channels, as in result {shape}"
@@ -148,29 +148,32 @@ def _packed(result: Tensor, sizes: FrameSizes, table_shape: torch.Size) -> Tenso
 def ranked(table: Tensor, sizes: FrameSizes, result: Tensor) -> list[tuple[float, Convention]]:
     """Every convention that the sizes allow, with its error, the smallest first.
 
-    Arguments as ``checked`` returns them. All channels are compared of the best conventions, some
-    of the others.
+    Arguments as ``checked`` returns them. All channels are compared of the best conventions, of the
+    others those that differ most from cell to cell.
     """
-    some = _by_error(
-        conventions(sizes), table[..., :SOME_CHANNELS], sizes, result[:, :SOME_CHANNELS]
-    )
-    best = _by_error([convention for _, convention in some[:BEST]], table, sizes, result)
-    return best + some[BEST:]
+    largest = result.abs().max()
+    spread = table.flatten(0, 1).std(0)  # (C,)
+    channels = spread.topk(min(SOME_CHANNELS, len(spread))).indices
+    tried = conventions(sizes)
+    some = _by_error(tried, table[..., channels], sizes, result[:, channels], largest)
+    tried = (convention for _, convention in some[:BEST])
+    return _by_error(tried, table, sizes, result, largest) + some[BEST:]
 
 
 def _by_error(
-    tried: Iterable[Convention], table: Tensor, sizes: FrameSizes, result: Tensor
+    tried: Iterator[Convention], table: Tensor, sizes: FrameSizes, result: Tensor, largest: Tensor
 ) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
-    errors = [
-        (_largest(convention.tokens(table, sizes), result), convention) for convention in tried
-    ]
-    return sorted(errors, key=lambda pair: round(pair[0], DECIMALS))
+    found = []
+    for convention in tried:
+        error = _share(result - convention.tokens(table, sizes), largest)
+        found.append((error, convention))
+    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
 
-def _largest(expected: Tensor, result: Tensor) -> float:
+def _share(difference: Tensor, largest: Tensor) -> float:
     """The largest difference, as a share of the result's largest absolute value."""
-    return ((result - expected).abs().max() / result.abs().max()).item()
+    return (difference.abs().max() / largest).item()
 
 
 def rounding(
@@ -196,8 +199,9 @@ def rounding(
     Returns:
         That precision, or None where none of the three explains it.
     """
+    largest = result.abs().max()
     exact = convention.tokens(table, sizes)
-    error = _largest(exact, result)
+    error = _share(result - exact, largest)
     float32_limit = POSITIONS_IN_FLOAT32 * max(table.shape[:2])
     if error <= float32_limit:
         return Rounding("float32", error, float32_limit)
@@ -213,7 +217,7 @@ def rounding(
             "table and weights": convention.tokens(rounded_table, sizes, weights_in=dtype),
         }
         for rounded, tokens in simulated.items():
-            left = _largest(tokens, result)
+            left = _share(result - tokens, largest)
             if left <= float32_limit:
                 return Rounding(f"float32 with {rounded} in {precision}", left, float32_limit)
         nearest = min((result - tokens).square().mean() for tokens in simulated.values())
@@ -245,7 +249,8 @@ def verdict(
     if all(convention != reference for _, convention in ranking):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     smallest, best = ranking[0]
-    error = _largest(reference.tokens(*given[:2]), given[2])
+    table_in, sizes, tokens = given
+    error = _share(tokens - reference.tokens(table_in, sizes), tokens.abs().max())
     explained = rounding(reference, *given, stored_in=table.dtype)
     if explained and smallest + EXACT >= MUCH_NEARER * error:
         first = f"equal to the reference, {explained.words()}. The nearest:"
