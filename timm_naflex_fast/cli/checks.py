@@ -4,8 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..measure.checkpoints import find_weights
 from ..measure.images import Source, read
+from ..measure.weight_files import find_weights
 
 
 def check_model_options(options: argparse.Namespace) -> None:
