@@ -5,20 +5,24 @@ import sys
 from collections.abc import Sequence
 
 from ..measure.images import Source, read
+from ..measure.output import check_name
 from ..measure.weight_files import find_weights
+
+SHOWN = 5  # of what was skipped; a folder may hold thousands
 
 
 def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model.
+        ValueError: no model, or a checkpoint that holds no weights or whose name is not UTF-8.
         FileNotFoundError: no such checkpoint, or a folder without weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
+        check_name(options.checkpoint)
         find_weights(options.checkpoint)
 
 
@@ -34,3 +38,13 @@ def check_readable(sources: Sequence[Source]) -> None:
 def announce(text: str) -> None:
     """Print a line to stderr at once, before something that takes seconds."""
     print(text, file=sys.stderr, flush=True)
+
+
+def announce_skipped(skipped: Sequence[str]) -> None:
+    """Say in one line on stderr how many files and folders could not be read, and why."""
+    if not skipped:
+        return
+    reasons = "; ".join(skipped[:SHOWN])
+    if len(skipped) > SHOWN:
+        reasons += "; ..."
+    announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")

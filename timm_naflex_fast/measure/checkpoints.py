@@ -164,8 +164,8 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
     heads = heads or checkpoint.config.get("num_attention_heads", HEADS.get(width))
     if heads is None:
         raise Unusable(
-            f"no tensor tells how many heads {width} channels have: give num_heads, e.g. "
-            "--model-kwargs num_heads=12"
+            f"no tensor tells how many heads {width} channels have: give num_heads; add it to "
+            "--model-kwargs, e.g. num_heads=12"
         )
     if heads < 1 or width % heads:
         raise Unusable(

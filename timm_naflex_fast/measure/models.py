@@ -4,15 +4,16 @@ import argparse
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+from ..names import did_you_mean
 from .checkpoints import read_checkpoint, sizes
+from .contenders import temporarily
 from .tower_names import NamesDiffer, check_names
 from .weight_files import Unusable
 
+HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = (
     "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
@@ -78,8 +79,24 @@ def check_model(name: str) -> None:
         return
     own = timm.list_models("naflexvit*")
     names = own + timm.list_models("vit_*", module="vision_transformer")
-    near = get_close_matches(family, names, n=1) or own
-    raise ValueError(f"timm has no NaFlexVit {name!r}; did you mean {' or '.join(near)}?")
+    near = did_you_mean(family, names) or f"; it has {', '.join(own)}"
+    raise ValueError(f"timm has no NaFlexVit {name!r}{near}")
+
+
+def check_hub(name: str) -> None:
+    """Find out whether a model's weights can be had, from the hub or from its cache.
+
+    Asked once, for ``HUB_SECONDS``: the hub's own library would go on asking for a minute.
+    """
+    import timm
+    from huggingface_hub import constants, get_session, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    try:
+        snapshot_download(repository, local_files_only=True)
+    except LocalEntryNotFoundError:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
 
 
 def load_model(
@@ -128,10 +145,13 @@ def load_model(
         what = f"the checkpoint {checkpoint}"
         advice = HOW_TO_CONVERT
         weights = _add_file(options, checkpoint, what)
+    else:
+        with load_errors(what, advice):
+            check_hub(name)
     with (
         load_errors(what, advice),
         torch.random.fork_rng(devices=[]),
-        patch.object(NaFlexVit, "load_state_dict", _load_whole),
+        temporarily(NaFlexVit, {"load_state_dict": _load_whole}),
     ):
         torch.manual_seed(0)  # also for a head that is not in the weights
         model = timm.create_model(name, pretrained=not random_weights, **options)

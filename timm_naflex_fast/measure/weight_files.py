@@ -28,12 +28,14 @@ BESIDE = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 # Files that people have at hand and that hold no tensors under names that we know.
 SOURCE = "give the .safetensors or .pth from which it was made"
 OTHER_FORMS = {
-    ".gguf": f"a GGUF file, which has names and number types of llama.cpp: {SOURCE}",
-    ".onnx": f"a program of ONNX: {SOURCE}",
-    ".h5": f"a file of Keras: {SOURCE}",
-    ".msgpack": f"a file of flax: {SOURCE}",
-    ".npy": "one NumPy array: give the .npz of Google's release, or a .safetensors or .pth",
-    ".json": "settings, no weights: give the folder, or the file of weights beside it",
+    ".gguf": f"has llama.cpp's names and number types (GGUF); {SOURCE}",
+    ".onnx": f"is a program of ONNX; {SOURCE}",
+    ".h5": f"is a file of Keras; {SOURCE}",
+    ".msgpack": f"is a file of flax; {SOURCE}",
+    ".npy": "is one NumPy array; give the .npz of Google's release, a .safetensors or a .pth",
+    # Beside the weights of transformers lies config.json, which is easily taken for them.
+    ".json": "holds no weights; valid: a file of weights, an index of shards (.index.json), or the "
+    "folder of either",
 }
 LFS_POINTER = b"version https://git-lfs"
 GOOGLES_PATCH_EMBEDDING = "embedding/kernel"
@@ -83,7 +85,7 @@ def _check_form(file: Path) -> None:
     """
     form = OTHER_FORMS.get(file.suffix.lower())
     if form and not _is_index(file):
-        raise Unusable(f"{printable(file.name)} is {form}")
+        raise Unusable(f"{printable(file.name)} {form}")
     with open(file, "rb") as opened:
         start = opened.read(len(LFS_POINTER))
     if start == LFS_POINTER:  # what git keeps in place of a large file that was not fetched
