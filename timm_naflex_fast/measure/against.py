@@ -12,7 +12,7 @@ from torch import nn
 from ..names import STRATEGY_NAMES
 from ..patching.install import enable
 from .bench.workloads import coordinates
-from .checkpoints import read_config, to_transformers
+from .checkpoints import read_config
 from .contenders import BASELINE, use
 from .images import eval_transform
 from .models import load_errors
@@ -27,6 +27,7 @@ from .stages import (
     recorded,
     refer,
 )
+from .tower_names import to_transformers
 
 LIBRARY = "transformers"
 LIMITS = (
