@@ -16,7 +16,6 @@ embedding.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -39,7 +38,7 @@ from tqdm import tqdm
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.images import convert, image_files
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.models import fingerprint, load_model
 from timm_naflex_fast.measure.output import positive
 
 MODELS = {
@@ -252,15 +251,6 @@ class Output:
         with open(unfinished, "rb") as written:
             os.fsync(written.fileno())
         os.replace(unfinished, file)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the weights, names and all: the same however they were loaded."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -200,3 +201,14 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
         if isinstance(error, NamesDiffer):
             advice = HOW_TO_MATCH
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
