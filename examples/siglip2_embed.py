@@ -98,9 +98,12 @@ def transformers_tower(options: argparse.Namespace) -> Tower:
             "--library transformers takes its weights from --model, a name on the hub or a folder"
         )
     model = Siglip2VisionModel.from_pretrained(options.model).eval()
-    processor = Siglip2ImageProcessor.from_pretrained(
-        options.model, max_num_patches=options.max_seq_len
-    )
+    sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
+    try:
+        processor = Siglip2ImageProcessor.from_pretrained(options.model, **sizes)
+    except OSError:  # no image processor was saved there
+        processor = Siglip2ImageProcessor(**sizes)
+        print(f"{options.model} has no preprocessor_config.json: SigLIP-2's own settings are used")
 
     def forward(batch: Sample) -> Tensor:
         return model(**batch).pooler_output
