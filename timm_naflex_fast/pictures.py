@@ -44,7 +44,7 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> dict[str
     ...     "max_seq_len": "64"}
     >>> inputs = patches_of([Image.new("RGB", (640, 480)), Image.new("RGB", (90, 300))], settings)
     >>> inputs["patches"].shape, inputs["patch_valid"].sum(1).tolist()
-    (torch.Size([2, 64, 768]), [63, 60])
+    (torch.Size([2, 64, 768]), [63, 56])
     """
     from PIL.Image import Image
     from timm.data.naflex_dataset import NaFlexCollator

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +20,12 @@ from timm_naflex_fast.cli import export as command
 from timm_naflex_fast.cli.export import RUNTIMES
 from timm_naflex_fast.cli.main import main
 from timm_naflex_fast.measure import export as work
+from timm_naflex_fast.measure.images import NaFlexImages
+from timm_naflex_fast.measure.models import load_model
 
-SMALL = "--random-weights --model-kwargs embed_dim=32 depth=1 num_heads=2 num_classes=5".split()
+KWARGS = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
+SMALL = ["--random-weights", "--model-kwargs", *(f"{key}={n}" for key, n in KWARGS.items())]
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
 NAFLEX = []
 PLAIN = ["--size", "32", "48"]
 INPUTS = {
@@ -176,13 +181,20 @@ def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
     assert "3 an ONNX file is written, but" in " ".join(capsys.readouterr().out.split())
 
 
-@EXPORTS
-def test_an_onnx_file_names_its_axes_and_its_model(tmp_path):
-    onnx = pytest.importorskip("onnx")
+@pytest.fixture(scope="module")
+def onnx_file(tmp_path_factory):
+    """A file that was written with ``--max-seq-len 64``."""
     pytest.importorskip("onnxscript")
-    assert export(tmp_path / "m.onnx", "--max-seq-len", "64") == 0
+    file = tmp_path_factory.mktemp("exported") / "model.onnx"
+    assert export(file, "--max-seq-len", "64") == 0
+    return file
 
-    found = onnx.load(tmp_path / "m.onnx")
+
+@EXPORTS
+def test_an_onnx_file_names_its_axes_and_its_model(onnx_file):
+    onnx = pytest.importorskip("onnx")
+
+    found = onnx.load(onnx_file)
     shapes = {}
     for value in (*found.graph.input, *found.graph.output):
         sizes = value.type.tensor_type.shape.dim
@@ -199,6 +211,29 @@ def test_an_onnx_file_names_its_axes_and_its_model(tmp_path):
     assert len(metadata["weights_sha256"]) == 64
     for package in ("timm_naflex_fast", "timm", "torch"):
         assert metadata[package] == importlib.import_module(package).__version__
+
+
+@EXPORTS
+def test_the_page_leads_from_a_picture_to_the_output(onnx_file, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    monkeypatch.chdir(onnx_file.parent)
+    picture = Image.radial_gradient("L").resize((300, 200)).convert("RGB")
+    picture.save("photo.jpg")
+    set_float32, run, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    names = {}
+
+    exec(set_float32 + run, names)
+
+    model, _ = load_model(MODEL, random_weights=True, **KWARGS)
+    jpeg = Image.open("photo.jpg")
+    batch, _ = next(iter(NaFlexImages([("photo", lambda: jpeg)], model, max_seq_len=64)))
+    del batch["names"]
+    with torch.no_grad():
+        want = model(batch)
+    assert torch.allclose(torch.from_numpy(names["output"]), want, atol=1e-5)
+    arrays = {name: tensor.numpy() for name, tensor in names["inputs"].items()}
+    assert torch.allclose(torch.from_numpy(names["compiled"](arrays)[0]), want, atol=1e-5)
 
 
 @EXPORTS

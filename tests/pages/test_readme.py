@@ -46,9 +46,9 @@ def test_ci_runs_its_commands():
 
 
 def code_of(page, language):
-    """The one block of code in a language; of a diff, what is there afterwards."""
+    """The last block of code in a language; of a diff, what is there afterwards."""
     text = (ROOT / page).read_text()
-    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.S)
+    *_, block = re.findall(rf"```{language}\n(.*?)```", text, re.S)
     if language == "diff":
         block = re.sub("^[+ ] ", "", block, flags=re.M)
     return block

@@ -79,6 +79,8 @@ def export(options: argparse.Namespace) -> int:
     found = work.export(model, out, runtimes, options.size, metadata)
     print(f"{options.model}; weights: {weights}")
     _show(found, out)
+    # torch.export alone runs the program from which an ONNX file is made, not that file.
+    is_checked = out.suffix == ".pt2" or len(runtimes) > 1
     if options.json:
         record = {
             **provenance(options.command),
@@ -86,13 +88,13 @@ def export(options: argparse.Namespace) -> int:
             "metadata": metadata,
             "checks": [check._asdict() | {"right": check.is_right} for check in found.checks],
             "dtypes": found.dtypes,
+            "checked": is_checked,
             "written": found.right,
         }
         write_json(options.json, record)
     if not found.right:
         print(f"not written: {printable(out)}")
         return 1
-    is_checked = out.suffix == ".pt2" or len(runtimes) > 1
     note = ""
     if not is_checked:
         note = ", not checked in an ONNX runtime: none is installed (pip install onnxruntime)"
