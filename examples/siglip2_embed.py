@@ -277,7 +277,8 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {options.device}: no CUDA GPU here; valid: cpu")
-    files = image_files(options.images)
+    left_out: list[str] = []
+    files = image_files(options.images, left_out)
     options.model = options.model or MODELS[options.library]
     tower = TOWERS[options.library](options)
     settings = {
@@ -301,6 +302,8 @@ def run(options: argparse.Namespace) -> int:
     )
     skipped = embed_all(tower, left, output, options)
     count = output.finish(skipped)
+    for line in left_out:
+        print(f"left out: {line}", file=sys.stderr)
     for name, why in skipped.items():
         print(f"skipped, not readable as an image: {name}: {why}", file=sys.stderr)
     if not count:

@@ -1,23 +1,23 @@
 """Fast and exact resampling of the embeddings of timm's NaFlex vision transformers."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+__version__ = "1.0.0rc2"
+__all__ = ["Handle", "Status", "disable", "enable", "functional", "status"]
 
 if TYPE_CHECKING:
     from . import functional
-    from .patching.install import Handle, disable, enable, status
-
-__version__ = "1.0.0rc2"
-__all__ = ["Handle", "disable", "enable", "functional", "status"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import torch when a public name is first used: ``naflex-fast --help`` answers without it."""
-    if name == "functional":
-        return import_module(".functional", __name__)
-    if name in __all__:
-        return getattr(import_module(".patching.install", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .patching.install import Handle, Status, disable, enable, status
+else:
+    # A checker of types that saw this function would take every name for a public one.
+    def __getattr__(name: str) -> object:
+        """Import torch when a public name is first used: ``naflex-fast --help`` needs none."""
+        if name == "functional":
+            return import_module(".functional", __name__)
+        if name in __all__:
+            return getattr(import_module(".patching.install", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

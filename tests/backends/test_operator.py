@@ -1,9 +1,12 @@
 """Every strategy in one compiled graph; see contract/ for the operator's own result."""
 
+import re
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.support.checks import slow
 from tests.support.oracles import (
     BATCH,
     NEW_TIMM,
@@ -17,8 +20,8 @@ from tests.support.oracles import (
     worst,
 )
 from tests.support.running import running
-from timm_naflex_fast import status
-from timm_naflex_fast.backends.operator import add_learned
+from timm_naflex_fast import __version__, status
+from timm_naflex_fast.backends.operator import add_learned, learned_grad
 from timm_naflex_fast.functional import add_pos_embed_
 
 INTERPOLATE = "interpolate_cached"
@@ -36,6 +39,12 @@ def counter():
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="older torch has no tag")
 def test_no_cuda_graph_may_hold_the_operator():
     assert torch.Tag.cudagraph_unsafe in add_learned._opoverload.tags
+
+
+@pytest.mark.parametrize("operator", [add_learned, learned_grad])
+def test_a_graph_that_another_release_left_on_disk_is_not_found(operator):
+    """The compiler finds it by the names of its operators, and the backward pass is in it."""
+    assert re.sub(r"\W", "_", __version__) in operator._opoverload.name()
 
 
 def is_one_graph(counter):
@@ -111,3 +120,34 @@ def test_other_sizes_need_one_more_graph_at_most(counter, mode):
             assert relative(got, want) <= 1e-6
             assert worst(grads, want_grads) <= 1e-5
     assert counter.frame_count <= 2
+
+
+# A graph of an earlier run, which the compiler has kept, would hide what this run compiles.
+@torch._inductor.config.patch(force_disable_caches=True)
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        (INTERPOLATE, [(39, 1)]),
+        slow(INTERPOLATE, [(6, 5), (6, 5)]),
+        slow("matmul", [(6, 5), (6, 5)]),
+        slow("grid_sample", [(39, 1)]),
+    ],
+)
+def test_tokens_of_transposed_strides_are_trained_in_a_graph_of_inductor(strategy, sizes):
+    case = Case(sizes=sizes, table_size=(6, 5), channels=8)
+    table = case.embeds().pos_embed
+    x = case.x().mT.contiguous().mT.requires_grad_()
+
+    def add(x):
+        return add_pos_embed_(x * 1, table, case.coord(), strategy=strategy, **case.options)
+
+    want = add(x)
+    got = torch.compile(add, fullgraph=True)(x)
+
+    assert torch.equal(got, want)
+    weight = torch.randn_like(want)
+    grads = torch.autograd.grad((got * weight).sum(), (x, table))
+    want_grads = torch.autograd.grad((want * weight).sum(), (x, table))
+    assert torch.equal(grads[0], want_grads[0])
+    assert relative(grads[1], want_grads[1]) <= 1e-5

@@ -2,6 +2,9 @@
 again."""
 
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
 from itertools import product, starmap
@@ -13,7 +16,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tests.support.checks import slow
 from tests.support.oracles import OLD_TORCH, small_vit, vit_batch
 from timm_naflex_fast import disable, enable, status
-from timm_naflex_fast.patching import compiled as compiled_graphs
 
 B = vit_batch([(5, 7), (12, 4), (3, 3)])
 BACKENDS = ["eager", slow("inductor")]
@@ -52,7 +54,6 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
             assert gives(compiled, results) == "exact"
         with enable("grid_sample", model=model), enable("matmul"):
             assert gives(compiled, results) == "grid_sample"
-    frames = []
     for _ in range(3):
         assert gives(compiled, results) == "exact"
         with enable("grid_sample", model=model):
@@ -60,9 +61,21 @@ def test_every_switch_after_the_first_call_takes_effect(model, results, backend)
             with enable("matmul", model=model):
                 assert gives(compiled, results) == "exact"
             assert gives(compiled, results) == "grid_sample"
-        frames.append(counter.frame_count)
-    # Graphs of choices that come back are found again.
-    assert frames[0] == frames[1] == frames[2] or not compiled_graphs.NAMES_METHODS
+
+
+def test_graphs_of_choices_that_come_back_are_found_again_while_ours_is_in_place(model, results):
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter)
+    frames = []
+    with enable("matmul"):
+        for _ in range(3):
+            assert gives(compiled, results) == "exact"
+            with enable("grid_sample", model=model):
+                assert gives(compiled, results) == "grid_sample"
+                with enable("interpolate_cached", model=model):
+                    assert gives(compiled, results) == "exact"
+            frames.append(counter.frame_count)
+    assert frames[0] == frames[1] == frames[2]
 
 
 @pytest.mark.usefixtures("clean")
@@ -156,13 +169,40 @@ def test_what_was_compiled_and_run_before_takes_what_is_chosen(kind, compile_it)
             assert status().calls == {}
 
 
-@pytest.mark.skipif(not compiled_graphs.NAMES_METHODS, reason="its compiler forgets all graphs")
-def test_graphs_of_what_is_not_replaced_are_kept():
+def test_enable_forgets_graphs_once_and_not_while_ours_is_in_place():
     other = torch.nn.Sequential(torch.nn.Linear(3, 3))
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(other, backend=counter)
     compiled(torch.ones(3))
-    for _ in range(3):
-        with enable():
-            compiled(torch.ones(3))
-    assert counter.frame_count == 1
+    with enable():
+        for mode in ("matmul", "grid_sample", "stock"):
+            with enable(mode):
+                compiled(torch.ones(3))
+    compiled(torch.ones(3))
+    assert counter.frame_count == 2
+
+
+def test_a_thread_that_compiles_may_copy_a_model_while_another_enables():
+    """Compiling and copying a model take locks: neither may wait for the other."""
+    model = small_vit(depth=0)
+    compiles = threading.Event()
+    goes_on = threading.Event()
+
+    def backend(graph, inputs):
+        compiles.set()
+        assert goes_on.wait(10), "enable() waits for the compiler, and the lock is held"
+        deepcopy(model)
+        return graph.forward
+
+    with enable("matmul", model=model), ThreadPoolExecutor(2) as pool:
+        compiling = pool.submit(
+            torch.compile(torch.nn.Linear(3, 3), backend=backend), torch.ones(3)
+        )
+        assert compiles.wait(30)
+        disable()
+        enabling = pool.submit(lambda: enable("matmul", model=model))
+        while not status().replaced:
+            time.sleep(0.001)
+        goes_on.set()
+        compiling.result(30)
+        enabling.result(30).restore()

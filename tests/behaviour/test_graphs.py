@@ -2,11 +2,22 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.checks import slow, written
-from tests.support.oracles import BATCH, far, row_major, small_vit, trained, vit_batch
+from tests.support.oracles import (
+    BATCH,
+    OLD_TORCH,
+    far,
+    row_major,
+    small_vit,
+    trained,
+    vit_batch,
+)
 from tests.support.running import running
+from timm_naflex_fast import enable
 from timm_naflex_fast.functional import add_pos_embed_, resample_pos_embeds
+from timm_naflex_fast.names import STRATEGY_NAMES
 
 
 @pytest.mark.slow
@@ -33,6 +44,22 @@ def test_shapes_and_coordinates_are_checked_in_a_graph(fullgraph):
     # By the operator: plain operations could not ask.
     with pytest.raises(ValueError, match="negative"):
         add(torch.zeros(1, 6, 4), table, coord - 1)
+
+
+@pytest.mark.skipif(OLD_TORCH, reason="its compiler traces less")
+@pytest.mark.parametrize("mode", STRATEGY_NAMES)
+def test_plain_images_of_every_size_are_trained_in_three_graphs_at_most(mode):
+    """timm's own code cannot: https://github.com/pytorch/pytorch/issues/197622."""
+    model = small_vit(depth=0, pos_embed_interp_mode="bicubic")
+    sizes = (24, 28), (40, 20), (12, 36), (36, 36), (32, 32), (64, 4)
+    images = [torch.randn(2, 1, *size) for size in sizes]
+    wants = [trained(model, image) for image in images]
+    counter = CompileCounterWithBackend("aot_eager")
+    graph = torch.compile(model, backend=counter, fullgraph=True)
+    with enable(mode, strict=True):
+        for image, want in zip(images, wants, strict=True):
+            assert far(trained(model, image, graph), want) <= 1e-5
+    assert counter.frame_count <= 3
 
 
 class Embeds(torch.nn.Module):

@@ -31,8 +31,12 @@ RADIO = {
 if NEW_TIMM:
     RADIO |= {"pos_embed_antialias": False, "pos_embed_align_corners": True}
 MODELS = {"siglip": {}, "gap": RADIO, "parfac_gap": {}}
-# timm's grid_sample flag is for NaFlex batches, so plain images are left to timm.
-ON_IMAGES = {"matmul": "matmul", "interpolate_cached": "interpolate_cached", "grid_sample": "stock"}
+# timm's grid_sample flag does not change plain images, so they get timm's default by matmul.
+ON_IMAGES = {
+    "matmul": "matmul",
+    "interpolate_cached": "interpolate_cached",
+    "grid_sample": "matmul",
+}
 PATCHES = vit_batch([(12, 21), (16, 16), (9, 28), (21, 12), (9, 28)], patch=16, chans=3)
 IMAGES = torch.randn(2, 3, 208, 272)
 
@@ -43,6 +47,13 @@ def model(request):
     small = dict(depth=1, embed_dim=192, num_heads=3, num_classes=0)
     name = f"naflexvit_base_patch16_{request.param}"
     return timm.create_model(name, **small, **MODELS[request.param]).eval()
+
+
+def test_outputs_and_gradients_of_images_equal_stock_under_grid_sample(model):
+    want = trained(model, IMAGES)
+    with enable("grid_sample"):
+        assert far(trained(model, IMAGES), want) <= 1e-5
+        assert status().calls["pos_embed", "matmul"] == 1
 
 
 @pytest.mark.parametrize("mode", ["matmul", "interpolate_cached"])

@@ -95,7 +95,7 @@ def test_rotary_embeddings(check, kind):
 @pytest.mark.parametrize("mode", STRATEGY_NAMES)
 def test_timms_embeddings_are_trained_three_steps(check, mode, kind, method):
     if mode == "grid_sample" and method == "pos_embed":
-        pytest.skip("plain images have no such flag in timm")
+        pytest.skip("plain images are computed by matmul")
 
     def train(to):
         module = moved(small_vit(depth=0, pos_embed=kind).embeds, to)

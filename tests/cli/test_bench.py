@@ -49,15 +49,23 @@ def test_each_combination_is_a_race_in_the_table_and_in_the_file(tmp_path, capsy
     assert all(set(one) == set(row()) for one in record["rows"])
 
 
+@ran("matmul")
+def test_json_on_stdout_is_one_object(capsys):
+    assert bench("--batch-size 1 --max-seq-len 9 16 --phase infer --rounds 1 --json -") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 4  # two contenders at each length
+
+
 @ran("grid_sample")
 def test_the_grids_are_those_of_a_folder(photos, capsys):
     (photos / "bad.png").write_text("no")
     options = "--batch-size 2 --max-seq-len 16 --phase infer --contenders grid_sample --rounds 1"
     assert bench(f"{options} --sizes-from", photos) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("not read: bad.png: ")
-    assert lines[1].startswith("4 images, ") and lines[1].endswith(" of at most 16 tokens")
-    assert lines[3].startswith("model photos-16 infer, B=2, float32, ")
+    out, err = capsys.readouterr()
+    assert err.startswith("skipped, not readable as images: 1 (bad.png: ")
+    lines = out.splitlines()
+    assert lines[0].startswith("4 images, ") and lines[0].endswith(" of at most 16 tokens")
+    assert lines[2].startswith("model photos-16 infer, B=2, float32, ")
 
 
 @ran("matmul")

@@ -5,18 +5,25 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support.running import ran
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.contenders import CONTENDERS
 from timm_naflex_fast.names import STRATEGY_NAMES
 
+SMALL = (
+    "--model naflexvit_base_patch16_gap --random-weights --max-seq-len 16 "
+    "--model-kwargs depth=1 embed_dim=48 num_heads=2"
+).split()
+
 
 @pytest.mark.parametrize(
     ("options", "missing", "says"),
     [
-        (["--out", "report"], "matplotlib", "pip install matplotlib"),
+        (["--out", "report"], "matplotlib", r"pip install '.[report]'"),
         ([], "skimage", "scikit-image's photos: pip install scikit-image"),
         (["--against", "transformers"], "transformers", "pip install transformers"),
         (["--against", "transformers", "--dtype", "bfloat16"], "none", "leave --dtype out"),
@@ -60,5 +67,22 @@ def test_what_the_command_prints_and_what_the_report_holds(photos, tmp_path, mon
     out, err = capsys.readouterr()
     assert "weights: random" in out
     assert report["headline"] in out
-    assert "skipped, not readable as an image: broken.png" in err
+    assert "skipped, not readable as images: 1 (broken.png: " in err
     assert re.search(r"measuring: [1-9]\d? % done, about 00:\d\d left", err)
+
+
+@ran("matmul")
+def test_with_json_on_stdout_the_words_go_to_stderr(photos, capsys):
+    given = ["drift", *SMALL, "--images", str(photos), "--contenders", "matmul", "--json", "-"]
+    assert cli.main(given) == 0
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)["survey"]["drift"]) == {"stock", "matmul"}
+    assert "Drift from timm's own result" in err
+
+
+@ran("matmul")
+def test_what_was_changed_in_images_is_said(photos, capsys):
+    Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)).save(photos / "deep.png")
+    assert cli.main(["drift", *SMALL, "--images", str(photos), "--contenders", "matmul"]) == 0
+    said = "Images changed before timm's transforms: 1 with 16 or 32 bits per pixel"
+    assert said in capsys.readouterr().err

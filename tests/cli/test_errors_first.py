@@ -65,7 +65,14 @@ WRONG = {
     "run --mode fast x.py": "'fast' is not valid for --mode; valid: 'stock', .*'matmul'",
     "run --library transformers --mode grid-sample x.py": "'grid-sample' is not valid for --mode",
     "run no/train.py --lr 1": "there is no file no/train.py, and no command of that name",
-    "bnech": "no command 'bnech'; did you mean bench?",
+    "bnech": "invalid choice: 'bnech'; did you mean bench?",
+    "drift --aginst transformers": "unrecognized argument: --aginst; did you mean --against?",
+    "drift --modl=x": "unrecognized argument: --modl; did you mean --model?",
+    "bench MODEL --contenders matmull": "invalid choice: 'matmull'; did you mean matmul?",
+    "identify file.txt --family siglp2": "invalid choice: 'siglp2'; did you mean siglip2?",
+    "drift MODEL --checkpoint m\udcff.pth": r"m\\udcff.pth: a file's name must be UTF-8",
+    "export MODEL --out m\udcff.pt2": r"m\\udcff.pt2: a file's name must be UTF-8",
+    "drift MODEL --checkpoint config.json": "config.json holds no weights; valid: a file of weig",
 }
 # Right ones, and how the first line that each prints begins.
 RIGHT = {
@@ -87,6 +94,7 @@ def folder(tmp_path_factory):
     (folder / "unreadable" / "more.jpg").write_text("")
     Image.new("RGB", (40, 30)).save(folder / "good" / "photo.png")
     (folder / "file.txt").write_text("text")
+    (folder / "config.json").write_text("{}")
     save_file({"table": torch.ones(2, 2, 1)}, folder / "table.safetensors")
     ported = {name: torch.ones(2, 2) for name in ("table", "sizes", "result")}
     save_file(ported, folder / "ported.safetensors")

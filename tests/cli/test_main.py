@@ -1,7 +1,9 @@
 """The command line itself: it answers at once, and whatever stops it is one line."""
 
 import io
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +43,7 @@ def test_help_and_wrong_words_import_nothing_heavy():
 
 
 def test_the_packages_names_are_found_when_asked_for():
-    names = ["Handle", "disable", "enable", "functional", "status"]
+    names = ["Handle", "Status", "disable", "enable", "functional", "status"]
     assert sorted(timm_naflex_fast.__all__) == names
     assert sorted(name for name in dir(timm_naflex_fast) if not name.startswith("__")) == names
     for module in (timm_naflex_fast, timm_naflex_fast.functional, install):
@@ -90,3 +92,75 @@ def test_a_terminal_that_cannot_show_a_letter_shows_its_number(monkeypatch):
     main(["info"])
     print("\u00e4.png", flush=True)
     assert shown.getvalue().endswith(b"\\xe4.png\n")
+
+
+COMMAND = [sys.executable, "-m", "timm_naflex_fast"]
+
+
+@pytest.fixture(params=[False, True], ids=["buffered", "unbuffered"])
+def buffering(request, monkeypatch):
+    """What is printed fails at once, or at the end."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if request.param:
+        monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
+def test_no_command_lists_them(capsys):
+    assert main([]) == 2
+    listed = capsys.readouterr().err
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} ", listed, re.M)
+
+
+def test_a_wrong_word_gets_one_usage_line_and_the_nearest_right_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["drift", "--aginst", "transformers"])
+    usage, says = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: naflex-fast drift [OPTIONS]")
+    assert says == "naflex-fast drift: unrecognized argument: --aginst; did you mean --against?"
+
+
+def test_debug_shows_the_traceback_of_an_error(capsys):
+    given = ["identify", "--debug", "no.safetensors"]
+    assert main(given) == 2
+    traceback, line = capsys.readouterr().err.rsplit("\n", 2)[:2]
+    assert traceback.startswith("Traceback") and "in check_tensors" in traceback
+    assert line.startswith("naflex-fast identify: ")
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(buffering):
+    with subprocess.Popen([*COMMAND, "info"], stdout=-1, stderr=-1, text=True) as run:
+        run.stdout.close()
+        err = run.stderr.read()
+    assert (run.returncode, err) == (141, "looking at this installation ...\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes them there")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_is_no_error(closed):
+    line = f"{shlex.join([*COMMAND, 'info'])} {closed}"
+    run = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_a_full_disk_behind_stdout_is_one_line(buffering):
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([*COMMAND, "info"], stdout=full, stderr=-1, text=True)
+    first = "looking at this installation ..."
+    line = "naflex-fast info: [Errno 28] No space left on device"
+    assert (run.returncode, run.stderr.splitlines()) == (2, [first, line])
+
+
+def test_in_a_locale_of_ascii_names_of_files_are_utf_8(tmp_path):
+    """Libraries in C++ take them so; one of them ended the process."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    say = (
+        "import sys; from timm_naflex_fast.cli import main as cli; sys.argv[1:] = ['info'];"
+        "cli.call = lambda *_: print(sys.getfilesystemencoding()) or 0; sys.exit(cli.main())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", say], env={**os.environ, **plain}, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (0, "utf-8\nutf-8\n"), run.stderr

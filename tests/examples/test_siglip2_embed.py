@@ -51,7 +51,7 @@ def read(out):
 def pooled_by_timm(photos, dtype):
     """Unpatched timm, one image at a time, in the order of the paths."""
     model = load_model(tiny_siglip.NAME, photos.with_name("tiny.safetensors"))[0].to(dtype)
-    folder = NaFlexImages(image_sources(photos), model, max_seq_len=36, batch_size=1)
+    folder = NaFlexImages(image_sources(photos, []), model, max_seq_len=36, batch_size=1)
     with torch.inference_mode():
         return torch.cat(
             [model(batch | {"patches": batch["patches"].to(dtype)}) for batch, _ in folder]
@@ -181,11 +181,14 @@ def test_embeddings_of_other_settings_are_refused(embed, out, tmp_path, capsys):
 def test_unreadable_images_are_listed_and_skipped(embed, photos, out, capsys):
     (photos / "broken.png").write_text("no image")
     (photos / "cut.jpg").write_bytes((photos / "a.jpg").read_bytes()[:400])
+    (photos / "dead.png").symlink_to("nowhere")
     assert embed("--batch-size", 1) == 0
     paths, _, metadata = read(out)
     assert paths == PHOTOS
     assert set(metadata["skipped"]) == {"broken.png", "cut.jpg"}
-    assert "not readable as an image: broken.png" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "not readable as an image: broken.png" in err
+    assert "left out: dead.png: a link that leads nowhere" in err
 
 
 def test_a_folder_without_a_readable_image(embed, photos, out, capsys):

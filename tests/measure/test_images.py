@@ -1,5 +1,7 @@
 """Pictures of every kind: read in 8 bits and upright, sizes told from their headers."""
 
+import errno
+import os
 from unittest import mock
 
 import numpy as np
@@ -9,10 +11,12 @@ from PIL import Image, ImageOps
 from tests.support.oracles import small_vit
 from timm_naflex_fast.measure.images import (
     EXIF_ORIENTATION,
+    FRAMES,
     SCALED,
     TURNED,
     NaFlexImages,
     convert,
+    image_files,
     image_sources,
     size,
 )
@@ -65,7 +69,7 @@ def test_numbers_of_32_bits_are_scaled(kind, values, wanted):
 def test_numbers_that_are_none_make_a_picture_unreadable(tmp_path):
     Image.fromarray(np.float32([[0, np.nan]])).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match=r"a\.tif: it holds infinity or NaN"):
-        list(NaFlexImages(image_sources(tmp_path), small_vit()))
+        list(NaFlexImages(image_sources(tmp_path, []), small_vit()))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -99,7 +103,7 @@ def test_what_was_changed_is_counted(photos):
     turned = Image.open(photos / "a.jpg")
     turned.save(photos / "turned.jpg", exif=exif(8))
     Image.fromarray((RAMP * 257).astype(np.uint16)).save(photos / "turned_too.png", exif=exif(6))
-    batches = NaFlexImages(image_sources(photos), small_vit(in_chans=3), 16, batch_size=2)
+    batches = NaFlexImages(image_sources(photos, []), small_vit(in_chans=3), 16, batch_size=2)
     assert batches.facts == {}
     list(batches)
     list(batches)  # read again for the pictures of a report
@@ -107,3 +111,70 @@ def test_what_was_changed_is_counted(photos):
     assert words == (
         "2 turned upright, as their EXIF data say; 1 with 16 or 32 bits per pixel, scaled to 8 bits"
     )
+
+
+def animated(file, mode="RGB"):
+    frames = [Image.fromarray(NOISE).convert(mode) for _ in range(3)]
+    frames[0].save(file, save_all=True, append_images=[frame.rotate(90) for frame in frames[1:]])
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tif", "webp", "png"])
+def test_further_frames_are_told_and_the_first_is_taken(suffix, tmp_path):
+    animated(tmp_path / f"a.{suffix}")
+    wanted = Image.open(tmp_path / f"a.{suffix}").convert("RGB")
+    converted, done = convert(Image.open(tmp_path / f"a.{suffix}"), "RGB")
+    assert done == [FRAMES]
+    assert np.array_equal(converted, wanted)
+
+
+def test_what_is_damaged_behind_the_first_frame_leaves_it_readable(tmp_path):
+    Image.fromarray(NOISE).save(tmp_path / "a.gif")
+    *whole, _ = (tmp_path / "a.gif").read_bytes()  # without the mark of the end
+    (tmp_path / "a.gif").write_bytes(bytes([*whole, *b",cut"]))
+    image = Image.open(tmp_path / "a.gif")
+    converted, done = convert(image, "RGB")
+    assert converted.size == (40, 24) and done == [FRAMES]
+
+
+def test_links_that_are_not_followed_are_named(photos, tmp_path):
+    (photos / "dead.png").symlink_to("nowhere")
+    (photos / "linked").symlink_to(tmp_path)
+    (photos / "notes.txt").symlink_to("nowhere")  # is no image
+    left_out = []
+    assert len(image_files(photos, left_out)) == 4
+    assert left_out == [
+        "linked: a link to a folder is not followed",
+        "dead.png: a link that leads nowhere",
+    ]
+
+
+def test_a_folder_that_cannot_be_read_is_named(photos, monkeypatch):
+    (photos / "sub").mkdir()
+    (photos / "sub" / "e.png").touch()
+    list_folder = os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    closed = ["sub"]
+    left_out = []
+    assert len(image_files(photos, left_out)) == 4
+    assert left_out == ["sub: Permission denied"]
+    closed = ["photos"]
+    with pytest.raises(PermissionError, match="photos"):
+        image_files(photos, [])
+
+
+def test_what_a_folder_left_out_is_among_what_was_skipped(photos):
+    (photos / "dead.png").symlink_to("nowhere")
+    (photos / "text.png").write_text("no image")
+    left_out = []
+    sources = image_sources(photos, left_out)
+    batches = NaFlexImages(sources, small_vit(in_chans=3), 16, left_out=left_out)
+    for _ in range(2):
+        list(batches)
+        names = [line.split(":")[0] for line in batches.skipped]
+        assert names == ["dead.png", "text.png"]

@@ -6,6 +6,7 @@ import os
 import re
 from unittest.mock import Mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 import timm
@@ -163,7 +164,7 @@ def test_a_file_without_weights_says_in_a_line_what_to_save(suffix, tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("resnet18", "timm has no NaFlexVit 'resnet18'; did you mean .*naflexvit_base_patch16"),
+        ("resnet18", "timm has no NaFlexVit 'resnet18'; it has .*naflexvit_base_patch16"),
         ("vit_tiny_patch16_223", r"223'; did you mean vit_tiny_patch16_224\?"),
     ],
 )
@@ -179,9 +180,20 @@ def test_options_that_the_model_does_not_take(options):
         load_model(NAME, random_weights=True, **options)
 
 
-def test_weights_that_cannot_be_had(monkeypatch):
-    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("no route to the hub")))
+def test_a_hub_that_does_not_answer_is_asked_once_for_ten_seconds(monkeypatch):
+    ask = Mock(side_effect=OSError("no route to the hub"))
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: Mock(head=ask))
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError))
     with pytest.raises(RuntimeError, match=r"no route to the hub.*--checkpoint FILE"):
+        load_model(HUB)
+    ask.assert_called_once_with(huggingface_hub.constants.ENDPOINT, timeout=10)
+
+
+def test_weights_in_the_hubs_cache_need_no_hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(return_value="folder"))
+    monkeypatch.setattr(huggingface_hub, "get_session", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("timm was asked")))
+    with pytest.raises(RuntimeError, match="timm was asked"):
         load_model(HUB)
 
 

@@ -111,12 +111,10 @@ def test_linear_layouts_equal_timm_and_a_kept_kernel_is_used_for_its_own_setting
 
 def test_a_weight_of_other_channels_raises_as_timms_does():
     module = interpolator((4, 4))
-    patches = torch.randn(2, 7, 6, 5, 4)
-    with (
-        running(component="patch_embed"),
-        pytest.raises(RuntimeError, match="is invalid for input of size"),
-    ):
-        module(patches, torch.randn(6, 64), patch_size=(6, 5))
+    with running(component="patch_embed"):
+        module(torch.randn(2, 7, 6, 5, 3), torch.randn(6, 48), patch_size=(6, 5))
+        with pytest.raises(RuntimeError, match="is invalid for input of size"):
+            module(torch.randn(2, 7, 6, 5, 4), torch.randn(6, 64), patch_size=(6, 5))
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])

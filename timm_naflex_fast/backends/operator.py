@@ -5,6 +5,8 @@ many times slower. So the graph holds one operator, inside which ``eager`` runs.
 on the host, so CUDA graphs leave it out.
 """
 
+import re
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +25,11 @@ HOW = (
 
 Except ``batch_max``, which is read from the batch.
 """
+
+# The compiler keeps graphs on disk, with the backward pass in them, and finds them by the names of
+# their operators: after an update, that of the release before would go on.
+_package = sys.modules[__name__.partition(".")[0]]
+_RELEASE = re.sub(r"\W", "_", _package.__version__)
 
 _options: dict[str, Any] = dict(mutates_args=())
 if hasattr(torch.Tag, "cudagraph_unsafe"):
@@ -49,7 +56,7 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
 
 
 @torch.library.custom_op(
-    "timm_naflex_fast::add_learned",
+    f"timm_naflex_fast::add_learned_{_RELEASE}",
     schema=f"(Tensor x, Tensor table, Tensor coord, {HOW}) -> (Tensor, Tensor)",
     **_options,
 )
@@ -64,7 +71,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
 
 
 @torch.library.custom_op(
-    "timm_naflex_fast::learned_grad",
+    f"timm_naflex_fast::learned_grad_{_RELEASE}",
     schema=f"(Tensor g, Tensor coord, SymInt rows, SymInt cols, {HOW}) -> Tensor",
     **_options,
 )
@@ -96,6 +103,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
+    # Autograd adds the zeros of the copy in ``add`` to this gradient. Inductor removes that sum and
+    # gives its strides, contiguous ones, to what is left, which would be the graph's input.
+    g = g.contiguous()
     grad_table = None
     if ctx.needs_input_grad[1]:
         (patch_coord,) = ctx.saved_tensors

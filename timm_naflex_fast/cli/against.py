@@ -56,6 +56,7 @@ def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
     from ..measure.against import against_transformers
     from ..measure.checkpoints import find_weights
 
+    # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent

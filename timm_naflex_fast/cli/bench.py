@@ -12,9 +12,17 @@ from ..measure.bench.workloads import Workload, fit, siglip_workload
 from ..measure.contenders import BASELINE
 from ..measure.images import image_sources, read, size
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
+from ..measure.output import (
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    progress,
+    provenance,
+    write_json,
+)
 from ..names import STRATEGY_NAMES
-from .checks import announce, check_model_options
+from .checks import announce, announce_skipped, check_model_options
 
 PHASES = ("train", "infer")
 CONTENDERS = (BASELINE, *STRATEGY_NAMES)
@@ -72,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count the graphs that torch.compile makes of the model, and time them",
     )
-    add("--json", metavar="FILE", help="also write the figures there, after each race")
+    add(
+        "--json",
+        type=json_file,
+        metavar="FILE",
+        help="also write the figures there, after each race; -: to stdout, at the end",
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -82,6 +95,7 @@ def bench(options: argparse.Namespace) -> int:
         ValueError: wrong options, with what is valid; before anything is timed.
         OSError: ``--json`` cannot be written; before anything is timed.
     """
+    # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
     check_writable(options.json)
     sizes = _read_sizes(options.sizes_from) if options.sizes_from else []
@@ -97,6 +111,8 @@ def bench(options: argparse.Namespace) -> int:
     together = [workloads] if options.compile else [[workload] for workload in workloads]
     races = [*product(together, options.phases)]
     rows: list[dict[str, Any]] = []
+    # A file is written again after each race, stdout once: it cannot be taken back.
+    to_file = isinstance(options.json, str)
     with progress("timing", len(races)) as bar:
         for some, phase in races:
             steps = Steps(model, some, options.batch_size, options.dtype, phase)
@@ -104,21 +120,22 @@ def bench(options: argparse.Namespace) -> int:
             bar.clear()
             print_race(found)
             rows += found
-            if options.json:  # whatever stops the next race, these are kept
+            if to_file:  # whatever stops the next race, these are kept
                 write_json(options.json, {**provenance(options.command), "rows": rows})
     print(HOW_TO_READ)
-    if options.json:
+    if to_file:
         print(f"written: {printable(options.json)}")
+    elif options.json:
+        write_json(options.json, {**provenance(options.command), "rows": rows})
     return 0
 
 
 def _read_sizes(folder: str) -> list[tuple[int, int]]:
-    """The sizes (height, width) in the headers of a folder's images; prints which has none."""
-    unreadable: list[str] = []
-    found = read(image_sources(folder), size, unreadable)
+    """The sizes (height, width) in the headers of a folder's images; says which has none."""
+    skipped: list[str] = []
+    found = read(image_sources(folder, skipped), size, skipped)
     sizes = [height_and_width for _, height_and_width in found]
-    for line in unreadable:
-        print(f"not read: {line}")
+    announce_skipped(skipped)
     return sizes
 
 
@@ -129,7 +146,8 @@ def _load(options: argparse.Namespace) -> Any:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no GPU here; valid: --device cpu")
     settings = dict(options.model_kwargs)
-    if not options.checkpoint:  # the weights do not change how long a step takes
+    if not options.checkpoint:
+        # The weights do not change how long a step takes, so none are fetched.
         settings = {"num_classes": 1000, "random_weights": True, **settings}
     model, _ = load_model(options.model, options.checkpoint, **settings)
     return model.to(options.device)
@@ -144,6 +162,7 @@ def _workloads(
     folder = printable(Path(options.sizes_from).resolve().name)
     found = []
     for length in options.lengths:
+        # A list, not a set: a grid that many images have is drawn as often.
         grids = [fit(height, width, length, patch_size) for height, width in sizes]
         distinct = len(set(grids))
         print(f"{len(grids):,} images, {distinct:,} distinct grids of at most {length} tokens\n")

@@ -6,20 +6,30 @@ from collections.abc import Sequence
 
 from ..measure.checkpoints import find_weights
 from ..measure.images import Source, read
+from ..measure.output import check_name, printable
+
+SHOWN = 5  # of what was skipped; a folder may hold thousands
 
 
 def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model.
+        ValueError: no model, or a checkpoint that is a file of settings or whose name is not UTF-8.
         FileNotFoundError: no such checkpoint, or a folder without weights.
     """
     if not options.model:
         example = "naflexvit_base_patch16_siglip.v2_webli"
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
-        find_weights(options.checkpoint)
+        check_name(options.checkpoint)
+        file = find_weights(options.checkpoint)
+        # Beside the weights of transformers lies a file of settings, which is easily taken for them.
+        if file.suffix == ".json" and not file.name.endswith(".index.json"):
+            raise ValueError(
+                f"{printable(file)} holds no weights; valid: a file of weights, an index of shards "
+                "(.index.json), or the folder of either"
+            )
 
 
 def check_readable(sources: Sequence[Source]) -> None:
@@ -34,3 +44,13 @@ def check_readable(sources: Sequence[Source]) -> None:
 def announce(text: str) -> None:
     """Print a line to stderr at once, before something that takes seconds."""
     print(text, file=sys.stderr, flush=True)
+
+
+def announce_skipped(skipped: Sequence[str]) -> None:
+    """Say in one line on stderr how many files and folders could not be read, and why."""
+    if not skipped:
+        return
+    reasons = "; ".join(skipped[:SHOWN])
+    if len(skipped) > SHOWN:
+        reasons += "; ..."
+    announce(f"skipped, not readable as images: {len(skipped):,} ({reasons})")

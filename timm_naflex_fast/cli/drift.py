@@ -1,7 +1,6 @@
 """``naflex-fast drift``: its options, and the way from them to a report."""
 
 import argparse
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,21 @@ from ..measure import images
 from ..measure.contenders import CONTENDERS
 from ..measure.drift import FILES
 from ..measure.models import DTYPES, add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, progress, provenance, write_json
+from ..measure.output import (
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    progress,
+    provenance,
+    write_json,
+)
 from ..names import STRATEGY_NAMES
 from ..text_table import table
 from . import against
-from .checks import announce, check_model_options, check_readable
+from .checks import announce, announce_skipped, check_model_options, check_readable
 
+# In the report's table of facts: what "but for rounding" meant here.
 ROUNDING = (
     "2e-06 of the sum of absolute values of which its position embedding is made, and the last bit "
     "of it and of the token in {dtype}"
@@ -46,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dtype", choices=DTYPES, default="float32", help="cast the whole model to it (float32)")
     against.add_arguments(parser)
-    add("--json", metavar="FILE", help="also write the figures there")
+    add("--json", type=json_file, metavar="FILE", help="also write the figures there; -: to stdout")
     add("--out", metavar="DIR", help="also write report.json, report.md and report.html there")
 
 
@@ -58,9 +66,11 @@ def drift(options: argparse.Namespace) -> int:
         OSError: results that cannot be written, before a model is loaded.
         RuntimeError: ``--out`` needs a package that is not installed, before a model is loaded.
     """
+    # All that can be wrong is found out before torch is imported, which takes seconds.
     check_model_options(options)
+    left_out: list[str] = []
     if options.images:
-        sources = images.image_sources(options.images)
+        sources = images.image_sources(options.images, left_out)
         check_readable(sources)
         source = f"folder {printable(Path(options.images).resolve().name)}"
     else:
@@ -77,9 +87,16 @@ def drift(options: argparse.Namespace) -> int:
         dtype=options.dtype,
     )
     batches = images.NaFlexImages(
-        sources, model, options.max_seq_len, options.batch_size, options.interpolation
+        sources,
+        model,
+        options.max_seq_len,
+        options.batch_size,
+        options.interpolation,
+        left_out,
     )
-    compared = against.measure(model, sources, options) if options.against else None
+    compared = None
+    if options.against:
+        compared = against.measure(model, sources, options)
     return measure_and_show(model, batches, options, weights, source, compared)
 
 
@@ -95,10 +112,14 @@ def check(options: argparse.Namespace) -> None:
         return
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
-            raise RuntimeError(f"--out needs {package}: pip install {package}")
+            raise RuntimeError(
+                f"--out needs {package}: pip install {package}, or in a clone of this package's "
+                "repository: pip install '.[report]'"
+            )
     Path(options.out).mkdir(parents=True, exist_ok=True)
+    # The folder may be there, with an old report that is not ours to write.
     for name in FILES:
-        check_writable(Path(options.out) / name)
+        check_writable(Path(options.out, name))
 
 
 def measure_and_show(
@@ -124,9 +145,11 @@ def measure_and_show(
 
     names = options.contenders
     if names is None:
+        # A report compares with timm's own settings too; who only looks need not wait for them.
         names = CONTENDERS if options.out else STRATEGY_NAMES
     with progress("measuring", len(batches)) as bar:
         found = survey(model, batches, names, pictures=bool(options.out), advance=bar.update)
+    # Of batches that are no folder's images (a list of tensors), nothing was skipped or changed.
     skipped = getattr(batches, "skipped", [])
     facts = _facts(model, options, f"{found.images:,} ({source})")
     facts |= getattr(batches, "facts", {})
@@ -139,11 +162,13 @@ def measure_and_show(
         skipped=skipped,
         against=compared,
     )
-    for line in skipped:
-        print(f"skipped, not readable as an image: {line}", file=sys.stderr)
+    announce_skipped(skipped)
+    if images.CONVERTED in facts:
+        announce(f"{images.CONVERTED}: {facts[images.CONVERTED]}")
     _print(report, found)
     if compared:
         against.show(compared)
+    # What is asked for in files comes last: a disk that is full leaves the table on the screen.
     if options.json:
         write_json(options.json, report)
     if options.out:
@@ -155,6 +180,7 @@ def measure_and_show(
 def _facts(model: Any, options: argparse.Namespace, images: str) -> dict[str, str]:
     """What was measured, in words, under its labels."""
     settings = []
+    # As they are now, whether the weights' settings or --model-kwargs made them so.
     for name, value in vars(model.embeds).items():
         if name.startswith("pos_embed_") and value is not None:
             settings.append(f"{name.removeprefix('pos_embed_')} {value}")

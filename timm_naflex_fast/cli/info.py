@@ -6,7 +6,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .checks import announce
 
-PACKAGES = ("timm-naflex-fast", "timm", "torch", "torchvision", "triton", "transformers")
+PACKAGES = (
+    "timm-naflex-fast",
+    "timm",
+    "torch",
+    "torchvision",
+    "triton",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +29,14 @@ def info(options: argparse.Namespace) -> int:
 
     The versions come from the packages' metadata; timm is not imported for them.
     """
+    # torch alone takes seconds to import; a line at once shows that something happens.
     announce("looking at this installation ...")
     import torch
 
     from ..patching.install import status
 
     rows = {}
+    # From the metadata, not from the modules: to import all of them would take a minute.
     for name in PACKAGES:
         try:
             rows[name] = version(name)

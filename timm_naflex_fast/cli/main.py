@@ -5,24 +5,95 @@ options are right: so help and errors come at once.
 """
 
 import argparse
-import difflib
 import io
+import os
+import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
+from typing import Any, NoReturn
 
 from .. import __version__
-from ..measure.output import printable
+from ..measure.output import one_of, printable
+from ..names import did_you_mean
 
 COMMANDS = {  # each is a function of the module of its name
-    "info": "versions, what is patched, accelerators, caches",
+    "info": "versions, GPUs, and what is patched",
     "drift": "how far each strategy moves a model from timm's own result",
     "bench": "how much faster a step of a model becomes, eager or compiled",
     "run": "run a script, unchanged, with timm patched",
     "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
     "identify": "tell how a port resampled its position embeddings",
 }
+PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one usage line, and name what was probably meant."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """As in argparse; the error about a word that is none of ``choices`` names the nearest."""
+        if "choices" in options:
+            options["type"] = one_of(options["choices"])
+        return super().add_argument(*names, **options)
+
+    def read(self, words: Sequence[str], options: argparse.Namespace) -> None:
+        """Put the values of all ``words`` into ``options``."""
+        _, unknown = self.parse_known_args(words, options)
+        if unknown:
+            word = unknown[0].split("=")[0]
+            # The usage line is the only public list of the options that argparse gives.
+            known = re.findall(r"(?<![\w-])--[\w-]+", self.format_usage())
+            self.error(f"unrecognized argument: {word}{did_you_mean(word, known)}")
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        usage = f"usage: {self.prog} [OPTIONS] ({self.prog} --help names them)"
+        self.exit(2, f"{usage}\n{self.prog}: {printable(message)}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` (default: the command line) names; return the exit status."""
+    if argv is None:
+        _start_in_utf8()
+        argv = sys.argv[1:]
+    _open_streams()
+    commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
+    parser = Parser(
+        "naflex-fast",
+        description="Fast and exact resampling.",
+        epilog="\n".join(["commands:", *commands]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        name = parser.parse_args(argv[:1]).command
+    finally:
+        _end_output()  # of --help, which ends here
+    # Abbreviations would change their meaning with each option that is added.
+    own = Parser(
+        f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
+    )
+    own.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def read(options: argparse.Namespace) -> int:
+        import_module(f".{name}", __package__).add_arguments(own)
+        own.read(argv[1:], options)
+        return 0
+
+    def work(options: argparse.Namespace) -> int:
+        status: int = getattr(import_module(f".{name}", __package__), name)(options)
+        return status
+
+    options = argparse.Namespace(command=shlex.join(["naflex-fast", *argv]))
+    return call(own.prog, read, options) or call(own.prog, work, options)
 
 
 def call(
@@ -30,54 +101,65 @@ def call(
 ) -> int:
     """Call ``action(options)``, whose errors name what is valid, and return the exit status.
 
-    An error becomes one line on stderr and status 2, Ctrl-C 130.
+    An error becomes one line on stderr and status 2, Ctrl-C 130; ``options.debug`` shows the
+    traceback too. A reader of the output who goes away ends the command without a word, as
+    ``| head`` does. Where stdout gets the figures (``--json -``), stderr gets the words.
     """
+    _open_streams()
+    words = sys.stdout
+    if getattr(options, "json", None) is sys.stdout:
+        words = sys.stderr
     try:
-        return action(options)
+        with redirect_stdout(words):
+            status = action(options)
+        # Here, because a full disk and a closed pipe are errors like others.
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         status = 130
         message = "interrupted"
     except (ImportError, ValueError, RuntimeError, OSError) as error:
         status = 2
         message = str(error)
+        if getattr(options, "debug", False):
+            traceback.print_exc()
+    finally:
+        _end_output()
     print(f"{command}: {printable(message)}", file=sys.stderr)
     return status
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that ``argv`` (default: the command line) names; return the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = [f"    {name:<10}{what}" for name, what in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
-        "naflex-fast",
-        description="Fast and exact resampling.",
-        epilog="\n".join(["commands:", *commands]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"timm_naflex_fast {__version__}")
-    parser.add_argument("command", metavar="COMMAND", type=_known)
-    name = parser.parse_args(arguments[:1]).command
-    own = argparse.ArgumentParser(
-        f"naflex-fast {name}", description=f"{COMMANDS[name]}.".capitalize(), allow_abbrev=False
-    )
+def _start_in_utf8() -> None:
+    """Start this process again where Python does not take the names of files for UTF-8.
 
+    Libraries in C++ do, so there a name that is not ASCII means two files. It is so under
+    ``PYTHONUTF8=0`` in the C locale, and in locales of before UTF-8.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def _open_streams() -> None:
+    """Make stdout and stderr streams to which everything can be printed."""
+    # The next file that is opened would get a closed one's number, and what libraries print.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a letter of a file's name shows its number.
         sys.stdout.reconfigure(errors="backslashreplace")
 
-    def start(options: argparse.Namespace) -> int:
-        module = import_module(f".{name}", __package__)
-        module.add_arguments(own)
-        status: int = getattr(module, name)(own.parse_args(arguments[1:], options))
-        return status
 
-    started = argparse.Namespace(command=shlex.join(["naflex-fast", *arguments]))
-    return call(f"naflex-fast {name}", start, started)
-
-
-def _known(name: str) -> str:
-    """A command's name; an error that names what is valid, which argparse reports."""
-    if name in COMMANDS:
-        return name
-    near = difflib.get_close_matches(name, COMMANDS, n=1) or COMMANDS
-    raise argparse.ArgumentTypeError(f"no command {name!r}; did you mean {' or '.join(near)}?")
+def _end_output() -> None:
+    """Write what stdout still holds, or drop it: Python would try again as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

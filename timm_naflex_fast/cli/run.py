@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     valid = list(MODES)
     if "transformers" in libraries:
         valid.remove("grid_sample")
+    # What a library does not have is told here, once, and not in each of the script's processes.
     flags = dict(mode=check_name("--mode", options.mode, valid), strict=options.strict)
     environment = _environment(flags, libraries)
     script, *words = options.script
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", script, *words]
     else:
         command = [*_start_of(script), *words]
+    # Elsewhere the script takes this process's place: signals and the exit status are its own.
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
     os.execve(command[0], command, environment)
@@ -97,6 +99,7 @@ def _start_of(script: str) -> list[str]:
     Raises:
         ValueError: there is neither.
     """
+    # A file comes first, as for python; "torchrun" is a command unless there is such a file.
     if script == "-" or os.path.exists(script):
         return [sys.executable, script]
     folders = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
@@ -119,6 +122,7 @@ def prepare_process() -> None:
 
 
 def _patch(wanted: dict[str, Any], library: str, module: Any) -> None:
+    # Only now, when the script has imported the library itself: one that is not used costs nothing.
     from ..patching.install import enable
 
     enable(**wanted["flags"], library=library)
@@ -130,6 +134,7 @@ def _report(wanted: dict[str, Any]) -> None:
 
     In the script's first process, and in each below it in which something did.
     """
+    # The only way from a child to this process that works for every kind of child.
     somewhere = os.path.exists(wanted["imported"])
     if somewhere and wanted["first"]:
         os.remove(wanted["imported"])
@@ -153,11 +158,13 @@ def _report(wanted: dict[str, Any]) -> None:
 
 def _what_computed(now: Any, imported: list[str]) -> list[str]:
     """The settings, the libraries, and what ran, from a ``Status``."""
+    from ..patching.status import in_words
+
     calls = sorted(now.calls.items())
     ran = [f"{step} by {strategy} {times} times" for (step, strategy), times in calls]
     releases = [f"{name} {sys.modules[name].__version__}" for name in imported]
     return [
-        str(now.flags),
+        in_words(now.flags),
         f"{', '.join(releases)}, {len(now.replaced)} functions replaced",
         f"in this process ran {', '.join(ran) or 'none of them'}",
         *now.why_stock(),
@@ -166,6 +173,7 @@ def _what_computed(now: Any, imported: list[str]) -> list[str]:
 
 def _who(first: bool) -> str:
     """Which of several processes speaks, in words."""
+    # torchrun numbers its processes; others are told apart by their ids.
     rank = os.environ.get("RANK")
     if rank:
         return f" (rank {rank})"

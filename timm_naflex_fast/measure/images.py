@@ -1,5 +1,7 @@
 """Images to measure on: the files of a folder, or scikit-image's photos."""
 
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,38 +27,63 @@ PHOTOS_WORDS = f"{len(PHOTOS)} photos of scikit-image, each cropped to " + ", ".
 
 SCALED = "with 16 or 32 bits per pixel, scaled to 8 bits"
 TURNED = "turned upright, as their EXIF data say"
+FRAMES = "with further frames, of which the first is taken"
+CONVERTED = "Images changed before timm's transforms"
 EXIF_ORIENTATION = 0x0112
 SIDEWAYS = (5, 6, 7, 8)  # the orientations with which height and width change places
 
 
-def image_files(folder: str | Path) -> list[Path]:
+def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     """The image files under ``folder``, in the order of their paths.
+
+    Folders that cannot be read, links to folders and links that lead nowhere go to ``skipped``,
+    each with the reason.
 
     Raises:
         ValueError: not a folder, or no image in it.
+        OSError: the folder itself cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder of images ({', '.join(SUFFIXES)})")
+    os.scandir(root).close()  # os.walk would only leave it out
+
+    def skip(path: str | Path, reason: str | None) -> None:
+        skipped.append(printable(f"{Path(path).relative_to(root)}: {reason}"))
+
     found = []
-    for path in root.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
-            found.append(path)
+    for place, folders, names in os.walk(root, onerror=lambda no: skip(no.filename, no.strerror)):
+        for name in folders:
+            if Path(place, name).is_symlink():
+                skip(Path(place, name), "a link to a folder is not followed")
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() not in SUFFIXES:
+                continue
+            try:
+                is_file = stat.S_ISREG(path.stat().st_mode)
+            except FileNotFoundError:
+                skip(path, "a link that leads nowhere")
+            except OSError as no:
+                skip(path, no.strerror)
+            else:
+                if is_file:
+                    found.append(path)
     if not found:
-        raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}")
+        reasons = "".join(f"; {line}" for line in skipped)
+        raise ValueError(f"{root} holds no image; looked for {', '.join(SUFFIXES)}{reasons}")
     return sorted(found)
 
 
-def image_sources(folder: str | Path) -> list[Source]:
+def image_sources(folder: str | Path, skipped: list[str]) -> list[Source]:
     """Name (path inside the folder) and opener of each image under ``folder``.
 
-    Raises:
-        ValueError: not a folder, or no image in it.
+    What :func:`image_files` leaves out goes to ``skipped``; errors as there.
     """
     from PIL import Image
 
     sources: list[Source] = []
-    for path in image_files(folder):
+    for path in image_files(folder, skipped):
         name = printable(path.relative_to(folder))
         sources.append((name, partial(Image.open, path)))
     return sources
@@ -72,9 +99,8 @@ def read(
     Raises:
         ValueError: none can be read.
     """
-    count = 0
+    found = False
     for name, load in sources:
-        count += 1
         try:
             with load() as image:
                 result = use(image)
@@ -82,13 +108,14 @@ def read(
             reason = str(error) or type(error).__name__
             skipped.append(printable(f"{name}: {reason}"))
         else:
+            found = True
             yield name, result
-    if len(skipped) == count:
+    if not found:
         raise ValueError(f"none of the images can be read: {'; '.join(skipped)}")
 
 
 def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
-    """A PIL image in 8 bits, upright, and what had to be done: of ``SCALED``, ``TURNED``.
+    """A PIL image in 8 bits, upright, and what had to be done: of ``SCALED``, ``TURNED``, ``FRAMES``.
 
     Pillow alone would make numbers beyond 255 white, and leave a photo as the camera lay. All else
     is Pillow's own conversion: it drops an alpha channel.
@@ -102,8 +129,10 @@ def convert(image: Any, colours: str) -> tuple[Any, list[str]]:
     """
     from PIL import ImageOps
 
-    image.load()  # first: while it decodes a TIFF, Pillow turns it itself
     done = []
+    if _has_more_frames(image):  # asked before it is decoded: to look for them moves to the next
+        done.append(FRAMES)
+    image.load()  # first: while it decodes a TIFF, Pillow turns it itself
     if _orientation(image) in range(2, 9):
         image = ImageOps.exif_transpose(image)
         done.append(TURNED)
@@ -135,6 +164,14 @@ def _orientation(image: Any) -> int:
         return Image.getexif(image).get(EXIF_ORIENTATION, 1)
     except Exception:  # damaged EXIF data raise anything, and say nothing of the picture
         return 1
+
+
+def _has_more_frames(image: Any) -> bool:
+    """Whether the file holds more pictures than the one that is read."""
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # what is damaged behind the first picture says nothing of that one
+        return True
 
 
 def _scaled(image: Any) -> Any:
@@ -172,7 +209,8 @@ class NaFlexImages:
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
         interpolation: filter of the resize, in place of the data configuration's.
-        skipped: the images that cannot be decoded, each with the reason; of the last pass.
+        left_out: what :func:`image_files` left out, each with the reason.
+        skipped: that, and the images that cannot be decoded; of the last pass.
         converted: how many images :func:`convert` changed, and how; of the last pass.
     """
 
@@ -181,6 +219,7 @@ class NaFlexImages:
     max_seq_len: int = 256
     batch_size: int = 16
     interpolation: str | None = None
+    left_out: Sequence[str] = ()
     skipped: list[str] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
 
@@ -203,7 +242,7 @@ class NaFlexImages:
             converted, done = convert(image, colours)
             return prepare(converted), done
 
-        self.skipped.clear()
+        self.skipped[:] = self.left_out
         self.converted.clear()
         for group in _grouped(read(self.sources, use, self.skipped), self.batch_size):
             names = [name for name, _ in group]
@@ -219,7 +258,7 @@ class NaFlexImages:
         if not self.converted:
             return {}
         counts = [f"{count:,} {what}" for what, count in sorted(self.converted.items())]
-        return {"Images changed before timm's transforms": "; ".join(counts)}
+        return {CONVERTED: "; ".join(counts)}
 
 
 def picture_batches(sources: Iterable[Source], size: int) -> Iterator[list[Any]]:

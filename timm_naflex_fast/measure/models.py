@@ -5,13 +5,14 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+from ..names import did_you_mean
 from .checkpoints import NamesDiffer, check_names, read_checkpoint, sizes
+from .contenders import temporarily
 
+HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
 HOW_TO_GIVE = (
     "give a local file of weights with --checkpoint FILE, or --random-weights to measure an "
@@ -25,6 +26,7 @@ HOW_TO_MATCH = (
     "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers or "
     f"open_clip saves it; {HOW_TO_FIT}"
 )
+HOW_TO_COUNT = "add it to --model-kwargs, e.g. num_heads=12"
 HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 
@@ -76,8 +78,24 @@ def check_model(name: str) -> None:
         return
     own = timm.list_models("naflexvit*")
     names = own + timm.list_models("vit_*", module="vision_transformer")
-    near = get_close_matches(family, names, n=1) or own
-    raise ValueError(f"timm has no NaFlexVit {name!r}; did you mean {' or '.join(near)}?")
+    near = did_you_mean(family, names) or f"; it has {', '.join(own)}"
+    raise ValueError(f"timm has no NaFlexVit {name!r}{near}")
+
+
+def check_hub(name: str) -> None:
+    """Find out whether a model's weights can be had, from the hub or from its cache.
+
+    Asked once, for ``HUB_SECONDS``: the hub's own library would go on asking for a minute.
+    """
+    import timm
+    from huggingface_hub import constants, get_session, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    try:
+        snapshot_download(repository, local_files_only=True)
+    except LocalEntryNotFoundError:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
 
 
 def load_model(
@@ -125,10 +143,13 @@ def load_model(
         what = f"the checkpoint {checkpoint}"
         advice = HOW_TO_CONVERT
         weights = _add_file(options, checkpoint, what)
+    else:
+        with load_errors(what, advice):
+            check_hub(name)
     with (
         load_errors(what, advice),
         torch.random.fork_rng(devices=[]),
-        patch.object(NaFlexVit, "load_state_dict", _load_whole),
+        temporarily(NaFlexVit, {"load_state_dict": _load_whole}),
     ):
         torch.manual_seed(0)  # also for a head that is not in the weights
         model = timm.create_model(name, pretrained=not random_weights, **options)
@@ -157,7 +178,7 @@ def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
         classes = len(state.get("head.weight", ()))
     defaults = {"num_classes": classes}
     if checkpoint.library != "timm":
-        with load_errors(what, HOW_TO_FIT):
+        with load_errors(what, HOW_TO_COUNT):
             defaults |= sizes(checkpoint, options.get("num_heads"))
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
     overlay = {"state_dict": state, "num_classes": classes}

@@ -1,5 +1,6 @@
 """What commands read, print and write: options, progress, files, and where figures come from."""
 
+import argparse
 import datetime
 import json
 import os
@@ -8,9 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from ..names import did_you_mean
 
 QUIET_SECONDS = 10.0  # without a terminal, progress is printed this often
 
@@ -21,6 +26,30 @@ def positive(text: str) -> int:
     if value < 1:
         raise ValueError
     return value
+
+
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """An option's type: one of ``names``.
+
+    Another word is an error with the nearest name, which argparse reports.
+    """
+
+    def check(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {text!r}{did_you_mean(text, names)} (choose from {', '.join(names)})"
+        )
+
+    return check
+
+
+def json_file(text: str) -> str | TextIO:
+    """The value of an option ``--json FILE``: the file's name, or stdout for "-"."""
+    if text == "-":
+        # Asked now: while the command works, its words go to stderr.
+        return sys.stdout
+    return text
 
 
 def printable(text: object) -> str:
@@ -66,30 +95,92 @@ def progress(what: str, total: float) -> Any:
     )
 
 
-def check_writable(file: str | Path | None) -> None:
+def check_name(file: str | Path) -> None:
+    """Find out whether a file's name is text: libraries in C++ and in Rust take no other.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        os.fspath(file).encode()
+    except UnicodeEncodeError as problem:
+        raise ValueError(f"{printable(file)}: a file's name must be UTF-8") from problem
+
+
+def check_writable(file: str | Path | TextIO | None) -> None:
     """Find out before the measurement whether a result can be written; what is there stays.
 
     Raises:
         OSError: ``file`` cannot be written; names it.
+        ValueError: its name is not UTF-8.
     """
-    if file is None:
+    if file is None or not isinstance(file, str | Path):
         return
-    path = Path(file)
-    is_new = not path.exists()
-    path.open("ab").close()
-    if is_new:
-        path.unlink()
+    check_name(file)
+    path = Path(file).resolve()
+    with errors_about(file):
+        if path.exists():
+            path.open("ab").close()
+        if not is_special(path):
+            # Files are written beside their place first, so this is what must be possible.
+            tempfile.TemporaryFile(dir=path.parent).close()
 
 
-def write_text(file: str | Path, text: str) -> None:
-    """Write a file; bytes that are no text become escapes."""
-    Path(file).write_text(text, encoding="utf-8", errors="backslashreplace")
+def is_special(path: Path) -> bool:
+    """Whether ``path`` is a pipe or a device: nothing can take its place."""
+    return path.exists() and not path.is_file()
 
 
-def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
+@contextmanager
+def errors_about(file: str | Path) -> Iterator[None]:
+    """Inside, an OSError names ``file``: that of a full disk names nothing."""
+    try:
+        yield
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(file)) from problem
+
+
+def write_files(texts: Mapping[Path, str]) -> None:
+    """Write all files of a report, or none of them; bytes that are no text become escapes.
+
+    Args:
+        texts: {file: its text}.
+
+    Raises:
+        OSError: one cannot be written; names it. What was there before, is there.
+    """
+    with ExitStack() as parts:
+        whole = {}
+        for file, text in texts.items():
+            place = file.resolve()
+            with errors_about(file):
+                if is_special(place):
+                    part = place
+                else:
+                    folder = tempfile.TemporaryDirectory(dir=place.parent, prefix=".naflex-fast-")
+                    part = Path(parts.enter_context(folder), place.name)
+                part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            whole[part] = place
+        # Each is on the disk now, as a whole: to take a place needs no more room.
+        for part, place in whole.items():
+            if part != place:
+                part.replace(place)
+
+
+def write_json(file: str | Path | TextIO, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as one JSON object to a file or, as ``json_file`` gives it, to stdout."""
+    text = to_json(record)
+    if isinstance(file, str | Path):
+        write_files({Path(file): text})
+    else:
+        file.write(text)
+        file.flush()
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """``record`` as one JSON object; what is no number there (infinity, NaN) is null."""
     plain = json.loads(json.dumps(record), parse_constant=lambda _: None)
-    write_text(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
 def provenance(command: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Difference(NamedTuple):
     squares: Tensor  # (B,) sum of the squared differences
     numbers: Tensor  # (B,) how many numbers were compared
     scale: Tensor  # (B,) the reference's largest number
+    limit: Tensor  # (B,) the largest difference that is rounding
     parts: Tensor  # (B,) bool: beyond rounding
 
 
@@ -87,12 +88,13 @@ class Comparison:
         """A line for each stage, in order; "pictures" is how many are beyond rounding."""
         lines = []
         for name, found in self._found.items():
-            largest, squares, numbers, scale, parts = map(torch.cat, zip(*found))
+            largest, squares, numbers, scale, limit, parts = map(torch.cat, zip(*found))
             line = {
                 "stage": name,
                 "largest": largest.max().item(),
                 "rms": (squares.sum() / numbers.sum().clamp(min=1)).sqrt().item(),
                 "scale": scale.max().item(),  # the reference's largest number
+                "limit": limit.max().item(),  # the largest difference that is rounding
                 "pictures": int(parts.sum()),
             }
             lines.append(line)
@@ -163,12 +165,14 @@ def difference(
     off = _compared(ours, rows) - expected  # (B, numbers)
     largest = off.abs().amax(1)
     scale = expected.abs().amax(1)
+    limit = (atol + rtol * scale.max()).expand_as(scale)
     return Difference(
         largest=largest,
         squares=off.square().sum(1),
         numbers=rows.sum(1) * (theirs.numel() // rows.numel()),
         scale=scale,
-        parts=~(largest <= atol + rtol * scale.max()),  # NaN parts
+        limit=limit,
+        parts=~(largest <= limit),  # NaN parts
     )
 
 

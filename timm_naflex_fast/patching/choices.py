@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakSet
 
-from ..names import STRATEGY_NAMES, StrategyName
+from ..names import STRATEGY_NAMES, StrategyName, did_you_mean
 
 Mode = StrategyName | Literal["stock", "interpolate-cached", "grid-sample", "matmul-resample"]
 MODES = ("stock", *STRATEGY_NAMES)
@@ -49,7 +49,9 @@ def check_name(argument: str, value: object, valid: Sequence[str]) -> str:
         name = ALIASES.get(name, name)
         if name in valid:
             return name
-    raise ValueError(f"{value!r} is not valid for {argument}; valid: {', '.join(map(repr, valid))}")
+    near = did_you_mean(str(value), valid)
+    names = ", ".join(map(repr, valid))
+    raise ValueError(f"{value!r} is not valid for {argument}; valid: {names}{near}")
 
 
 def parse_settings(mode: str, *, strict: bool, **overrides: str | None) -> Settings:
@@ -90,7 +92,7 @@ class Choice:
     """What one ``enable()``, or one ``disable(model)``, has chosen."""
 
     settings: Settings
-    model: str  # the class of the model that it is for; "": every model
+    model_class: str  # the name of the class of the model that it is for; "": every model
     libraries: tuple[Any, ...] = ()  # each a ``Library``: where ours is put for it
     counts: Counts = field(default_factory=Counts)
     handle: Any = lambda: None  # a weak reference to what can end it

@@ -34,7 +34,6 @@ from .choices import (
     lock,
     parse_settings,
 )
-from .compiled import forget_graphs
 from .decide import call_counts
 from .library import (
     Library,
@@ -45,7 +44,14 @@ from .library import (
     originals,
     targets,
 )
-from .others import author_of, carriers, foreign_methods, users_in
+from .others import (
+    author_of,
+    foreign_methods,
+    modules_in,
+    modules_with_foreign_methods,
+    not_served,
+    users_in,
+)
 from .releases import check_supported
 from .status import Status, describe
 
@@ -90,10 +96,19 @@ def _import_library(name: str, *, all_parts: bool) -> Library:
     return _libraries.setdefault(name, library)
 
 
-def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> None:
+def _imported_libraries() -> list[Library]:
+    """Those that this process has imported. Not to be called while the lock is held."""
+    imported = []
+    for name in LIBRARIES:
+        if sys.modules.get(name):
+            imported.append(_import_library(name, all_parts=False))
+    return imported
+
+
+def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Settings) -> bool:
     """Put ours where the libraries' own functions are, and say what stays of other packages'.
 
-    All is checked before the first is replaced.
+    All is checked before the first is replaced. Whether any was replaced.
 
     Raises:
         RuntimeError: a release that is not supported, or, under ``strict``, a method that stays.
@@ -107,7 +122,20 @@ def _put_on(libraries: Iterable[Library], modules: list[nn.Module], settings: Se
             originals[key] = vars(owner)[name]
             in_place.add(key)
             setattr(owner, name, library.replacements[key].function)
-        forget_graphs(library, places)
+    return any(ready.values())
+
+
+def _forget_graphs() -> None:
+    """Let the compiler forget all graphs: some may hold the library's own code where ours is now.
+
+    TorchDynamo looks a method up when it traces a call, and not again when the graph runs. Graphs
+    with ours follow the settings. Not to be called while the lock is held: a compiling thread may
+    wait for it.
+    """
+    # The compiler takes seconds to import; where nobody has imported it, nothing is compiled.
+    forget = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if forget is not None:
+        forget()
 
 
 def _not_yet_ours(library: Library) -> list[Target]:
@@ -130,19 +158,19 @@ def _say_what_stays(
     """
     # The modules of all models are searched when ours is put on, and not again while it is there.
     # In a weak set, because a traceback keeps alive what the functions hold.
-    found: WeakSet[nn.Module] = WeakSet()
+    overriding: WeakSet[nn.Module] = WeakSet()
     if ready and not modules:
-        found.update(carriers(library))
-    if found:
+        overriding.update(modules_with_foreign_methods(library))
+    if overriding:
         # A module with hooks refers to itself: one that nobody holds may still be there.
         gc.collect()
-    _modules.update(found)
+    _modules.update(overriding)
 
     users = users_in(library, modules)
     if settings.strict and not modules:
         # Not a derived class that nobody uses.
         users = [target.owner for target in targets(library)]
-    for sentence in foreign_methods(library, [*users, *found]):
+    for sentence in foreign_methods(library, [*users, *overriding]):
         message = f"{sentence} and stays in force; to put it over ours, call enable() before"
         if settings.strict:
             raise RuntimeError(f"{message}. Nothing was changed")
@@ -169,33 +197,32 @@ def _modules_of(model: nn.Module) -> tuple[list[nn.Module], list[Library]]:
     Raises:
         ValueError: not a module, or nothing of any library inside.
     """
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
     modules: list[nn.Module] = []
-    libraries = []
-    for name in LIBRARIES:
+    libraries: list[Library] = []
+    sentences = []
+    if isinstance(model, nn.Module):
         # Of a library that is not imported there is no module in the model.
-        if not sys.modules.get(name):
-            continue
-        library = _import_library(name, all_parts=False)
-        owners = [target.owner for target in targets(library)]
-        classes = tuple(owner for owner in owners if isinstance(owner, type))
-        inside = [part for part in parts if isinstance(part, classes)]
-        if inside:
-            modules += inside
-            libraries.append(library)
+        for library in _imported_libraries():
+            inside = modules_in(library, model)
+            if inside:
+                modules += inside
+                libraries.append(library)
+            sentences += not_served(library, model)
     if not modules:
         missing = " and ".join(f"no {name} {classes}" for name, classes in LIBRARIES.items())
-        raise ValueError(
-            f"{type(model).__name__} contains {missing}; "
-            "valid is any torch.nn.Module that contains one of them"
-        )
+        sentences = [
+            f"{type(model).__name__} contains {missing}",
+            *sentences,
+            "valid is any torch.nn.Module that contains one of them",
+        ]
+        raise ValueError("; ".join(sentences))
     return modules, libraries
 
 
 def _begin(choice: Choice, modules: Iterable[nn.Module]) -> None:
     """Let a choice hold: for these modules or, without any, for every model of its libraries."""
     _choices.append(choice)
-    if not choice.model:
+    if not choice.model_class:
         for library in choice.libraries:
             library.choices.add(choice)
     for module in modules:
@@ -274,7 +301,7 @@ def enable(
     mode: Mode = "matmul",
     *,
     model: nn.Module | None = None,
-    pos_embed: str | None = None,
+    pos_embed: Mode | None = None,
     patch_embed: str | None = None,
     rope: str | None = None,
     library: str | tuple[str, ...] = "timm",
@@ -301,7 +328,8 @@ def enable(
         library: "timm", "transformers", or a tuple of both; without effect for one model, which is
             looked through for both.
         strict: raise a RuntimeError where the library's own code had to run in place of what was
-            chosen.
+            chosen; and at once if the model (without one, any model of this process) holds
+            transformers' SiglipVisionEmbeddings, in which nothing is replaced.
 
     Returns:
         A handle; leaving it as a context manager ends what this call has chosen, and nothing else.
@@ -309,7 +337,7 @@ def enable(
     Raises:
         ValueError: an unknown name, or a model with nothing to replace; nothing is changed.
         RuntimeError: a library that is missing, too old, or whose methods differ; with ``strict``,
-            a method that would be left as it is; nothing is changed.
+            a method that would be left as it is, or a SiglipVisionEmbeddings; nothing is changed.
 
     >>> with enable():
     ...     print(status().flags)
@@ -333,13 +361,21 @@ def enable(
     for each in libraries:
         check_name(f"the position embeddings of {each.name}", settings.pos_embed, each.modes)
 
-    choice = Choice(settings, "" if model is None else type(model).__name__, tuple(libraries))
+        if strict and settings.pos_embed != "stock":
+            for sentence in not_served(each, model):
+                raise RuntimeError(f"{sentence}. Nothing was changed")
+
+    model_class = "" if model is None else type(model).__name__
+    choice = Choice(settings, model_class, tuple(libraries))
     handle = Handle(choice)
     choice.handle = weakref.ref(handle)
+    puts_on = False
     with lock:
         if settings != STOCK:
-            _put_on(libraries, modules, settings)
+            puts_on = _put_on(libraries, modules, settings)
         _begin(choice, modules)
+    if puts_on:
+        _forget_graphs()
     return handle
 
 
@@ -383,14 +419,28 @@ def status(model: nn.Module | None = None) -> Status:
     >>> status().calls
     {}
     """
-    if model is not None:
+    if model is None:
+        libraries = _imported_libraries()
+    else:
         modules, libraries = _modules_of(model)
-        with lock:
-            _tidy()
-            return describe(libraries, modules, f"this {type(model).__name__}")
     with lock:
         _tidy()
-        holding = {where.choices[-1] for where in list(every_choices) if where.choices}
-        models = [choice for choice in _choices if choice.model and choice in holding]
-        libraries = list(_libraries.values())
-        return describe(libraries, [], "every model", models, list(_modules))
+        patched = []
+        for library in _libraries.values():
+            if library.is_patched:
+                patched.append(library.name)
+        if model is not None:
+            return describe(libraries, patched, model, modules)
+        return describe(libraries, patched, choices=_holding_for_models(), more=list(_modules))
+
+
+def _holding_for_models() -> list[Choice]:
+    """The choices that hold now for models of their own, oldest first."""
+    newest = set()
+    for where in list(every_choices):
+        newest.update(where.choices[-1:])
+    holding = []
+    for choice in _choices:
+        if choice.model_class and choice in newest:
+            holding.append(choice)
+    return holding

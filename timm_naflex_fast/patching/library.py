@@ -49,6 +49,8 @@ class Library:
     reads: Mapping[Key, str]
     # For ``status()``: on releases before a version.
     notes: Mapping[tuple[int, ...], str] = field(default_factory=dict)
+    # Classes ("module:Class") that a user may take for one of ours, and what they are, in words.
+    not_served: Mapping[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)  # for every model that has none of its own
 
     def __post_init__(self) -> None:
@@ -65,12 +67,17 @@ class Library:
         """Those for every model that has none of its own."""
         return self.choices.settings or STOCK
 
+    @property
+    def is_patched(self) -> bool:
+        """Whether one of ours is in place."""
+        return not in_place.isdisjoint(self.replacements)
 
-AS_INTERPOLATE: dict[str, str] = {}
+
+EXACT_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
     if _strategy.reference == "interpolate":
-        AS_INTERPOLATE[_name] = _name
-"""The strategies, by mode, of methods that timm's ``pos_embed_use_grid_sample`` does not change."""
+        EXACT_STRATEGIES[_name] = _name
+"""By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 
 originals: dict[Key, Callable[..., Any]] = {}
 """The libraries' own functions that ours took the place of. They stay here: another package may
@@ -83,15 +90,16 @@ in_place: set[Key] = set()
 def original(key: Key) -> Callable[..., Any]:
     """The library's own method or function: ours calls it where ours may not compute."""
     function = originals.get(key)
-    return _found(key) if function is None else function
+    return _loaded(key) if function is None else function
 
 
 def without_ours(key: Key) -> Callable[..., Any]:
     """What a class has now, but never ours: another package may have replaced the library's own."""
-    return originals[key] if key in in_place else _found(key)
+    return originals[key] if key in in_place else _loaded(key)
 
 
-def _found(key: Key) -> Callable[..., Any]:
+def _loaded(key: Key) -> Callable[..., Any]:
+    """What the library has now, ours too."""
     path, name = key
     return getattr(owner_of(path), name)
 
@@ -115,15 +123,16 @@ def targets(library: Library) -> Iterator[Target]:
 
 def imported_targets(library: Library) -> list[Target]:
     """The same, and the modules of the library that imported one of these functions by name."""
-    found = list(targets(library))
-    for home in list(found):
+    everywhere = list(targets(library))
+    for home in list(everywhere):
         now = vars(home.owner).get(home.name)
         if not isinstance(home.owner, ModuleType) or now is None:
             continue
+        # What ``from module import function`` gave: ours or the library's own, whichever was there.
         known = (library.replacements[home.key].function, originals.get(home.key, now))
         for name, module in list(sys.modules.items()):
             function = getattr(module, "__dict__", {}).get(home.name)
             is_known = any(function is each for each in known)
             if is_known and module is not home.owner and name.startswith(f"{library.name}."):
-                found.append(Target(module, home.name, home.key))
-    return found
+                everywhere.append(Target(module, home.name, home.key))
+    return everywhere

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .library import Library, Target, in_place, targets
+from .library import Library, Target, in_place, owner_of, targets
 
 Author = Literal["ours", "original", "foreign"]
 
@@ -71,28 +71,68 @@ def _parts(function: Any) -> list[Any]:
     return [part for part in parts if callable(part)]
 
 
-def carriers(library: Library) -> list[nn.Module]:
-    """The modules of whose methods something stays in force, of all that this process holds.
+def modules_with_foreign_methods(library: Library) -> list[nn.Module]:
+    """Of all modules that this process holds, those with a method that stays in force, not ours."""
+    modules: list[nn.Module] = []
+    for module in _instances_of(users_in(library, [])):
+        if foreign_methods(library, [module]):
+            modules.append(module)
+    return modules
+
+
+def modules_in(library: Library, model: nn.Module) -> list[nn.Module]:
+    """A model's modules that have methods of the library's that we replace."""
+    owners = [target.owner for target in targets(library)]
+    modules = []
+    for part in model.modules():
+        if any(_has_methods_of(part, owner) for owner in owners):
+            modules.append(part)
+    return modules
+
+
+def not_served(library: Library, model: nn.Module | None) -> list[str]:
+    """What nobody may take for something that is replaced, in sentences.
+
+    It is looked for in a model or, without one, in all that this process holds.
+    """
+    sentences = []
+    for path, words in library.not_served.items():
+        owner = owner_of(path)
+        if owner is None:
+            continue
+        if model is None:
+            gc.collect()  # a module may refer to itself, and be there though nobody holds it
+            parts = _instances_of(with_derived(owner))
+        else:
+            parts = list(model.modules())
+        if any(isinstance(part, owner) for part in parts):
+            sentences.append(
+                f"nothing of {owner.__name__} ({words}) is resampled by what is patched: it stays "
+                "with the library's own code under every mode"
+            )
+    return sentences
+
+
+def _instances_of(classes: Collection[Any]) -> list[Any]:
+    """All objects of these classes that this process holds.
 
     Python's garbage collector finds them, in 0.04 s where there are half a million objects: an
     object refers to its class.
     """
-    classes = users_in(library, [])
-    found: list[nn.Module] = []
-    referrers: list[Any] = gc.get_referrers(*classes)
-    for each in referrers:
-        if type(each) in classes and foreign_methods(library, [each]):
-            found.append(each)
-    return found
+    instances = []
+    for each in gc.get_referrers(*classes):
+        if type(each) in classes:
+            instances.append(each)
+    return instances
 
 
 def with_derived(owner: Any) -> list[Any]:
     """A class and all that are derived from it, or a module of Python."""
-    found = [owner]
+    classes = [owner]
     if isinstance(owner, type):
         for derived in list[type](owner.__subclasses__()):
-            found += with_derived(derived)
-    return found
+            classes += with_derived(derived)
+    return classes
 
 
 def look_up(user: Any, name: str) -> tuple[Any, Any]:
@@ -121,8 +161,9 @@ def in_force(library: Library, target: Target, user: Any) -> bool:
     if not _has_methods_of(user, target.owner) or target.key not in in_place:
         return False
     owner, function = look_up(user, target.name)
-    if _stays(library, target, owner, function):
+    if _hides_ours(library, target, owner, function):
         return False
+    # What another has put over ours may call it, as a wrapper does: that counts as ours.
     return author_of(function, library) != "original"
 
 
@@ -141,7 +182,7 @@ def foreign_methods(library: Library, users: Iterable[Any]) -> list[str]:
         for target in targets(library):
             if _has_methods_of(user, target.owner):
                 owner, function = look_up(user, target.name)
-                if _stays(library, target, owner, function):
+                if _hides_ours(library, target, owner, function):
                     sentences[_sentence(target.name, owner, function)] = True
     return list(sentences)
 
@@ -152,9 +193,10 @@ def _has_methods_of(user: Any, owner: Any) -> bool:
     return issubclass(user, owner) if isinstance(user, type) else isinstance(user, owner)
 
 
-def _stays(library: Library, target: Target, owner: Any, function: Any) -> bool:
+def _hides_ours(library: Library, target: Target, owner: Any, function: Any) -> bool:
     """Whether this method, which ``owner`` has, is in force in place of ours."""
     if owner is target.owner:
+        # Where ours was put before, another's lies over it, and may call it.
         return author_of(function, library) == "foreign" and target.key not in in_place
     if owner is None or calls_ours(function, library):
         return False
@@ -180,6 +222,7 @@ def overridden_by(library: Library, module: Any, skips: tuple[str, ...]) -> str 
     if torch.compiler.is_dynamo_compiling():
         return None
     for path in skips:
+        # "rope.get_embed" is a method of the module's ``rope``, "get_embed" one of its own.
         attribute, _, name = path.rpartition(".")
         holder = getattr(module, attribute, None) if attribute else module
         if holder is not None and _is_changed(library, holder, name):
@@ -195,6 +238,7 @@ def _is_changed(library: Library, holder: Any, name: str) -> bool:
     function = getattr(holder, "__dict__", {}).get(name, getattr(type(holder), name, None))
     if function is None:
         return False
+    # A method that was taken from another module has that one's settings.
     bound_elsewhere = getattr(function, "__self__", holder) is not holder
     return bound_elsewhere or author_of(function, library) == "foreign"
 

@@ -30,6 +30,7 @@ def check_supported(library: Library, targets: Iterable[Target]) -> None:
             one reads other attributes or is not called any more; names all.
     """
     version = version_of(library)
+    # All differences are named at once: who reports them, or mends ours, needs all.
     wrong = ["it is too old"] if version < library.oldest else []
     for owner, name, key in targets:
         method = vars(owner).get(name)
@@ -87,6 +88,7 @@ def attributes_of(function: Any) -> set[str]:
     Raises:
         OSError: there is no source.
     """
+    # A comment may name an attribute that the code does not read.
     source = re.sub("#.*", "", inspect.getsource(function))
     if re.search(r"\bself\b", source):
         found = re.findall(r"""\b(?:self\.|(?:get|has)attr\(self, ["'])(\w+)""", source)
@@ -96,5 +98,6 @@ def attributes_of(function: Any) -> set[str]:
 
 
 def _arguments(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    # Not the annotations: they say nothing of how a method is called.
     parameters = inspect.signature(function).parameters.values()
     return [(one.name, one.kind, one.default) for one in parameters]

@@ -1,10 +1,8 @@
 """What ``status()`` gives, and how it prints."""
 
-import html
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +11,15 @@ from ..text_table import table
 from .choices import CHOICES_ATTRIBUTE, STOCK, VALID_MODES, Choice, Settings
 from .decide import call_counts
 from .library import Library, targets
-from .others import foreign_methods, in_force, users_in
+from .others import foreign_methods, in_force, not_served, users_in
 from .releases import version_of
 
+HOW_TO_PATCH = 'enable() patches timm, enable(library="transformers") patches transformers'
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Status:
-    """What is replaced by what. Prints as a table.
+    """What is replaced by what. Prints as a table, in a notebook too.
 
     ``flags`` are the settings for every model (or of the one asked about), ``models`` those of
     models that have their own, ``model_classes`` the classes of these. ``replaced`` maps the
@@ -27,6 +27,7 @@ class Status:
     ``enable()``: ``calls`` counts what computed which component, ``fallbacks`` why a library's own
     code ran although something else was chosen. Under ``torch.compile`` each trace counts, and the
     calls of a finished graph do not. ``notes`` are sentences on what a user may not expect.
+    ``patched`` names the libraries of which anything is replaced in this process.
     """
 
     flags: Settings
@@ -39,13 +40,19 @@ class Status:
     model_classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     scope: str = "every model"
+    patched: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"timm_naflex_fast on timm {self.timm}, torch {self.torch}", ""]
-        if not self.replaced:
+        if not self.patched:
             lines.append(
-                "nothing is patched in this process; "
-                "enable() or naflex-fast run does it (every model is stock)"
+                f"nothing is patched in this process (every model is stock): {HOW_TO_PATCH}"
+            )
+            return "\n".join([*lines, *self.notes])
+        if not self.replaced:
+            patched = " and ".join(self.patched)
+            lines.append(
+                f"nothing is replaced in {self.scope} (patched in this process: {patched})"
             )
             return "\n".join([*lines, *self.notes])
         rows = [
@@ -53,17 +60,9 @@ class Status:
         ]
         lines.append(table(rows))
         for name, settings in zip(self.model_classes, self.models):
-            lines.append(f"one {name} has its own: {_in_words(settings)}")
+            lines.append(f"one {name} has its own: {in_words(settings)}")
         lines += ["", self._what_ran(), *self.why_stock(), *self.notes]
         return "\n".join(lines)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython prints for it at the end of a cell."""
-        printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows for it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _what_ran(self) -> str:
         """The counts, as a table."""
@@ -84,7 +83,7 @@ class Status:
         return sentences
 
 
-def _in_words(settings: Settings) -> str:
+def in_words(settings: Settings) -> str:
     """Settings as a sentence has them."""
     if settings == STOCK:
         return "the library's own code"
@@ -96,15 +95,21 @@ def _in_words(settings: Settings) -> str:
 
 def describe(
     libraries: Collection[Library],
-    modules: Collection[nn.Module],
-    scope: str,
-    models: Collection[Choice] = (),
+    patched: Collection[str],
+    model: nn.Module | None = None,
+    modules: Collection[nn.Module] = (),
+    choices: Collection[Choice] = (),
     more: Collection[nn.Module] = (),
 ) -> Status:
-    """What holds now, for these modules of one model or, without any, for every model.
+    """What holds now, for one model or for every model.
 
-    ``models``: what holds for models with their own. ``more``: modules of any model, which may have
-    a method of their own in place of ours.
+    Args:
+        libraries: those that the model is of, or all that are imported.
+        patched: the names of those of which anything is replaced in this process.
+        model: None: every model.
+        modules: of the model, those with methods that are replaced.
+        choices: what holds for models with their own.
+        more: modules of any model, which may have a method of their own in place of ours.
     """
     own = _own_settings(modules)
     flags = STOCK
@@ -112,6 +117,7 @@ def describe(
     notes: list[str] = []
     for library in libraries:
         settings = own or library.settings
+        # A choice for both libraries is the same for both; else the first that was chosen is shown.
         if flags == STOCK:
             flags = settings
         replaced.update(_replaced(library, modules, settings))
@@ -119,17 +125,22 @@ def describe(
         for before, note in library.notes.items():
             if version_of(library) < before:
                 notes.append(note)
+        if library.name in patched:
+            notes += not_served(library, model)
+        elif patched and any(targets(library)):
+            notes.append(f"{library.name} is not patched: {HOW_TO_PATCH}")
     return Status(
         flags=flags,
-        models=tuple(choice.settings for choice in models),
+        models=tuple(choice.settings for choice in choices),
         replaced=replaced,
         timm=getattr(sys.modules.get("timm"), "__version__", "(not imported)"),
         torch=torch.__version__,
         calls=dict(call_counts.calls),
         fallbacks=dict(call_counts.fallbacks),
-        model_classes=tuple(choice.model for choice in models),
+        model_classes=tuple(choice.model_class for choice in choices),
         notes=tuple(notes),
-        scope=scope,
+        scope="every model" if model is None else f"this {type(model).__name__}",
+        patched=tuple(patched),
     )
 
 
@@ -148,6 +159,7 @@ def _replaced(
     """What computes each of the library's methods in whose place ours is."""
     replaced = {}
     for target in targets(library):
+        # One that hides ours in a class of its own is named in the notes; the others run ours.
         if any(in_force(library, target, user) for user in users_in(library, modules)):
             replacement = library.replacements[target.key]
             mode = getattr(settings, replacement.component)

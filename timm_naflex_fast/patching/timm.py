@@ -25,7 +25,7 @@ from ..tracing import OWN_MEMORY, context_of, why_unsupported
 from .choices import MODES
 from .decide import Decision, choose, count, lacks_operator
 from .library import (
-    AS_INTERPOLATE,
+    EXACT_STRATEGIES,
     Key,
     Library,
     Replacement,
@@ -66,7 +66,7 @@ def _by_grid_size(method: Method) -> Callable[..., None]:
     """The replacement of a method for plain images."""
 
     def add_by_grid_size(self: Any, x: Tensor, grid_size: Any) -> None:
-        """Modifications: the chosen strategy; two products in a graph; never "grid_sample"."""
+        """Modifications: the chosen strategy, "matmul" for "grid_sample"; two products in a graph."""
         _apply(self, method, x, grid_size)
 
     return add_by_grid_size
@@ -92,7 +92,7 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
     count(LIBRARY, key, decision)
     if decision.strategy == "stock":
         # timm has a method for the result of "grid_sample" too.
-        sampled = decision.settings.pos_embed not in ("stock", *AS_INTERPOLATE)
+        sampled = decision.settings.pos_embed not in ("stock", *EXACT_STRATEGIES)
         if sampled and method.sampled:
             without_ours((EMBEDS, method.sampled))(embeds, x, layout)
         else:
@@ -132,12 +132,14 @@ def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     elif type(patch_coord) not in OWN_MEMORY:
         reason = why_unsupported(patch_coord)
     decision = choose(LIBRARY, key, self, reason=reason)
-    count(LIBRARY, key, decision)
     if isinstance(rope, str) or decision.strategy == "stock":
+        count(LIBRARY, key, decision)
         return original(key)(self, x, patch_coord)
     check_tokens(x[:, self.num_prefix_tokens :], x.shape[-1], patch_coord)
     coord = patch_coord.to(x.device)
-    return batched_rope(rope, coord, x.dtype, traceable=traceable)
+    embeds = batched_rope(rope, coord, x.dtype, traceable=traceable)
+    count(LIBRARY, key, decision)
+    return embeds
 
 
 def interpolator_forward(
@@ -156,25 +158,26 @@ def interpolator_forward(
     resampler = getattr(self, "resampler", self)
     is_known = type(resampler) in (type(self), PatchEmbedResamplerFixedOrigSize)
     resamples = is_linear and size != base_size
-    is_ours = False
+    decision = None
     if resamples and is_known:
-        is_ours = _ours_resamples(self, key, proj_weight, resampler.interpolation)
-    if not is_ours:
+        decision = _choose_for_kernel(key, self, proj_weight, resampler.interpolation)
+    if decision is None or decision.strategy == "stock":
+        # Not counted: where it resamples, it calls another replaced function, which counts.
         return original(key)(self, patches, proj_weight, proj_bias, patch_size, is_linear)
     channels_last = getattr(self, "channels_last", True)
     options = self.in_chans, channels_last, resampler.interpolation, resampler.antialias
     weight = resample_linear_kernel(proj_weight, base_size, size, *options)
+    count(LIBRARY, key, decision)
     return F.linear(patches.flatten(2), weight, proj_bias)
 
 
 def resampler_forward(self: Any, patch_embed: Tensor, new_size: Any) -> Tensor:
     """Modifications: two 1-D pseudo-inverses, kept across models and calls."""
     key = RESAMPLER, "forward"
-    if not _ours_resamples(self, key, patch_embed, self.interpolation):
+    kernel = _resampled_kernel(key, self, patch_embed, new_size, self.interpolation, self.antialias)
+    if kernel is None:
         return original(key)(self, patch_embed, new_size)
-    return resample_patch_kernel(
-        patch_embed, tuple(new_size), mode=self.interpolation, antialias=self.antialias
-    )
+    return kernel
 
 
 def resample_patch_embed(
@@ -186,33 +189,42 @@ def resample_patch_embed(
 ) -> Tensor:
     """Modifications: as in resampler_forward."""
     key = FUNCTIONS, "resample_patch_embed"
-    if not _ours_resamples(None, key, patch_embed, interpolation):
+    kernel = _resampled_kernel(key, None, patch_embed, new_size, interpolation, antialias)
+    if kernel is None:
         return original(key)(patch_embed, new_size, interpolation, antialias, verbose)
-    return resample_patch_kernel(
-        patch_embed, tuple(new_size), mode=interpolation, antialias=antialias
-    )
+    return kernel
 
 
-def _ours_resamples(module: Any, key: Key, weight: Tensor, interpolation: str) -> bool:
-    """Whether ours computes a patch kernel. Counted; an error under ``strict`` where it cannot."""
+def _resampled_kernel(
+    key: Key, module: Any, weight: Tensor, size: Any, interpolation: str, antialias: bool
+) -> Tensor | None:
+    """The patch kernel as chosen; None where timm's own code has to run. Counted."""
+    decision = _choose_for_kernel(key, module, weight, interpolation)
+    kernel = None
+    if decision.strategy != "stock":
+        kernel = resample_patch_kernel(weight, tuple(size), mode=interpolation, antialias=antialias)
+    count(LIBRARY, key, decision)
+    return kernel
+
+
+def _choose_for_kernel(key: Key, module: Any, weight: Tensor, interpolation: str) -> Decision:
+    """What computes a patch kernel. Not counted."""
     reason = None
     if interpolation not in INTERPOLATIONS:
         reason = f"a patch kernel with interpolation mode {interpolation!r}"
-    decision = choose(LIBRARY, key, module, weight, reason=reason)
-    is_ours = decision.strategy != "stock"
-    # timm's interpolator calls another replaced function, which counts.
-    if is_ours or key[0] != INTERPOLATOR:
-        count(LIBRARY, key, decision)
-    return is_ours
+    return choose(LIBRARY, key, module, weight, reason=reason)
 
 
-# The strategy by the mode of ``pos_embed``. What is missing stays stock: models made with timm's
-# pos_embed_use_grid_sample keep that result, and images without coordinates have no such setting.
-AS_CHOSEN = {name: name for name in STRATEGIES}
-AS_GRID_SAMPLE: dict[str, str] = {}
+# The strategy by the mode of ``pos_embed``; what is missing stays stock. NaFlex batches take the
+# strategy that was chosen.
+BATCH_STRATEGIES = {name: name for name in STRATEGIES}
+# Models made with timm's pos_embed_use_grid_sample keep that result.
+FLAG_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
     if _strategy.for_grid_sample:
-        AS_GRID_SAMPLE[_name] = _strategy.for_grid_sample
+        FLAG_STRATEGIES[_name] = _strategy.for_grid_sample
+# That setting does not change plain images: timm resizes their table by F.interpolate all the same.
+IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 
 _OWN_INVERSE = "_get_or_create_pinv_matrix"
 
@@ -224,13 +236,13 @@ def _position_methods(kind: str, tables: tuple[str, ...]) -> dict[Key, Replaceme
     by_grid_size = f"_apply_{kind}_pos_embed"
     return {
         (EMBEDS, by_coordinates): Replacement(
-            "pos_embed", _by_coordinates(Method(by_coordinates, tables, sampled)), AS_CHOSEN
+            "pos_embed", _by_coordinates(Method(by_coordinates, tables, sampled)), BATCH_STRATEGIES
         ),
         (EMBEDS, sampled): Replacement(
-            "pos_embed", _by_coordinates(Method(sampled, tables)), AS_GRID_SAMPLE
+            "pos_embed", _by_coordinates(Method(sampled, tables)), FLAG_STRATEGIES
         ),
         (EMBEDS, by_grid_size): Replacement(
-            "pos_embed", _by_grid_size(Method(by_grid_size, tables)), AS_INTERPOLATE
+            "pos_embed", _by_grid_size(Method(by_grid_size, tables)), IMAGE_STRATEGIES
         ),
     }
 

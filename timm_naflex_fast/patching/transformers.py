@@ -16,7 +16,7 @@ from torch import Tensor
 from ..functional import resample_pos_embeds
 from ..resampling.spec import INTERPOLATIONS
 from .decide import Decision, choose, count, lacks_operator
-from .library import AS_INTERPOLATE, Key, Library, Replacement, original
+from .library import EXACT_STRATEGIES, Key, Library, Replacement, original
 
 SIGLIP2 = "transformers.models.siglip2.modeling_siglip2:Siglip2VisionEmbeddings"
 COSMOS3 = "transformers.models.cosmos3_edge.modeling_cosmos3_edge:Cosmos3EdgeVisionEmbeddings"
@@ -62,6 +62,7 @@ def radio_embed_packed_patches(self: Any, pixel_values: Tensor, image_grid_hw: T
     tokens = self.patch_projection(pixel_values)
     tokens = tokens + embeddings.to(tokens.dtype)
     parts = []
+    # The class and register tokens have no place on a grid, so they get no embedding.
     for image in tokens.split(image_grid_hw.prod(1).tolist()):
         parts += [self.cls_register_token, image]
     return torch.cat(parts)[None]
@@ -100,6 +101,7 @@ def _resampled(
             class token's.
         size: (h0, w0).
     """
+    # HunYuan-VL's mode stands in the model's configuration, and may be any of PyTorch's.
     reason = None
     if options["mode"] not in INTERPOLATIONS:
         reason = f"a table resized by {options['mode']}"
@@ -112,6 +114,7 @@ def _resampled(
     elif decision.strategy != "stock":
         options["strategy"] = decision.strategy
         h0, w0 = size
+        # The cells come last: HunYuan-VL's table holds a row for the class token before them.
         table = decision.tables[0].flatten(0, -2)[-h0 * w0 :].unflatten(0, size)  # (h0, w0, C)
         # Packed sizes in a tensor have to be read on the host: a graph breaks there, as in
         # transformers.
@@ -137,16 +140,16 @@ _outside_graphs = torch._disable_dynamo(resample_pos_embeds)
 
 _RESIZE = "resize_positional_embeddings"
 REPLACEMENTS = {
-    (SIGLIP2, "forward"): Replacement("pos_embed", siglip2_forward, AS_INTERPOLATE, (_RESIZE,)),
-    (COSMOS3, "forward"): Replacement("pos_embed", cosmos3_forward, AS_INTERPOLATE, (_RESIZE,)),
+    (SIGLIP2, "forward"): Replacement("pos_embed", siglip2_forward, EXACT_STRATEGIES, (_RESIZE,)),
+    (COSMOS3, "forward"): Replacement("pos_embed", cosmos3_forward, EXACT_STRATEGIES, (_RESIZE,)),
     (RADIO, "_embed_packed_patches"): Replacement(
         "pos_embed",
         radio_embed_packed_patches,
-        AS_INTERPOLATE,
+        EXACT_STRATEGIES,
         ("_interpolate_position_embedding",),
     ),
     (HUNYUAN, "forward"): Replacement(
-        "pos_embed", hunyuan_forward, AS_INTERPOLATE, ("interpolate_pos_encoding",)
+        "pos_embed", hunyuan_forward, EXACT_STRATEGIES, ("interpolate_pos_encoding",)
     ),
 }
 
@@ -154,7 +157,11 @@ LIBRARY = Library(
     name="transformers",
     oldest=(5, 21, 0),
     newest=(5, 24, 0),
-    modes=("stock", *AS_INTERPOLATE),
+    modes=("stock", *EXACT_STRATEGIES),
+    not_served={
+        "transformers.models.siglip.modeling_siglip:SiglipVisionEmbeddings": "SigLIP and SigLIP-2 "
+        "of a fixed resolution, model_type 'siglip'"
+    },
     replacements=REPLACEMENTS,
     reads={
         (

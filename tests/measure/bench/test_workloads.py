@@ -31,6 +31,6 @@ def test_folder_grids_are_those_of_timms_pipeline_by_the_headers_alone(photos, m
     assert len(set(want)) == 4
 
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    grids = [fit(*found, 100, 14) for _, found in read(image_sources(photos), size, [])]
+    grids = [fit(*found, 100, 14) for _, found in read(image_sources(photos, []), size, [])]
     assert grids == want
     assert torch.equal(coordinates(grids), pad_sequence(coords, batch_first=True))  # as collated

@@ -108,13 +108,14 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
     page = written[2]
     assert "http" not in re.sub(r"data:[^\"]*", "", page) and "url(" not in page
     images = re.findall(r'src="data:image/([\w+]+);base64,([^"]+)"', page)
-    # The curves, and each picture beside its map.
-    assert [kind for kind, _ in images] == ["svg+xml"] + ["png"] * (2 * 2)
+    # The curves of each mode but timm's own, and each picture beside its map.
+    curves = len(CONTENDERS) - 1
+    assert [kind for kind, _ in images] == ["svg+xml"] * curves + ["png"] * (2 * 2)
 
     assert "table cells per patch" in base64.b64decode(images[0][1]).decode()
 
     sizes = []
-    for _, data in images[1:]:
+    for _, data in images[curves:]:
         with Image.open(io.BytesIO(base64.b64decode(data))) as image:
             sizes.append(image.size)
     for place, shown in enumerate(measured.pictures):
@@ -122,11 +123,50 @@ def test_page_needs_nothing_from_outside_and_each_address_holds_its_file(written
         assert sizes[2 * place : 2 * place + 2] == [(4 * w, 4 * h), (w, h)]
 
 
-def test_no_modes_marks_hide_anothers(measured):
-    from timm_naflex_fast.measure.drift.plots import curves
+def test_each_mode_has_a_plot_of_its_own_on_the_same_axes(measured):
+    from timm_naflex_fast.measure.drift.plots import curve_of_each
 
-    panels = curves(measured.grids, CONTENDERS).axes
-    assert [axes.get_title() for axes in panels] == [n for n in CONTENDERS if n != "stock"]
-    for axes in panels:
+    figures = curve_of_each(measured.grids, CONTENDERS)
+    assert [*figures] == [name for name in CONTENDERS if name != "stock"]
+    limits = set()
+    for name, figure in figures.items():
+        (axes,) = figure.axes
         (line,) = axes.lines
-        assert len(line.get_xdata()) == len(measured.grids)
+        assert axes.get_title() == name and len(line.get_xdata()) == len(measured.grids)
+        limits.add(axes.get_ylim())
+    assert len(limits) == 1
+
+
+def stage(name, largest, limit, scale=2.0):
+    return {"stage": name, "largest": largest, "limit": limit, "scale": scale}
+
+
+def test_plots_of_stages_show_zeros_and_the_limit_of_rounding():
+    from timm_naflex_fast.measure.drift.plots import stages
+
+    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.5, 0.02), stage("pooled", 2e-4, 4e-5)]
+    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.02), stage("pooled", 0.0, 4e-5)]
+    figures = stages({"stages": timms, "modes": {"matmul": {"stages": same}}})
+    assert [*figures] == ["stock", "matmul"]
+    for figure, shares in zip(figures.values(), ([0, 0.25, 1e-4], [0, 0, 0])):
+        (axes,) = figure.axes
+        assert axes.get_xlim() == (0, 10)
+        assert axes.lines[0].get_xdata() == pytest.approx(shares)
+        limits = [segment[0][0] for segment in axes.collections[0].get_segments()]
+        assert limits == pytest.approx([0, 0.01, 2e-5])
+
+
+def test_no_plot_is_wider_than_a_phone(measured):
+    from timm_naflex_fast.measure.drift.plots import curve_of_each, svg
+
+    for figure in curve_of_each(measured.grids, CONTENDERS).values():
+        drawn = base64.b64decode(svg(figure).split(",")[1]).decode()
+        (points,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', drawn)
+        assert float(points) * 96 / 72 < 368  # pixels: 400 without the page's margins
+
+
+def test_numbers_stand_to_the_right_in_both_pages(written, measured):
+    _, markdown, page = written
+    columns = len(cells("stock", measured.drift["stock"]))
+    assert f"| --- | --- |{' ---: |' * (columns - 2)}\n" in markdown
+    assert '<table class="words-2">' in page

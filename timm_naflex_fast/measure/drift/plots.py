@@ -1,6 +1,7 @@
 """The report's pictures as addresses (data:...) for a page's <img>.
 
-Plots have no background. No pyplot: nothing global changes and no display is needed.
+Plots have no background, and are as wide as a phone shows them without scaling. No pyplot: nothing
+global changes and no display is needed.
 """
 
 import base64
@@ -17,8 +18,9 @@ from ..contenders import BASELINE
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
-WIDTH = 9.0  # inches
+WIDTH = 3.8  # inches: 365 pixels
 TONE = "#2f81f7"  # of marks
+SMALLEST = 1e-8  # share of the largest number: less is nothing in float32
 STYLE: dict[str, Any] = {
     "font.size": 9,  # points: 12 pixels
     "text.color": INK,
@@ -36,42 +38,62 @@ STYLE: dict[str, Any] = {
 
 
 @rc_context(STYLE)
-def curves(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> Figure:
-    """Drift of the embeddings over downsampling, a mark per patch grid.
+def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
+    """Drift of the embeddings over downsampling, a mark per patch grid and a panel per mode.
 
-    Each mode has a panel of its own, so no mark hides another's; timm's own zeros have none.
+    The vertical axis has room for every mode that was measured, so plots of two modes compare.
     """
-    shown = [name for name in modes if name != BASELINE]
-    figure = Figure((WIDTH, 3), layout="constrained")
-    figure.subplots(1, len(shown), sharex=True, sharey=True)
+    largest = max(max(grid["embed_rel_rms"].values()) for grid in grids)
+    top = 100 * largest or 1.0  # percent
     shrinks = [grid["shrink"] for grid in grids]
-    for axes, name in zip(figure.axes, shown):
+    figure = Figure((WIDTH * len(modes), 2.6), layout="constrained")
+    figure.subplots(1, len(modes), sharex=True, sharey=True)
+    for axes, name in zip(figure.axes, modes):
         drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
+        axes.set_ylim(-0.04 * top, 1.04 * top)
         axes.set_title(name)
-    figure.supxlabel("table cells per patch (above 1: shrunk)")
-    figure.supylabel("embeddings off by, RMS (%)")
+    figure.supxlabel("table cells per patch (above 1: shrunk)", fontsize="medium")
+    figure.supylabel("embeddings off by, RMS (%)", fontsize="medium")
     return figure
+
+
+def curve_of_each(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> dict[str, Figure]:
+    """A plot of its own for each mode; timm's own zeros have none."""
+    return {name: curves(grids, [name]) for name in modes if name != BASELINE}
 
 
 @rc_context(STYLE)
-def stages(against: Mapping[str, Any]) -> Figure:
-    """Largest difference from another library's pipeline over the stages, a panel per mode.
+def stages(against: Mapping[str, Any]) -> dict[str, Figure]:
+    """Largest difference from another library's pipeline at each stage: {mode: its plot}.
 
-    Each is a share of the stage's largest number; one of 0 has no mark.
+    A difference is a share of the stage's largest number. A dashed line is the largest difference
+    that is rounding.
     """
-    modes = {BASELINE: against, **against["modes"]}
-    figure = Figure((WIDTH, 1.2 + 1.3 * len(modes)), layout="constrained")
-    figure.subplots(len(modes), sharex=True, sharey=True)
-    for axes, (name, one) in zip(figure.axes, modes.items()):
-        names = [stage["stage"] for stage in one["stages"]]
-        shares = [stage["largest"] / (stage["scale"] or 1.0) for stage in one["stages"]]
-        axes.plot(names, shares, "o-", color=TONE, linewidth=0.8)
-        axes.set_yscale("log", nonpositive="mask")
+    figures = {}
+    for name, one in {BASELINE: against, **against["modes"]}.items():
+        lines = one["stages"]
+        rows = range(len(lines))
+        scales = [line["scale"] or 1.0 for line in lines]
+        shares = [line["largest"] / scale for line, scale in zip(lines, scales)]
+        limits = [line["limit"] / scale for line, scale in zip(lines, scales)]
+        figure = Figure((WIDTH, 0.9 + 0.2 * len(lines)), layout="constrained")
+        axes = figure.subplots()
+        # Each limit as high as its row, so that they join where neighbours have the same.
+        tops = [row - 0.5 for row in rows]
+        axes.vlines(limits, tops, [top + 1 for top in tops], INK, "dashed")
+        axes.plot(shares, rows, "o-", color=TONE, linewidth=0.8, clip_on=False)
+        axes.set_yticks(rows, [line["stage"] for line in lines])
+        axes.set_ylim(len(lines) - 0.4, -0.6)  # the first stage at the top
+        # Logarithmic down to float32's own rounding, then linear: so zeros have a place.
+        axes.set_xscale("symlog", linthresh=SMALLEST)
+        axes.set_xlim(0, 10)
+        axes.set_xticks([0, SMALLEST, 1e-6, 1e-4, 1e-2, 1])
+        axes.minorticks_off()
         axes.set_title(name)
-    axes.tick_params(axis="x", rotation=90)
-    figure.supylabel("largest difference / largest number")
-    return figure
+        axes.set_xlabel("largest difference / largest number")
+        figures[name] = figure
+    return figures
 
 
 @rc_context(STYLE)

@@ -7,7 +7,7 @@ from typing import Any
 from ...names import STRATEGY_NAMES
 from ..against import LIMITS, stage_rows
 from ..contenders import CONTENDERS
-from ..output import write_json, write_text
+from ..output import to_json, write_files
 from . import FILES
 from .survey import Drift, Survey
 
@@ -76,7 +76,11 @@ def record(survey: Survey, **about: Any) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Path]:
-    """Write report.json into ``folder``, and report.md and report.html from the templates."""
+    """Write report.json into ``folder``, and report.md and report.html from the templates.
+
+    Raises:
+        OSError: one cannot be written; then none is, and what was there before stays.
+    """
     from jinja2 import Environment, FileSystemLoader, select_autoescape
 
     from . import plots
@@ -97,9 +101,10 @@ def write(report: dict[str, Any], survey: Survey, folder: str | Path) -> list[Pa
         "stage_rows": stage_rows,
         "limits": LIMITS,
     }
-    json_file, *pages = [Path(folder) / name for name in FILES]
-    write_json(json_file, report)
+    json_file, *pages = [Path(folder, name) for name in FILES]
+    texts = {json_file: to_json(report)}
     for page in pages:
         template = environment.get_template(f"{page.name}.j2")
-        write_text(page, template.render(known))
-    return [json_file, *pages]
+        texts[page] = template.render(known)
+    write_files(texts)
+    return list(texts)
