@@ -96,6 +96,15 @@ def test_a_size_that_the_patches_do_not_fill_is_one_line(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_told_at_once(tmp_path, capsys, monkeypatch):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    assert export("m.onnx") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a file's name must be UTF-8" in line
+
+
 def test_a_model_that_takes_no_patches_is_one_line(tmp_path, capsys):
     options = ["--model", MODEL, *SMALL, "embed_proj_type=conv"]
     assert main(["export", *options, "--out", str(tmp_path / "m.pt2")]) == 2
@@ -174,7 +183,7 @@ def test_an_onnx_file_that_no_onnx_runtime_checked_has_a_status_of_its_own(
 
     assert export(tmp_path / "m.onnx", *PLAIN) == 3
 
-    written = f"written: {tmp_path / 'm.onnx'}, not checked in an ONNX runtime"
+    written = f"written: {tmp_path / 'm.onnx'}\nnot checked in an ONNX runtime: none is installed"
     assert written in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["export", "--help"])

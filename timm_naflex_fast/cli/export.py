@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable, provenance, write_json
+from ..measure.output import (
+    check_name,
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    provenance,
+    write_json,
+)
 from ..text_table import table
 from .checks import announce, check_model_options
 
@@ -44,7 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most patches per image, kept in the file for those who prepare images; it runs with "
         "any number (256)",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write what was found there")
+    parser.add_argument(
+        "--json",
+        type=json_file,
+        metavar="FILE",
+        help="also write what was found there; -: to stdout",
+    )
 
 
 def export(options: argparse.Namespace) -> int:
@@ -52,8 +65,8 @@ def export(options: argparse.Namespace) -> int:
     found.
 
     Raises:
-        ValueError: no model, an unknown suffix, or a size that the patches do not fill; before the
-            work.
+        ValueError: no model, an unknown suffix, or a path that is not UTF-8, before the model is
+            loaded; a size that the patches do not fill, or a model without patches, before the work.
         RuntimeError: a package that the file's format needs is not installed; before the work.
         OSError: ``--out`` or ``--json`` cannot be written; before the work.
     """
@@ -61,6 +74,7 @@ def export(options: argparse.Namespace) -> int:
     check_model_options(options)
     runtimes = runtimes_for(out)
     check_writable(out)
+    check_name(out.resolve())  # the runtimes get the whole path
     check_writable(options.json)
     announce(f"loading {options.model} ...")
     from ..measure import export as work
@@ -75,6 +89,7 @@ def export(options: argparse.Namespace) -> int:
     metadata = {"model": options.model, "weights": weights, **work.describe(model)}
     if options.size is None:
         metadata["max_seq_len"] = str(options.max_seq_len)
+    made = provenance(options.command)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
     found = work.export(model, out, runtimes, options.size, metadata)
     print(f"{options.model}; weights: {weights}")
@@ -82,25 +97,18 @@ def export(options: argparse.Namespace) -> int:
     # torch.export alone runs the program from which an ONNX file is made, not that file.
     is_checked = out.suffix == ".pt2" or len(runtimes) > 1
     if options.json:
-        record = {
-            **provenance(options.command),
-            "file": printable(out),
-            "metadata": metadata,
-            "checks": [check._asdict() | {"right": check.is_right} for check in found.checks],
-            "dtypes": found.dtypes,
-            "checked": is_checked,
-            "written": found.right,
-        }
-        write_json(options.json, record)
+        about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
+        write_json(options.json, {**made, **about, **_figures(found)})
     if not found.right:
         print(f"not written: {printable(out)}")
         return 1
-    note = ""
+    print(f"written: {printable(out)}")
     if not is_checked:
-        note = ", not checked in an ONNX runtime: none is installed (pip install onnxruntime)"
-    print(f"written: {printable(out)}{note}")
+        print("not checked in an ONNX runtime: none is installed (pip install onnxruntime)")
     print(work.how_to_run(out, options.size))
-    return 0 if is_checked else NOT_CHECKED
+    if not is_checked:
+        return NOT_CHECKED
+    return 0
 
 
 def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
@@ -116,6 +124,12 @@ def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
         )
     if size is not None and (size[0] % high or size[1] % wide):
         raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
+
+
+def _figures(found: Any) -> dict[str, Any]:
+    """What was found, as ``--json`` writes it."""
+    checks = [check._asdict() | {"right": check.is_right} for check in found.checks]
+    return {"checks": checks, "dtypes": found.dtypes, "written": found.right}
 
 
 def _show(found: Any, out: Path) -> None:

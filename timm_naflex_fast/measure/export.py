@@ -5,7 +5,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from .models import fingerprint
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Any]
+Kind = tuple[str, str, bool]  # the first three of a ``Check``
 # Grids of batches, and their length: the first is exported, and the files are compared on the others.
 BATCHES: list[tuple[Any, int]] = [
     ([(4, 6), (7, 3), (5, 5)], 30),
@@ -187,7 +188,7 @@ def export(
         metadata: texts by their names, which the file keeps.
     """
     (example, *unseen), free = make_inputs(model, size)
-    differences: dict[tuple[str, str, bool], dict[str, float]] = {}
+    differences: dict[Kind, dict[str, float]] = {}
     dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
@@ -201,13 +202,9 @@ def export(
             with enable("matmul", model=module, strict=True):
                 program = write(module, example, free, file, metadata)
             dtypes |= dtypes_of(program)
-            for runtime in runtimes:
-                runs = LOADERS[runtime](file, program)
-                default, *_ = runs
-                for precision, run in runs.items():
-                    off = _largest_difference(run, unseen, wanted)
-                    kind = (runtime, precision, precision == default)
-                    differences.setdefault(kind, {})[part] = off
+            for kind, run in _load(runtimes, file, program):
+                off = _largest_difference(run, unseen, wanted)
+                differences.setdefault(kind, {})[part] = off
         checks = [Check(*kind, found) for kind, found in differences.items()]
         right = all(check.is_right for check in checks if check.precision == FLOAT32)
         if right:
@@ -262,6 +259,7 @@ def write(
                 output_names=["output"],
                 dynamic_shapes=_names(free),
             )
+            # The exporter takes no metadata: they go into its result before that is written.
             converted.model.metadata_props.update(metadata or {})
             converted.save(file)
     return program
@@ -276,10 +274,19 @@ def _names(free: Any) -> dict[str, dict[int, str]]:
 
 
 def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
-    """Lines of Python that run the file."""
+    """Lines of Python that run the file: on pictures, or on images of ``size``."""
     inputs = FROM_PICTURES if size is None else FROM_IMAGES
     lines = "\n".join([LOAD[out.suffix], inputs, RUN[out.suffix]])
     return lines.replace("FILE", repr(str(out)))
+
+
+def _load(runtimes: Sequence[str], file: Path, program: Any) -> Iterator[tuple[Kind, Run]]:
+    """The runs of a file in each runtime and precision."""
+    for runtime in runtimes:
+        runs = LOADERS[runtime](file, program)
+        default, *_ = runs
+        for precision, run in runs.items():
+            yield (runtime, precision, precision == default), run
 
 
 def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
@@ -311,9 +318,11 @@ def _openvino(file: Path, program: Any) -> dict[str, Run]:
     import openvino
 
     names = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}
+    # One for both: where each had its own, processes crashed when they started others (2026.4.1).
+    core = openvino.Core()
     runs: dict[str, Run] = {}
     for options in ({}, {"INFERENCE_PRECISION_HINT": "f32"}):
-        compiled = openvino.Core().compile_model(file, "CPU", options)
+        compiled = core.compile_model(file, "CPU", options)
         precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         runs[names.get(precision, precision)] = partial(_run_openvino, compiled)
     return runs
