@@ -9,14 +9,9 @@ from safetensors.torch import save_file
 
 from tests.support import tiny_siglip2
 from tests.support.tiny_siglip2 import FAMILY, SIZES
-from timm_naflex_fast.measure.checkpoints import (
-    Checkpoint,
-    read_checkpoint,
-    sizes,
-    to_timm,
-    to_transformers,
-)
+from timm_naflex_fast.measure.checkpoints import Checkpoint, read_checkpoint, sizes
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.tower_names import from_transformers, to_transformers
 
 pytest.importorskip("transformers")
 
@@ -44,7 +39,7 @@ def save_in_form(form, whole, folder):
         return folder / "model.safetensors.index.json"
     file = folder / "weights.safetensors"
     tower = whole.vision_model.state_dict()
-    trunk = to_timm(tower)
+    trunk = from_transformers(tower)
     states = {
         "file": whole.state_dict(),
         "tower alone": tower,
@@ -71,13 +66,13 @@ def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, t
     checkpoint = read_checkpoint(path)
     assert FORMS[form] in checkpoint.words
     assert "\n" not in checkpoint.words
-    expected = to_timm(tower)
+    expected = from_transformers(tower)
     assert checkpoint.tensors.keys() == expected.keys()
     assert all(torch.equal(checkpoint.tensors[name], expected[name]) for name in expected)
 
 
 def test_both_directions_give_the_tensors_back(tower):
-    back = to_transformers(to_timm(tower))
+    back = to_transformers(from_transformers(tower))
     assert back.keys() == tower.keys()
     assert all(torch.equal(back[name], tower[name]) for name in tower)
 

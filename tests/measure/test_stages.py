@@ -11,7 +11,6 @@ from tests.support import tiny_siglip2
 from tests.support.running import ran
 from timm_naflex_fast import enable
 from timm_naflex_fast.measure import against
-from timm_naflex_fast.measure.checkpoints import to_timm
 from timm_naflex_fast.measure.stages import (
     EMBEDDINGS,
     LATER,
@@ -20,6 +19,7 @@ from timm_naflex_fast.measure.stages import (
     Pipeline,
     refer,
 )
+from timm_naflex_fast.measure.tower_names import from_transformers
 
 pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
@@ -59,7 +59,7 @@ def model(tower):
         pos_embed_grid_size=(8, 8),
         pos_embed_interp_mode="bilinear",
     )
-    model.load_state_dict(to_timm(tower.state_dict()))
+    model.load_state_dict(from_transformers(tower.state_dict()))
     return model.eval()
 
 
@@ -237,7 +237,7 @@ def test_transformers_own_code_is_measured_whatever_is_enabled(model, tower, pic
 def test_what_cannot_be_compared_is_said(pictures):
     other = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, depth=1, num_heads=2)
     with pytest.raises(
-        ValueError, match=r"15 tensors of Siglip2's tower are not in it \['attn_pool.k"
+        ValueError, match=r"2 tensors of Siglip2's tower are not in it \['norm.bias', 'norm.w"
     ):
         against.against_transformers(other, [pictures])
 

@@ -54,7 +54,7 @@ def check(options: argparse.Namespace) -> None:
 def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
     """What :func:`against_transformers` finds, for the model and pictures of ``drift``."""
     from ..measure.against import against_transformers
-    from ..measure.checkpoints import find_weights
+    from ..measure.weight_files import find_weights
 
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None

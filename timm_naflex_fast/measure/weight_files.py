@@ -1,0 +1,215 @@
+"""From what a user names to tensors: a file, an index of shards, a folder, a name on the hub.
+
+Nothing is fetched, and nothing but tensors is ever read: a pickle can run any code.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .output import printable
+
+# Where trainers keep the weights in a file, in timm's order.
+STATES = ("state_dict_ema", "model_ema", "state_dict", "model")
+# What a folder of the hub may hold, in the order in which it is looked for.
+FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "open_clip_pytorch_model.bin",
+)
+# How other files of weights end, and how those begin that a trainer writes beside them.
+SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".ckpt", ".tar")
+BESIDE = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
+# Files that people have at hand and that hold no tensors under names that we know.
+SOURCE = "give the .safetensors or .pth from which it was made"
+OTHER_FORMS = {
+    ".gguf": f"has llama.cpp's names and number types (GGUF); {SOURCE}",
+    ".onnx": f"is a program of ONNX; {SOURCE}",
+    ".h5": f"is a file of Keras; {SOURCE}",
+    ".msgpack": f"is a file of flax; {SOURCE}",
+    ".npy": "is one NumPy array; give the .npz of Google's release, a .safetensors or a .pth",
+    # Beside the weights of transformers lies config.json, which is easily taken for them.
+    ".json": "holds no weights; valid: a file of weights, an index of shards (.index.json), or the "
+    "folder of either",
+}
+LFS_POINTER = b"version https://git-lfs"
+GOOGLES_PATCH_EMBEDDING = "embedding/kernel"
+
+
+class Unusable(ValueError):
+    """These weights cannot be taken; the text says why, and what to give in their place."""
+
+
+def find_weights(path: str | Path) -> Path:
+    """The file of weights that ``path`` means.
+
+    Args:
+        path: the file itself, or an index of shards; a folder that holds one of ``FILES``, or one
+            other file of weights; such a folder's parent, as the hub's cache and trainers have it
+            (the newest snapshot, the last ``checkpoint-N``); or OWNER/NAME of a model on the hub,
+            which is looked for in the hub's cache.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Unusable: the file is no file of weights, or a folder holds several.
+    """
+    path = Path(path)
+    if path.is_file():
+        _check_form(path)
+        return path
+    folders = _folders(path)
+    for folder in folders:
+        found = _weights_in(folder)
+        if found is not None:
+            _check_form(found)
+            return found
+    message = f"{path} is no file, and no folder with one of {', '.join(FILES)}"
+    if folders:
+        held = sorted(file.name for file in folders[0].iterdir())
+        message += f"; it holds {', '.join(map(printable, held[:8])) or 'nothing'}"
+    elif _is_hub_name(path):
+        message += f"; if it is a model on the hub, `hf download {path}` fetches it"
+    raise FileNotFoundError(message)
+
+
+def _check_form(file: Path) -> None:
+    """Refuse a file whose name or beginning says that it holds something else.
+
+    Raises:
+        Unusable: it does.
+    """
+    form = OTHER_FORMS.get(file.suffix.lower())
+    if form and not _is_index(file):
+        raise Unusable(f"{printable(file.name)} {form}")
+    with open(file, "rb") as opened:
+        start = opened.read(len(LFS_POINTER))
+    if start == LFS_POINTER:  # what git keeps in place of a large file that was not fetched
+        name = printable(file.name)
+        raise Unusable(f"{name} is git-lfs's pointer to the file: run git lfs pull")
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders in which the weights may lie that ``path`` means, in order."""
+    if not path.is_dir() and _is_hub_name(path):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        path = Path(HF_HUB_CACHE, f"models--{path.parent}--{path.name}")
+    if not path.is_dir():
+        return []
+    snapshots = list(path.glob("snapshots/*/"))
+    snapshots.sort(key=lambda folder: folder.stat().st_mtime)
+    main = path / "refs" / "main"
+    if main.is_file():
+        snapshots.append(path / "snapshots" / main.read_text(encoding="utf-8").strip())
+    steps = [folder for folder in path.glob("checkpoint-*/") if folder.name[11:].isdecimal()]
+    steps.sort(key=lambda folder: int(folder.name[11:]))
+    return [path, *snapshots[-1:], *steps[-1:]]
+
+
+def _is_hub_name(path: Path) -> bool:
+    """Whether this may be OWNER/NAME of a model on the hub."""
+    return len(path.parts) == 2 and not path.is_absolute() and ".." not in path.parts
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """The file of weights in a folder; None where there is none.
+
+    Raises:
+        Unusable: there are several, and no name says which one to take.
+    """
+    for name in FILES:
+        if (folder / name).is_file():
+            return folder / name
+    # Variants ("model.fp16.safetensors", also in shards), and names that somebody else chose.
+    indices = []
+    found: dict[bool, list[Path]] = {True: [], False: []}  # safetensors, others
+    for file in sorted(folder.iterdir()):
+        suffix = file.suffix.lower()
+        if _is_index(file):
+            indices.append(file)
+        elif suffix in SUFFIXES and file.is_file() and not file.name.startswith(BESIDE):
+            found[suffix == ".safetensors"].append(file)
+    files = indices or found[True] or found[False]
+    if len(files) > 1:
+        names = ", ".join(printable(file.name) for file in files[:8])
+        raise Unusable(f"{folder} holds {len(files)} files of weights: name one of {names}")
+    return files[0] if files else None
+
+
+def _is_index(file: Path) -> bool:
+    """Whether a file tells where tensors are, e.g. ``model.safetensors.index.fp16.json``."""
+    return ".index." in file.name and file.suffix == ".json"
+
+
+def shards(file: Path) -> list[Path]:
+    """The files of weights that an index names, each once; or the file alone."""
+    if not _is_index(file):
+        return [file]
+    places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+    return [file.parent / name for name in sorted(set(places.values()))]
+
+
+def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
+    """The named tensors of a local file, and under which key its trainer kept them.
+
+    The key is "" where the file holds nothing else. Those of a .npz are NumPy arrays, each read
+    when it is asked for. Only tensors are read, whatever timm's release would do.
+
+    Raises:
+        Unusable: an archive of other arrays.
+        ValueError: the file holds something else.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from timm.models import clean_state_dict
+
+    _check_form(file)
+    if file.suffix.lower() == ".npz":
+        return _open_archive(file), ""
+    if file.suffix.lower() == ".safetensors":
+        return clean_state_dict(load_file(file)), ""
+    _allow_what_trainers_keep()
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    key = ""
+    for name in reversed(STATES):
+        if found.get(name) is not None:
+            key = name
+    state = clean_state_dict(found.get(key, found))
+    state.pop("n_averaged", None)  # how many models torch's AveragedModel has averaged
+    if not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ValueError("it holds no state dict")
+    return state, key
+
+
+def _open_archive(file: Path) -> Mapping[str, Any]:
+    """The arrays of Google's release.
+
+    Raises:
+        Unusable: other arrays.
+    """
+    import numpy as np
+
+    arrays = np.load(file, allow_pickle=False)
+    if not any(name.endswith(GOOGLES_PATCH_EMBEDDING) for name in arrays):
+        names = ", ".join(map(printable, [*arrays][:3]))
+        raise Unusable(
+            f"it holds {len(arrays)} NumPy arrays ({names} ...), and none is the patch embedding "
+            f"of an image tower of Google's (.../{GOOGLES_PATCH_EMBEDDING}): give a file like "
+            "siglip2_b16_naflex.npz"
+        )
+    return arrays
+
+
+def _allow_what_trainers_keep() -> None:
+    """Let torch read, beside tensors, the options of timm's train.py and NumPy's numbers."""
+    import numpy as np
+    import torch
+
+    numbers = [type(np.dtype(name)) for name in ("int64", "float32", "float64")]
+    make_number = np.float64().__reduce__()[0]
+    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, make_number, *numbers])
