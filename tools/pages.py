@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 import timm_naflex_fast
-from timm_naflex_fast import functional
+from timm_naflex_fast import functional, pictures
 from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.drift.plots import curves
@@ -540,6 +540,7 @@ def api() -> str:
     """The public functions, and what two of them return."""
     parts = [function_text(timm_naflex_fast, name) for name in ("enable", "disable", "status")]
     parts += [function_text(functional, name) for name in functional.__all__]
+    parts.append(function_text(pictures, "patches_of"))
     parts += [f"### `{cls.__name__}`\n\n{inspect.getdoc(cls)}" for cls in RETURNED]
     return "\n\n".join(parts)
 
