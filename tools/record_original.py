@@ -34,7 +34,7 @@ FLOAT64 = ROOT / "results" / "recordings" / "jax_float64.json"
 
 PATCH, WIDTH, DEPTH, HEADS, TABLE, MOST_PATCHES = 8, 32, 2, 4, 12, 64
 SEED = 0
-SMALLER = 0.25  # times what flax gives, for all weights that add to the tokens
+SMALLER = np.float32(0.12)  # times what flax gives, for all weights that add to the tokens
 NOISE = 0.2  # standard deviation of what is added to biases and LayerNorms
 GREY_LEVEL = 2 / 255  # pixels reach from -1 to 1
 OWN_PIXELS = 2.0  # times what one grey level moves, the limit for who reads the pictures himself
@@ -93,15 +93,20 @@ def run(big_vision: Path, made: Path) -> None:
     with jax.experimental.enable_x64():
         exact = tower_stages(weights, batch, "float64")
 
-    np.savez(made / "weights.npz", **flat(weights, "params/img/"))
+    save(made / "weights.npz", flat(weights, "params/img/"))
     tables = {"table": weights["pos_embedding"]}
-    np.savez(made / "stages.npz", **tables, **by_picture(batch, stages, lengths))
+    save(made / "stages.npz", tables | by_picture(batch, stages, lengths))
     about = {
         "written_by": written_by(big_vision),
         "moved": moved,
         "float64": shares(stages, exact, lengths),
     }
     (made / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def save(file: Path, arrays: dict[str, Any]) -> None:
+    """Write arrays under their names as NumPy's .npz."""
+    np.savez(file, **arrays)
 
 
 def cut_pictures(made: Path) -> list[np.ndarray]:
@@ -194,11 +199,15 @@ def changed(weights: Any, rng: np.random.Generator) -> Any:
         if isinstance(value, dict):
             result[name] = changed(value, rng)
         else:
-            noise = NOISE * rng.standard_normal(value.shape) if value.ndim == 1 else 0.0
-            result[name] = (np.asarray(value) + noise).astype(np.float32)
-        if name in ("embedding", "out", "Dense_1"):
-            smaller = {key: np.float32(SMALLER) * own for key, own in result[name].items()}
-            result[name] = smaller
+            result[name] = np.array(value)
+        if name in ("bias", "scale"):
+            noise = NOISE * rng.standard_normal(value.shape)
+            result[name] += noise.astype(np.float32)
+        elif name == "pos_embedding":
+            result[name] *= SMALLER
+        elif name in ("embedding", "out", "Dense_1"):
+            for own in result[name].values():
+                own *= SMALLER
     return result
 
 
@@ -217,7 +226,7 @@ def shares(ours: Arrays, theirs: Arrays, lengths: np.ndarray) -> dict[str, float
 
 def flat(tree: Any, prefix: str) -> Arrays:
     """Weights under the names of Google's release."""
-    named = {}
+    named: Arrays = {}
     for name, value in tree.items():
         if isinstance(value, dict):
             named |= flat(value, f"{prefix}{name}/")

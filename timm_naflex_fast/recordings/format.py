@@ -271,9 +271,7 @@ def split_pictures(
     return stages
 
 
-def _checked(
-    numbers: Array, reference: Recording, port: Stages, picture: int, name: str
-) -> Array:
+def _checked(numbers: Array, reference: Recording, port: Stages, picture: int, name: str) -> Array:
     """A port's numbers of a stage, without padding, in float64 (a grid in integers)."""
     stage = name.removesuffix(FROM_REFERENCE)
     expected = reference.stages[picture][stage]
@@ -302,7 +300,9 @@ def _checked(
     bad = ~np.isfinite(numbers)
     if bad.any():
         first = tuple(map(int, np.argwhere(bad)[0]))
-        raise Unusable(f"{what} holds {bad.sum()} numbers that are NaN or infinite, first at {first}")
+        raise Unusable(
+            f"{what} holds {bad.sum()} numbers that are NaN or infinite, first at {first}"
+        )
     return numbers.astype(np.float64)
 
 
