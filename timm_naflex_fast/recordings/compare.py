@@ -70,12 +70,13 @@ class Comparison:
         order: the names of the stages, in the order in which data flows.
         limits: of each stage the largest share that is rounding, by precision; "own_pixels" where
             the port read the pictures itself.
+        has_own_pixels: whether the port read the pictures itself.
     """
 
     order: Sequence[str]
     limits: Mapping[str, Mapping[str, float]]
+    has_own_pixels: bool = False
     _found: dict[str, dict[int, Difference]] = field(default_factory=dict)
-    _has_own_pixels: bool = False
 
     def add(self, picture: int, reference: Stages, port: Stages) -> None:
         """Compare the stages of one picture that the port has."""
@@ -84,14 +85,12 @@ class Comparison:
             ours, theirs = numbers_of(name, port, reference)
             if ours.shape != theirs.shape:
                 continue  # of another grid
-            scale = 1.0
-            if stage not in PIXELS_ARE_ONES:
-                scale = float(np.abs(reference[stage]).max()) or 1.0
+            scale = scale_of(stage, reference)
             off = np.abs(ours - theirs)
             one = Difference(float(off.max()), float(np.square(off).sum()), off.size, scale)
             self._found.setdefault(name, {})[picture] = one
             if name == "pixels" and one.largest > 0:
-                self._has_own_pixels = True
+                self.has_own_pixels = True
 
     @property
     def pictures(self) -> int:
@@ -149,7 +148,7 @@ class Comparison:
         limit = limits.get(precision, limits[PRECISIONS[0]])
         if stage == "position_embedding":
             limit = 2 * limit  # that of the patch embedding was taken off on both sides
-        elif self._has_own_pixels and name == stage:
+        elif self.has_own_pixels and name == stage:
             limit = max(limit, limits.get("own_pixels", 0.0))
         return limit
 
@@ -159,6 +158,13 @@ class Comparison:
             if row.parting:
                 return row
         return None
+
+
+def scale_of(stage: str, reference: Stages) -> float:
+    """Of what a difference is a share: the stage's largest number, 1 for a grid and for pixels."""
+    if stage in PIXELS_ARE_ONES:
+        return 1.0
+    return float(np.abs(reference[stage]).max()) or 1.0
 
 
 def numbers_of(name: str, port: Stages, reference: Stages) -> tuple[Array, Array]:
@@ -199,47 +205,55 @@ class Reason:
     limit: float = 0.0
 
 
-def explain(
+def known_mistake(
     comparison: Comparison,
     row: Row,
+    picture: int,
     reference: Stages,
     port: Stages,
     candidates: Candidates,
-    where: str,
-) -> Reason:
-    """The likely reason why a port parts at a stage: the known mistake whose numbers it has.
+) -> Reason | None:
+    """The known mistake whose numbers a port has, if there is one.
 
     Args:
         comparison: of all pictures.
         row: the stage at which the port parts.
-        reference: of the first picture that parts.
-        port: of the same picture.
+        picture: the number of one that parts there.
+        reference: its stages.
+        port: the port's.
         candidates: known mistakes and what they give at this stage for this picture.
-        where: in words, which pictures part.
     """
-    picture = row.parting[0]
     ours, theirs = numbers_of(row.stage, port, reference)
     stage = row.stage.removesuffix(FROM_REFERENCE)
-    scale = comparison._found[row.stage][picture].scale
-    off = _distance(ours, theirs)
     best: tuple[float, str, Array] | None = None
     for words, numbers in candidates:
-        changed = dict(reference)
-        changed[stage] = numbers
-        mistaken, _ = numbers_of(stage, changed, reference)
+        mistaken, _ = numbers_of(stage, _as_if(port, reference, stage, numbers), reference)
         if mistaken.shape != ours.shape:
             continue
         distance = _distance(ours, mistaken)
         if best is None or distance < best[0]:
             best = (distance, words, mistaken)
-    limit = ROOM * max(row.limit, comparison._limit(row.stage, PRECISIONS[0]))
-    if best is not None:
-        distance, words, mistaken = best
-        error = float(np.abs(ours - mistaken).max()) / scale
-        if error <= limit and distance < MUCH_NEARER * off:
-            return Reason(row.stage, picture, words, True, error, limit)
-    words = kind_of(stage, ours, theirs, reference, row.limit * scale)
-    return Reason(row.stage, picture, f"{words}{where}", False)
+    if best is None:
+        return None
+
+    distance, words, mistaken = best
+    scale = scale_of(stage, reference)
+    error = float(np.abs(ours - mistaken).max()) / scale
+    # A mistake can make numbers larger, and their rounding with them.
+    growth = max(1.0, float(np.abs(mistaken).max()) / scale)
+    limit = ROOM * row.limit * growth
+    is_nearer = ours.shape != theirs.shape or distance < MUCH_NEARER * _distance(ours, theirs)
+    if error <= limit and is_nearer:
+        return Reason(row.stage, picture, words, True, error, limit)
+    return None
+
+
+def _as_if(port: Stages, reference: Stages, stage: str, numbers: Array) -> Stages:
+    """The reference's stages with one mistaken; with a patch embedding where the port has one."""
+    stages = {stage: numbers}
+    if "patch_embedding" in port and "patch_embedding" in reference:
+        stages["patch_embedding"] = reference["patch_embedding"]
+    return stages
 
 
 def _distance(ours: Array, theirs: Array) -> float:
@@ -270,26 +284,45 @@ def compare_recordings(
     reasons = []
     for row in comparison.rows():
         is_isolated = row.stage.endswith(FROM_REFERENCE)
-        if not row.parting or not (is_isolated or row == first):
-            continue
-        # Of the pictures that part, one for which the mistakes of this stage were recorded.
-        found = []
-        for picture in row.parting:
-            known = [*recorded_mistakes(reference, row.stage, picture), *more(row.stage, picture)]
-            one = explain(
-                comparison,
-                Row(**{**vars(row), "parting": (picture,)}),
-                reference.stages[picture],
-                ports[picture],
-                known,
-                which_pictures(reference, row),
-            )
-            found.append(one)
-            if one.known:
-                break
-        known_ones = [one for one in found if one.known]
-        reasons.append((known_ones or found)[0])
+        if row.parting and (is_isolated or row == first):
+            reasons.append(_reason(comparison, row, reference, ports, more))
     return comparison, reasons
+
+
+def _reason(
+    comparison: Comparison,
+    row: Row,
+    reference: Recording,
+    ports: Sequence[Stages],
+    more: Callable[[str, int], Candidates],
+) -> Reason:
+    """Why a port parts at a stage."""
+    # The recorded ones of each picture come first: what is tried besides takes longer.
+    sources = (
+        (lambda picture: recorded_mistakes(reference, row.stage, picture)),
+        (lambda picture: more(row.stage, picture)),
+    )
+    for candidates_of in sources:
+        for picture in row.parting:
+            own, port = reference.stages[picture], ports[picture]
+            found = known_mistake(comparison, row, picture, own, port, candidates_of(picture))
+            if found:
+                return found
+    picture, *_ = row.parting
+    own = reference.stages[picture]
+    return describe(row, picture, own, ports[picture], which_pictures(reference, row))
+
+
+def describe(row: Row, picture: int, reference: Stages, port: Stages, where: str = "") -> Reason:
+    """By what kind of difference a port parts at a stage, where no known mistake explains it.
+
+    ``where``: in words, which pictures part.
+    """
+    stage = row.stage.removesuffix(FROM_REFERENCE)
+    ours, theirs = numbers_of(row.stage, port, reference)
+    scale = scale_of(stage, reference)
+    words = kind_of(stage, ours, theirs, reference, row.limit * scale)
+    return Reason(row.stage, picture, f"{words}{where}", False)
 
 
 def recorded_mistakes(reference: Recording, name: str, picture: int) -> Candidates:
