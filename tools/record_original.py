@@ -42,13 +42,15 @@ ROUNDING = 3.0  # times what half a precision moves, its limit
 HALVES = ("float16", "bfloat16")
 
 # Name, photograph of scikit-image, first row and column, height and width; then what its grid shows.
+# What known mistakes give is kept for the first picture that shows them: the first has the fewest
+# tokens, and shows nearly all.
 PICTURES = [
+    ("whiskers", "chelsea", (180, 60), (30, 330)),  # wide, longer than the table on one axis
     ("face", "astronaut", (20, 170), (100, 100)),  # square, made smaller
     ("cat", "chelsea", (90, 170), (42, 42)),  # square, made larger
     ("launch", "rocket", (60, 270), (150, 90)),  # tall, shorter than the table on both axes
     ("cup", "coffee", (120, 180), (60, 120)),  # wide, much padding
     ("flag", "astronaut", (0, 20), (135, 45)),  # tall, as long as the table on one axis
-    ("whiskers", "chelsea", (180, 60), (30, 330)),  # wide, longer than the table on one axis
     ("rim", "coffee", (150, 10), (7, 560)),  # one row
     ("tower", "rocket", (10, 320), (400, 6)),  # one column
     ("spoon", "coffee", (40, 420), (330, 40)),  # tall, longer than the table on one axis
