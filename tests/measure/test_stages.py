@@ -6,11 +6,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-
-from tests.support import tiny_siglip2
-from tests.support.running import ran
-from timm_naflex_fast import enable
-from timm_naflex_fast.measure import against
 from timm_naflex_fast.measure.stages import (
     EMBEDDINGS,
     LATER,
@@ -19,6 +14,11 @@ from timm_naflex_fast.measure.stages import (
     Pipeline,
     refer,
 )
+
+from tests.support import tiny_siglip2
+from tests.support.running import ran
+from timm_naflex_fast import enable
+from timm_naflex_fast.measure import against
 from timm_naflex_fast.measure.tower_names import from_transformers
 
 pytest.importorskip("transformers")
