@@ -7,9 +7,9 @@ Two steps, since the original and this package want environments of their own:
 
 ``run`` needs BIG_VISION, a checkout of google-research/big_vision (commit 0127fb6), Python 3.11 and
 jax==0.4.35 jaxlib==0.4.35 flax==0.10.2 tensorflow-cpu==2.21.0 numpy==2.4.6 einops==0.8.2
-ml_collections==1.1.0 absl-py==2.5.1 scipy==1.17.1 scikit-image==0.26.0 pillow==13.0.0. It draws the weights, cuts the
-pictures, runs all on the CPU, and leaves what it finds in the folder MADE. ``write`` needs this
-package and transformers. It writes the recording, the weights in three forms, and
+ml_collections==1.1.0 absl-py==2.5.1 scipy==1.17.1 scikit-image==0.26.0 pillow==13.0.0. It draws the
+weights, cuts the pictures, runs all on the CPU, and leaves what it finds in the folder MADE.
+``write`` needs this package and transformers. It writes the recording, the weights in three forms, and
 results/recordings/jax_float64.json. Known mistakes are gone then: tools/record_mistakes.py adds them.
 """
 
