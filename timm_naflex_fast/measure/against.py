@@ -43,6 +43,10 @@ TRAINED = dict(
     pos_embed_ar_preserving=False,
     pos_embed_use_grid_sample=False,
 )
+OUTPUTS = {
+    "pooled": "the pooled outputs differ",
+    "norm": "nothing is pooled, and the last tokens differ",
+}
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
 
 
@@ -68,7 +72,10 @@ def timm_pipeline(
         grid = batch["patch_coord"].amax(1) + 1
         return Inputs(grid, batch["patches"], batch["patch_valid"])
 
-    modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.attn_pool)
+    last = {"norm": model.norm}
+    if model.attn_pool is not None:
+        last = {"pooled": model.attn_pool}
+    modules = _modules(model.embeds.proj, model.embeds, model.blocks, last)
 
     def tower(inputs: Inputs) -> Outputs:
         coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
@@ -81,10 +88,10 @@ def timm_pipeline(
 
 
 def _modules(
-    projection: nn.Module, embeddings: nn.Module, blocks: Any, head: nn.Module
+    projection: nn.Module, embeddings: nn.Module, blocks: Any, last: dict[str, nn.Module]
 ) -> dict[str, nn.Module]:
-    """The modules of a tower by the stages that end with them."""
-    modules = {"patch_embedding": projection, "position_embedding": embeddings, "pooled": head}
+    """The modules of a tower by the stages that end with them; ``last``: pooled, or norm."""
+    modules = {"patch_embedding": projection, "position_embedding": embeddings, **last}
     return modules | {f"block_{number}": block for number, block in enumerate(blocks)}
 
 
@@ -92,7 +99,10 @@ def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
     """transformers' own image processor and Siglip2 image tower, in eval mode."""
     core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
     embeddings = core.embeddings
-    modules = _modules(embeddings.patch_embedding, embeddings, core.encoder.layers, core.head)
+    last = {"norm": core.post_layernorm}
+    if hasattr(core, "head"):
+        last = {"pooled": core.head}
+    modules = _modules(embeddings.patch_embedding, embeddings, core.encoder.layers, last)
 
     def read(pictures: Pictures) -> Inputs:
         batch = processor(images=list(pictures), return_tensors="pt")
@@ -136,6 +146,7 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
         patch_size=model.embeds.patch_size[0],
     )
     settings |= config
+    settings["vision_use_head"] = "head.probe" in weights
     with load_errors("transformers' tower", HOW_TO_BUILD):
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
@@ -306,6 +317,6 @@ def _parting(one: Mapping[str, Any], pictures: int) -> str:
             )
     share = last["largest"] / (last["scale"] or 1.0)
     return (
-        f"part nowhere on {pictures} pictures: the pooled output differs by {share:.1e} of its "
+        f"part nowhere on {pictures} pictures: {OUTPUTS[last['stage']]} by {share:.1e} of their "
         "largest number at most"
     )

@@ -161,10 +161,11 @@ def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
     when it is asked for. Only tensors are read, whatever timm's release would do.
 
     Raises:
-        Unusable: an archive of other arrays.
+        Unusable: a .safetensors that is not whole, or an archive of other arrays.
         ValueError: the file holds something else.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
@@ -172,7 +173,12 @@ def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
     if file.suffix.lower() == ".npz":
         return _open_archive(file), ""
     if file.suffix.lower() == ".safetensors":
-        return clean_state_dict(load_file(file)), ""
+        try:
+            return clean_state_dict(load_file(file)), ""
+        except SafetensorError as error:
+            raise Unusable(
+                f"it is no whole .safetensors file ({error}): fetch it again, or save it again"
+            ) from error
     _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
     key = ""
