@@ -97,3 +97,20 @@ def test_googles_tower_that_is_not_whole_is_an_error_with_numbers_and_names(mode
     says = r"1 tensors of .* not in it \['Transformer.encoderblock_1.LayerNorm_0.weight'\]"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path / "release.npz")
+
+
+@pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
+def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(model, tmp_path):
+    np.savez(tmp_path / "release.npz", **release(model))
+    first, _ = load_model(FAMILY, tmp_path / "release.npz", patchify_channels_last=False)
+    weight = first.embeds.proj.weight.unflatten(1, (3, 16, 16))
+    assert torch.equal(weight.movedim(1, 3).flatten(1), model.embeds.proj.weight)
+
+
+@pytest.mark.parametrize("mean", [None, (0.1, 0.2, 0.3)])
+def test_a_setting_of_pictures_stays_beside_the_weights_of_a_file(mean, model, tmp_path):
+    np.savez(tmp_path / "release.npz", **release(model))
+    options = {"pretrained_cfg_overlay": {"mean": mean}} if mean else {}
+    loaded, _ = load_model(FAMILY, tmp_path / "release.npz", **options)
+    assert loaded.pretrained_cfg["mean"] == (mean or (0.5, 0.5, 0.5))
+    assert same(loaded, model)

@@ -57,6 +57,7 @@ MAPHead_0.MlpBlock_0.Dense_1.* = attn_pool.mlp.fc2.*
 BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)\.")
 POOLING = ("attn_pool.", "head.", "MAPHead_0.")  # the head that pools, which a tower may lack
 STACKED = "Transformer/encoderblock/"  # big_vision's, where each array holds all blocks
+PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C); transformers' has one row for each cell: (n * n, C)
 
 
@@ -76,7 +77,7 @@ def from_transformers(tower: Mapping[str, Any], table: tuple[int, int] | None = 
             embedding has another form; or its table has another number of cells.
     """
     result = _renamed(tower, _pairs(tower, TRANSFORMERS))
-    _check_linear(result["embeds.proj.weight"])
+    _check_linear(result[PATCHES])
     cells = len(result[TABLE])  # of (h * w, C)
     side = round(cells**0.5)
     height, width = table or (side, side)
@@ -171,6 +172,14 @@ def _check_linear(patch_embedding: Any) -> None:
             "those whose name says naflex, or timm's own weights of this tower, e.g. --model "
             "vit_base_patch16_siglip_256.v2_webli"
         )
+
+
+def channels_first(tower: Mapping[str, Any]) -> Tensors:
+    """A tower whose patches are (y, x, channel), for a model whose patches are (channel, y, x)."""
+    weight = tower[PATCHES]
+    side = round((weight.shape[1] / 3) ** 0.5)
+    pixels = weight.unflatten(1, (side, side, 3)).movedim(3, 1)  # (C, 3, side, side)
+    return {**tower, PATCHES: pixels.flatten(1)}
 
 
 def count_blocks(tower: Mapping[str, Any]) -> int:
