@@ -182,6 +182,14 @@ def channels_first(tower: Mapping[str, Any]) -> Tensors:
     return {**tower, PATCHES: pixels.flatten(1)}
 
 
+def channels_last(tower: Mapping[str, Any]) -> Tensors:
+    """The inverse of :func:`channels_first`."""
+    weight = tower[PATCHES]
+    side = round((weight.shape[1] / 3) ** 0.5)
+    pixels = weight.unflatten(1, (3, side, side)).movedim(1, 3)  # (C, side, side, 3)
+    return {**tower, PATCHES: pixels.flatten(1)}
+
+
 def count_blocks(tower: Mapping[str, Any]) -> int:
     """How many blocks there are, under the names of any of the libraries."""
     numbers = set()

@@ -75,9 +75,8 @@ def stages(against: Mapping[str, Any]) -> dict[str, Figure]:
     for name, one in {BASELINE: against, **against["modes"]}.items():
         lines = one["stages"]
         rows = range(len(lines))
-        scales = [line["scale"] or 1.0 for line in lines]
-        shares = [line["largest"] / scale for line, scale in zip(lines, scales)]
-        limits = [line["limit"] / scale for line, scale in zip(lines, scales)]
+        shares = [line["share"] for line in lines]
+        limits = [line["limit"] for line in lines]
         figure = Figure((WIDTH, 0.9 + 0.2 * len(lines)), layout="constrained")
         axes = figure.subplots()
         # Each limit as high as its row, so that they join where neighbours have the same.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...names import STRATEGY_NAMES
 from ..contenders import BASELINE, use
-from ..stages import recorded
+from ..pipelines import recorded
 from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
 from .pictures import Picture, choose, on_grid, pixels_of
 from .rounding import position_tables, rounding

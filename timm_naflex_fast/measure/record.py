@@ -1,0 +1,311 @@
+"""Make a recording: a pipeline's stages, what rounding may move there, and known mistakes."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..recordings import mistakes as lists
+from ..recordings.format import (
+    FORMAT,
+    VERSION,
+    Array,
+    Recording,
+    Stages,
+    float32_limit,
+    stage_entry,
+)
+from ..recordings.mistakes import Mistake
+from .contenders import temporarily
+from .pipelines import Inputs, Pipeline, Pictures, stages_of
+
+ROOM = 3.0  # times what half a precision moved: another port rounds at other places
+PIXEL_ROOM = 2.0  # times what random grey levels moved
+GREY_LEVEL = 2 / 255
+BATCH = 8  # pictures that are run together
+# How SigLIP-2's table is resampled, in timm's settings.
+TRAINED = dict(
+    pos_embed_interp_mode="bilinear",
+    pos_embed_antialias=True,
+    pos_embed_align_corners=False,
+    pos_embed_ar_preserving=False,
+    pos_embed_use_grid_sample=False,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is recorded.
+
+    Attributes:
+        pipeline: the reference.
+        twin: from a timm model to timm's pipeline of the same numbers, which runs the mistakes.
+        model: the timm NaFlexVit that holds the weights.
+        max_patches: most patches of a picture.
+        filter: of the resize of pictures.
+    """
+
+    pipeline: Pipeline
+    twin: Callable[[Any], Pipeline]
+    model: Any
+    max_patches: int
+    filter: str
+
+
+def make_recording(
+    source: Source,
+    pictures: Pictures,
+    names: Sequence[str],
+    about: Mapping[str, Any],
+    advance: Callable[[float], Any] = lambda parts: None,
+) -> Recording:
+    """Run pictures through a pipeline, and through each mistake.
+
+    Args:
+        source: what is recorded.
+        pictures: PIL images in RGB, upright.
+        names: of the pictures.
+        about: "written_by" and "weights" of recording.json.
+        advance: called with 1 after each mistake and each precision; see ``count_runs``.
+    """
+    stages: list[Stages] = []
+    for start in range(0, len(pictures), BATCH):
+        inputs = source.pipeline.read(pictures[start : start + BATCH])
+        stages += stages_of(inputs, source.pipeline.tower(inputs))
+    limits = measure_limits(source, stages[:BATCH], advance)
+    found = dict(known_mistakes(source, pictures[:BATCH], stages[:BATCH], advance))
+    entries = []
+    arrays: dict[str, Array] = {}
+    for mistake, (picture, numbers) in found.items():
+        first, *_ = numbers
+        entries.append(
+            {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
+        )
+        for stage, array in numbers.items():
+            # Grey levels need no more than half a precision.
+            kind = np.float16 if stage == "pixels" else array.dtype
+            arrays[f"{mistake.name}/{picture:03}.{stage}"] = np.ascontiguousarray(array, kind)
+    model = source.model
+    table = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    described = {
+        "format": FORMAT,
+        "version": VERSION,
+        **about,
+        "patch_size": model.embeds.patch_size[0],
+        "table_size": list(table.shape[:2]),
+        "max_patches": source.max_patches,
+        "heads": model.blocks[0].attn.num_heads,
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "filter": source.filter,
+        "pictures": [
+            {"name": name, "size": [picture.height, picture.width], "grid": own["grid"].tolist()}
+            for name, picture, own in zip(names, pictures, stages)
+        ],
+        "stages": [stage_entry(stage, limits[stage]) for stage in stages[0]],
+        "mistakes": entries,
+    }
+    return Recording(described, stages, table, arrays)
+
+
+def count_runs(model: Any) -> int:
+    """How often ``make_recording`` calls ``advance``."""
+    return len(HALF_TYPES) + 1 + len(all_mistakes(model))
+
+
+def all_mistakes(model: Any) -> list[Mistake]:
+    """Every mistake that is tried."""
+    found = [*lists.PICTURES, *lists.PATCHES, *lists.POSITIONS, *lists.BLOCKS]
+    found += lists.blocks_left_out(model)
+    if model.attn_pool is not None:
+        found += lists.HEAD
+    return found
+
+
+def tensors_sha256(model: Any) -> str:
+    """A hash of a model's tensors, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def measure_limits(
+    source: Source, stages: Sequence[Stages], advance: Callable[[float], Any]
+) -> dict[str, dict[str, float]]:
+    """The largest difference at each stage that counts as rounding, by precision.
+
+    Those of half a precision, and of pixels that another resizer rounded, are measured: the twin
+    runs so. They are shares of the stage's largest number.
+    """
+    limits = {stage: {"float32": float32_limit(stage)} for stage in stages[0]}
+    inputs = inputs_of(stages)
+    right = stages_of(inputs, source.twin(source.model).tower(inputs))
+    for precision, dtype in HALF_TYPES.items():
+        twin = source.twin(copy.deepcopy(source.model).to(dtype))
+        moved = stages_of(inputs, twin.tower(inputs))
+        for stage, share in _shares(moved, right).items():
+            limits[stage][precision] = max(ROOM * share, limits[stage]["float32"])
+        advance(1)
+    # Rounding to whole grey levels moves a pixel by one level.
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(-1, 2, inputs.pixels.shape, generator=generator)
+    noisy = inputs._replace(pixels=(inputs.pixels + levels * GREY_LEVEL).clamp(-1, 1))
+    moved = stages_of(noisy, source.twin(source.model).tower(noisy))
+    for stage, share in _shares(moved, right).items():
+        if stage not in ("grid", "pixels", "position_embedding"):
+            limits[stage]["own_pixels"] = PIXEL_ROOM * share
+    advance(1)
+    return limits
+
+
+def _shares(moved: Sequence[Stages], right: Sequence[Stages]) -> dict[str, float]:
+    """The largest difference at each stage, as a share of the picture's largest number."""
+    shares: dict[str, float] = {}
+    for ours, theirs in zip(moved, right):
+        for stage, numbers in theirs.items():
+            if stage in ("grid", "pixels"):
+                continue
+            off = np.abs(ours[stage] - numbers).max() / (np.abs(numbers).max() or 1.0)
+            shares[stage] = max(shares.get(stage, 0.0), float(off))
+    return shares
+
+
+def inputs_of(stages: Sequence[Stages]) -> Inputs:
+    """What a tower takes: the grids and pixels of pictures, padded."""
+    pixels = [torch.from_numpy(np.array(own["pixels"], np.float32)) for own in stages]
+    grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
+    valid = [torch.ones(len(one), dtype=torch.bool) for one in pixels]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return Inputs(grid, pad(pixels, batch_first=True), pad(valid, batch_first=True))
+
+
+def known_mistakes(
+    source: Source,
+    pictures: Pictures,
+    stages: Sequence[Stages],
+    advance: Callable[[float], Any] = lambda parts: None,
+) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
+    """Run one mistake after the other on a reference's pictures.
+
+    Args:
+        source: of the reference.
+        pictures: PIL images in RGB.
+        stages: the reference's, for each picture.
+        advance: called with 1 after each.
+
+    Yields:
+        The mistake; the first picture that shows it; and its numbers there, at the first stage that
+        shows it, the next one, and "pooled". Nothing of a mistake that does not show.
+    """
+    model = source.model
+    twin = source.twin(model)
+
+    def run(inputs: Inputs) -> list[Stages]:
+        return stages_of(inputs, twin.tower(inputs))
+
+    for mistake in lists.PICTURES:
+        made = []
+        for picture, own in zip(pictures, stages):
+            about = lists.Picture(
+                picture, model.embeds.patch_size[0], source.max_patches, source.filter, own
+            )
+            made.append(mistake.make(about))
+        yield from _kept(mistake, made, stages, lambda number: run(inputs_of([made[number]])))
+        advance(1)
+    for mistake in lists.PATCHES:
+        size = model.embeds.patch_size[0]
+        made = []
+        for own in stages:
+            pixels = mistake.make(own["pixels"], own["grid"], size)
+            made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
+        yield from _kept(mistake, made, stages, lambda number: run(inputs_of([made[number]])))
+        advance(1)
+    table = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    for mistake in lists.POSITIONS:
+        made = []
+        for own in stages:
+            h, w = map(int, own["grid"])
+            tokens = own["patch_embedding"] + mistake.make(table, h, w)
+            made.append({"position_embedding": tokens.astype(np.float32)})
+
+        def follow(number: int) -> list[Stages]:
+            tokens = torch.from_numpy(made[number]["position_embedding"])[None]  # (1, N, C)
+            replaced = model.embeds.register_forward_hook(
+                lambda _, __, output: (tokens, *output[1:])
+            )
+            with replaced:
+                return run(inputs_of([stages[number]]))
+
+        yield from _kept(mistake, made, stages, follow)
+        advance(1)
+    inputs = inputs_of(stages)
+    for mistake in all_mistakes(model)[len(lists.PICTURES + lists.PATCHES + lists.POSITIONS) :]:
+        try:
+            with mistake.make(model):
+                made = run(inputs)
+        except (ValueError, RuntimeError, AttributeError):
+            made = []  # this model cannot make it: no bias, one head
+        yield from _kept(mistake, made, stages, lambda number: [made[number]])
+        advance(1)
+
+
+def _kept(
+    mistake: Mistake,
+    made: Sequence[Stages],
+    stages: Sequence[Stages],
+    follow: Callable[[int], list[Stages]],
+) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
+    """What is kept of a mistake; see ``known_mistakes``.
+
+    Args:
+        mistake: which one.
+        made: its stages, for each picture; perhaps not all of them.
+        stages: the reference's.
+        follow: all stages of one picture under the mistake.
+    """
+    order = list(stages[0])
+    first: tuple[int, int] | None = None  # place in the order, picture
+    for number, (own, right) in enumerate(zip(made, stages)):
+        for place, stage in enumerate(order):
+            if stage in own and _shows(stage, own[stage], right[stage]):
+                if first is None or place < first[0]:
+                    first = (place, number)
+                break
+    if first is None:
+        return
+    place, number = first
+    whole = follow(number)[0] | made[number]
+    kept = {}
+    for stage in order[place : place + 2]:
+        kept[stage] = whole[stage]
+    if "pooled" in whole:
+        kept["pooled"] = whole["pooled"]
+    yield mistake, (number, kept)
+
+
+def _shows(stage: str, ours: Array, theirs: Array) -> bool:
+    """Whether a mistake's numbers are beyond rounding."""
+    if ours.shape != theirs.shape:
+        return True
+    scale = 1.0 if stage in ("grid", "pixels") else float(np.abs(theirs).max())
+    return bool(np.abs(ours - theirs).max() > 2 * float32_limit(stage) * scale)
+
+
+def as_trained(model: Any, pipeline: Pipeline) -> Pipeline:
+    """timm's pipeline, with the table resampled as SigLIP-2 was trained, whatever timm's settings."""
+
+    def tower(inputs: Inputs) -> Mapping[str, Tensor]:
+        with temporarily(model.embeds, TRAINED):
+            return pipeline.tower(inputs)
+
+    return pipeline._replace(tower=tower)
