@@ -9,6 +9,8 @@ from tests.support.google_release import release
 from tests.support.tiny_siglip2 import FAMILY
 from timm_naflex_fast.measure.checkpoints import read_checkpoint
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.pipelines import build_tower
+from timm_naflex_fast.measure.tower_names import PATCHES, channels_first
 
 READS_GOOGLES = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 31)
 
@@ -114,3 +116,14 @@ def test_a_setting_of_pictures_stays_beside_the_weights_of_a_file(mean, model, t
     loaded, _ = load_model(FAMILY, tmp_path / "release.npz", **options)
     assert loaded.pretrained_cfg["mean"] == (mean or (0.5, 0.5, 0.5))
     assert same(loaded, model)
+
+
+@pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
+def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_order():
+    pytest.importorskip("transformers")
+    square = timm.create_model(
+        FAMILY, num_classes=0, embed_dim=64, depth=1, num_heads=2, patchify_channels_last=False
+    )
+    theirs = build_tower(square, {}).state_dict()
+    (name,) = [name for name in theirs if name.endswith("patch_embedding.weight")]
+    assert torch.equal(channels_first({PATCHES: theirs[name]})[PATCHES], square.embeds.proj.weight)
