@@ -127,3 +127,20 @@ def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_o
     theirs = build_tower(square, {}).state_dict()
     (name,) = [name for name in theirs if name.endswith("patch_embedding.weight")]
     assert torch.equal(channels_first({PATCHES: theirs[name]})[PATCHES], square.embeds.proj.weight)
+
+
+@pytest.mark.parametrize("shape", [(1, 36, 64), (1, 6, 6, 64)])
+def test_googles_table_may_be_written_in_one_row(shape, model, tmp_path):
+    table = np.arange(36 * 64, dtype="f4")
+    np.savez(
+        tmp_path / "a.npz", **release(model) | {"params/img/pos_embedding": table.reshape(shape)}
+    )
+    loaded, _ = load_model(FAMILY, tmp_path / "a.npz")
+    assert torch.equal(loaded.embeds.pos_embed, torch.from_numpy(table).view(1, 6, 6, 64))
+
+
+def test_an_archive_that_is_cut_off_is_to_be_fetched_again(model, tmp_path):
+    np.savez(tmp_path / "a.npz", **release(model))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:9000])
+    with pytest.raises(RuntimeError, match=r"no whole .npz file \(.*\): fetch it again"):
+        load_model(FAMILY, tmp_path / "cut.npz")

@@ -78,6 +78,12 @@ def test_the_hubs_main_revision_comes_before_the_newest_snapshot(cache):
     assert find_weights(cache) == cache / "snapshots" / "older" / "model.safetensors"
 
 
+def test_a_main_revision_whose_snapshot_is_gone_is_passed_over(cache):
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("gone")
+    assert find_weights(cache) == cache / "snapshots" / "newer" / "model.safetensors"
+
+
 def test_a_name_on_the_hub_is_looked_for_in_its_cache(cache):
     assert find_weights("google/tiny") == cache / "snapshots" / "newer" / "model.safetensors"
     assert "file google/tiny/model.safetensors" in read_checkpoint("google/tiny").words
@@ -120,3 +126,13 @@ def test_a_safetensors_file_that_is_cut_off_is_to_be_fetched_again(tmp_path):
     ) as error:
         load_model(NAME, tmp_path / "cut.safetensors")
     assert "save a file of tensors" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "is no JSON"), ("[]", "no JSON object"), ("{}", "names no files of wei")],
+)
+def test_an_index_that_names_no_shards_is_told(text, says, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(Unusable, match=f"model.safetensors.index.json .*{says}"):
+        read_checkpoint(tmp_path)

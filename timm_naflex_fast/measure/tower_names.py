@@ -78,16 +78,20 @@ def from_transformers(tower: Mapping[str, Any], table: tuple[int, int] | None = 
     """
     result = _renamed(tower, _pairs(tower, TRANSFORMERS))
     _check_linear(result[PATCHES])
-    cells = len(result[TABLE])  # of (h * w, C)
-    side = round(cells**0.5)
-    height, width = table or (side, side)
-    if height * width != cells:
-        raise Unusable(
-            f"its position table has {cells} cells, which are not {height} x {width}: give its rows "
-            "and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
-        )
-    result[TABLE] = result[TABLE].reshape(1, height, width, -1)
+    result[TABLE] = _as_grid(result[TABLE], table)
     return result
+
+
+def _as_grid(cells: Any, table: tuple[int, int] | None = None) -> Any:
+    """A table's cells (h * w, C) as timm has them, (1, h, w, C); errors as above."""
+    side = round(len(cells) ** 0.5)
+    height, width = table or (side, side)
+    if height * width != len(cells):
+        raise Unusable(
+            f"its position table has {len(cells)} cells, which are not {height} x {width}: give its "
+            "rows and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
+        )
+    return cells.reshape(1, height, width, -1)
 
 
 def to_transformers(tower: Mapping[str, Any]) -> Tensors:
@@ -135,7 +139,10 @@ def from_big_vision(tower: Mapping[str, Any]) -> tuple[Tensors, int]:
         if name.endswith("query/kernel"):
             heads = array.shape[-2]  # (..., C, heads, C / heads)
     result = _renamed(flat, _pairs(flat, BIG_VISION))
-    result[TABLE] = result[TABLE][None]
+    if len(result[TABLE]) == 1:  # the cells in a row, as in big_vision's other towers
+        result[TABLE] = _as_grid(result[TABLE].flatten(0, -2))
+    else:
+        result[TABLE] = result[TABLE][None]  # (h, w, C)
     return result, heads
 
 
