@@ -29,7 +29,6 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from timm.data import create_transform, resolve_data_config
 from timm.data.naflex_dataset import NaFlexCollator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -37,7 +36,7 @@ from tqdm import tqdm
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.images import convert, image_files
+from timm_naflex_fast.measure.images import convert, eval_transform, image_files
 from timm_naflex_fast.measure.models import fingerprint, load_model
 from timm_naflex_fast.measure.output import positive
 
@@ -45,6 +44,7 @@ MODELS = {
     "timm": "naflexvit_base_patch16_siglip.v2_webli",
     "transformers": "google/siglip2-base-patch16-naflex",
 }
+NOTHING_POOLED = "the tower has no head that pools, so there is no embedding of an image"
 Settings = dict[str, Any]
 Sample = dict[str, Tensor]
 Batch = tuple[list[int], Sample | None, dict[int, str]]
@@ -69,19 +69,10 @@ def timm_tower(options: argparse.Namespace) -> Tower:
     model, weights = load_model(
         options.model, options.checkpoint, random_weights=options.random_weights
     )
+    if model.global_pool == "":
+        raise ValueError(NOTHING_POOLED)
     model.reset_classifier(0)
-    config = resolve_data_config(model=model)
-    transform = create_transform(
-        input_size=config["input_size"],
-        interpolation=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-        crop_pct=config["crop_pct"],
-        naflex=True,
-        patch_size=model.embeds.patch_size,
-        max_seq_len=options.max_seq_len,
-        patchify=True,
-    )
+    transform = eval_transform(model, options.max_seq_len)
     collate = partial(collated, NaFlexCollator(options.max_seq_len))
     return Tower(model, weights, transform, collate, model)
 
@@ -98,6 +89,8 @@ def transformers_tower(options: argparse.Namespace) -> Tower:
             "--library transformers takes its weights from --model, a name on the hub or a folder"
         )
     model = Siglip2VisionModel.from_pretrained(options.model).eval()
+    if not getattr(model.config, "vision_use_head", True):
+        raise ValueError(NOTHING_POOLED)
     sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
     try:
         processor = Siglip2ImageProcessor.from_pretrained(options.model, **sizes)

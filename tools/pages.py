@@ -28,7 +28,7 @@ from timm_naflex_fast.measure.bench.race import times_faster
 from timm_naflex_fast.measure.contenders import BASELINE
 from timm_naflex_fast.measure.drift.plots import curves
 from timm_naflex_fast.measure.drift.report import cells
-from timm_naflex_fast.measure.drift.survey import Drift
+from timm_naflex_fast.measure.drift.survey import Drift, GridDrift
 from timm_naflex_fast.measure.output import number
 from timm_naflex_fast.patching.install import Handle, Status
 
@@ -620,7 +620,7 @@ def draw_graphs() -> None:
 
 def draw_drift() -> None:
     """Draw the picture of drift on the digits."""
-    grids = read_one("drift/digits/report")["survey"]["grids"]
+    grids = [GridDrift(**grid) for grid in read_one("drift/digits/report")["survey"]["grids"]]
     picture = curves(grids, ("grid_sample", OURS))
     picture.savefig(RESULTS / "drift" / "digits" / "drift.png", dpi=130, transparent=True)
 

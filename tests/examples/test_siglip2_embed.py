@@ -197,3 +197,21 @@ def test_a_folder_without_a_readable_image(embed, photos, out, capsys):
     assert embed() == 2
     assert "none of the 4 images" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_tower_that_pools_nothing_has_no_embedding_of_an_image(photos, out, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    tiny_siglip2.tower(vision_use_head=False).save_pretrained(tmp_path / "headless")
+    save_file(
+        tiny_siglip2.tower(
+            vision_use_head=False, hidden_size=768, num_attention_heads=12
+        ).state_dict(),
+        tmp_path / "headless.safetensors",
+    )
+    file = ["--model", tiny_siglip2.FAMILY, "--checkpoint", tmp_path / "headless.safetensors"]
+    folder = ["--library", "transformers", "--model", tmp_path / "headless"]
+    for options in (file, folder):
+        words = [str(word) for word in (photos, *options, "--device", "cpu", "--out", out)]
+        assert siglip2_embed.main(words) == 2
+        assert "no head that pools" in capsys.readouterr().err
+    assert not out.exists()

@@ -11,7 +11,7 @@ from typing import Any
 from ..names import did_you_mean
 from .checkpoints import read_checkpoint, sizes
 from .contenders import temporarily
-from .tower_names import NamesDiffer, check_names
+from .tower_names import NamesDiffer, channels_first, check_names
 from .weight_files import Unusable
 
 HUB_SECONDS = 10
@@ -182,8 +182,11 @@ def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
         defaults = {"num_classes": classes}
         if checkpoint.library != "timm":
             defaults |= sizes(checkpoint, options.get("num_heads"))
+            if options.get("patchify_channels_last") is False:
+                state = channels_first(state)
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay = {"state_dict": state, "num_classes": classes}
+    overlay = dict(options.get("pretrained_cfg_overlay") or {})  # e.g. the pictures' mean
+    overlay |= {"state_dict": state, "num_classes": classes}
     options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
     return checkpoint.words
 
