@@ -53,10 +53,12 @@ def patches_of(pictures: Sequence[Any], settings: Mapping[str, str]) -> dict[str
         raise TypeError("pictures must be a sequence of PIL images, e.g. [Image.open(file)]")
     if not pictures:
         raise ValueError("pictures is empty; valid: one PIL image or more")
+    # Settings come from a file: they are looked at before any picture is decoded.
     transform = _transform(settings)
     colours = {"1": "L", "3": "RGB"}[settings["channels"]]
     samples = []
     for picture in pictures:
+        # timm's transform would take a photo as the camera lay, and 16 bits as white.
         converted, _ = convert(picture, colours)
         samples.append((transform(converted), 0))  # the collator wants a label
     batch, _ = NaFlexCollator(int(settings["max_seq_len"]))(samples)

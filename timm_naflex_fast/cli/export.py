@@ -23,7 +23,7 @@ RUNTIMES = {
     ".pt2": {"torch.export": "torch"},
     ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
 }
-NOT_CHECKED = 3
+NOT_CHECKED = 3  # a status of its own, so that a script can tell it from a file that was run
 STATUS = (
     "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
     "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
@@ -77,6 +77,7 @@ def export(options: argparse.Namespace) -> int:
     check_name(out.resolve())  # the runtimes get the whole path
     check_writable(options.json)
     announce(f"loading {options.model} ...")
+    # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work
 
     model, weights = load_model(
@@ -87,6 +88,7 @@ def export(options: argparse.Namespace) -> int:
     )
     _check_inputs(model, options.size)
     metadata = {"model": options.model, "weights": weights, **work.describe(model)}
+    # Plain images of one size have no choice of it.
     if options.size is None:
         metadata["max_seq_len"] = str(options.max_seq_len)
     made = provenance(options.command)
@@ -144,6 +146,7 @@ def _show(found: Any, out: Path) -> None:
         if check.is_default:
             precision += ", its default here"
         off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
+        # A runtime that rounds more by default is no fault of the file: one line mends it.
         verdict = "right" if check.is_right else "wrong"
         if not check.is_right and check.precision != FLOAT32:
             verdict = "not right: set float32"

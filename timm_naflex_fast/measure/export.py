@@ -142,6 +142,7 @@ def position_embeddings(model: Any) -> Any:
     """The embeddings of a model, in which everything that is no position is 0."""
     embeds = copy.deepcopy(model.embeds)
     for name, parameter in embeds.named_parameters():
+        # Of a learned table, or of the two of a factorized one.
         if not name.startswith("pos_embed"):
             parameter.data.zero_()
     return embeds
@@ -197,6 +198,7 @@ def export(
             module = Naflex(exported).eval()
             file = Path(parts, part, out.name)
             file.parent.mkdir()
+            # What timm's own code gives is what the file has to give.
             with enable("stock", model=module):
                 wanted = [module(**inputs) for inputs in unseen]
             with enable("matmul", model=module, strict=True):
@@ -206,6 +208,7 @@ def export(
                 off = _largest_difference(run, unseen, wanted)
                 differences.setdefault(kind, {})[part] = off
         checks = [Check(*kind, found) for kind, found in differences.items()]
+        # In another precision, rounding alone is more than what is allowed.
         right = all(check.is_right for check in checks if check.precision == FLOAT32)
         if right:
             # ONNX keeps weights beside the file above 1.5 GB.
@@ -248,9 +251,7 @@ def write(
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
         if file.suffix == ".pt2":
             texts = {METADATA: json.dumps(dict(metadata or {}), indent=1)}
-            # Opened here: from a name that is no text in the locale, torch ends the process.
-            with file.open("wb") as opened:
-                torch.export.save(program, opened, extra_files=texts)
+            torch.export.save(program, file, extra_files=texts)
         else:
             converted: Any = torch.onnx.export(
                 program,
@@ -284,7 +285,7 @@ def _load(runtimes: Sequence[str], file: Path, program: Any) -> Iterator[tuple[K
     """The runs of a file in each runtime and precision."""
     for runtime in runtimes:
         runs = LOADERS[runtime](file, program)
-        default, *_ = runs
+        default, *_ = runs  # a loader gives it first
         for precision, run in runs.items():
             yield (runtime, precision, precision == default), run
 
@@ -300,8 +301,7 @@ def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Te
 
 def _torch(file: Path, program: Any) -> dict[str, Run]:
     if file.suffix == ".pt2":
-        with file.open("rb") as opened:
-            program = torch.export.load(opened)
+        program = torch.export.load(file)
     module = program.module()
     return {FLOAT32: lambda inputs: module(**inputs)}
 
