@@ -424,7 +424,10 @@ def _left_out(number: int) -> Callable[[Any], Any]:
 
 
 def _reversed_blocks(model: Any) -> Any:
-    return _set(model, blocks=nn.Sequential(*reversed(model.blocks)))
+    # Each stage keeps its place: "block_0" is what the first block that runs gives.
+    last_to_first = [block.forward for block in reversed(model.blocks)]
+    places = zip(model.blocks, last_to_first)
+    return _each(places, lambda place: _set(place[0], forward=place[1]))
 
 
 BLOCKS = [
