@@ -233,6 +233,9 @@ TOWERS = {
     "pooling_one_head": dict(head={"one_head": True}),
     "normalized": dict(head={"normalized": True}),
 }
+# Where padding shows, what it holds does too.
+for name in ("padding_not_masked", "mean_of_padding_too", "pooling_not_masked"):
+    TOWERS[f"{name}_in_transformers"] = dict(TOWERS[name], padded_as_in="transformers")
 NOT_SHOWN = {"bilinear", "tanh_gelu"}  # what the reference itself does
 
 

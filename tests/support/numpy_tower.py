@@ -64,7 +64,7 @@ class Port:
     position: object = resized  # (table, h, w) -> (h * w, C)
     act: object = tanh_gelu
     eps: float = 1e-6
-    padding: str = "bias"  # what a padded token holds: "bias" as in timm, or "first position" too
+    padded_as_in: str = "timm"  # or "transformers": what padded tokens hold and attend to
     masks: bool = True
     causal: bool = False
     block_heads: float = 1  # times the right number
@@ -91,10 +91,13 @@ class Port:
         return self.linear(inner, f"{name}.fc2", "fc2" not in self.without)
 
     def attend(self, q, k, v, heads, scale, allowed):
-        """Attention of tokens (n, C) to tokens (m, C); ``allowed`` (n, m) is bool."""
+        """Attention of tokens (n, C) to tokens (m, C); ``allowed`` (n, m) is bool.
+
+        Who may attend to none attends to all alike.
+        """
         q, k, v = (x.reshape(len(x), heads, -1).swapaxes(0, 1) for x in (q, k, v))
         logits = q @ k.swapaxes(1, 2) * scale(q.shape[2])
-        found = softmax(np.where(allowed, logits, -np.inf)) @ v  # (heads, n, C / heads)
+        found = softmax(np.where(allowed, logits, -1e300)) @ v  # (heads, n, C / heads)
         return found.swapaxes(0, 1).reshape(found.shape[1], -1)
 
     def attention(self, x, name, allowed):
@@ -182,12 +185,16 @@ class Port:
         projected = self.linear(np.asarray(pixels, np.float64), "embeds.proj")
         position = self.position(self.weights["embeds.pos_embed"][0], h, w)
         bias = self.weights["embeds.proj.bias"]
-        if self.padding == "first position":
+        if self.padded_as_in == "transformers":
             bias = bias + position[0]
         x = np.concatenate([projected + position, np.tile(bias, (self.length - count, 1))])
         stages = {"patch_embedding": projected, "position_embedding": x[:count]}
         valid = np.arange(self.length) < count
-        allowed = np.tile(valid, (self.length, 1)) | (not self.masks)
+        allowed = np.tile(valid, (self.length, 1))
+        if self.padded_as_in == "timm":
+            allowed = allowed & valid[:, None]
+        if not self.masks:
+            allowed = np.ones_like(allowed)
         if self.causal:
             # Padding is not masked besides: nothing that is valid stands behind it.
             allowed = np.tril(np.ones((self.length, self.length), bool))
