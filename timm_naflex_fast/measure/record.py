@@ -149,7 +149,7 @@ def measure_limits(
     runs so. They are shares of the stage's largest number.
     """
     limits = {stage: {"float32": float32_limit(stage)} for stage in stages[0]}
-    inputs = inputs_of(stages)
+    inputs = inputs_of(stages, source.max_patches)
     right = stages_of(inputs, source.twin(source.model).tower(inputs))
     for precision, dtype in HALF_TYPES.items():
         limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
@@ -182,13 +182,17 @@ def _shares(moved: Sequence[Stages], right: Sequence[Stages]) -> dict[str, float
     return shares
 
 
-def inputs_of(stages: Sequence[Stages]) -> Inputs:
-    """What a tower takes: the grids and pixels of pictures, padded."""
-    pixels = [torch.from_numpy(np.array(own["pixels"], np.float32)) for own in stages]
+def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
+    """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    valid = [torch.ones(len(one), dtype=torch.bool) for one in pixels]
-    pad = torch.nn.utils.rnn.pad_sequence
-    return Inputs(grid, pad(pixels, batch_first=True), pad(valid, batch_first=True))
+    width = stages[0]["pixels"].shape[1]
+    pixels = torch.zeros(len(stages), length, width)  # (B, N, p * p * 3)
+    valid = torch.zeros(len(stages), length, dtype=torch.bool)
+    for number, own in enumerate(stages):
+        count = len(own["pixels"])
+        pixels[number, :count] = torch.from_numpy(np.array(own["pixels"], np.float32))
+        valid[number, :count] = True
+    return Inputs(grid, pixels, valid)
 
 
 def known_mistakes(
@@ -212,16 +216,18 @@ def known_mistakes(
     model = source.model
     tower = source.twin(model).tower
     size = model.embeds.patch_size[0]
+    length = source.max_patches
     table = table_of(model)
 
     def run(own: Stages, _: Stages) -> Stages:
         """All stages that follow from a picture's grid and pixels."""
-        inputs = inputs_of([own])
+        inputs = inputs_of([own], length)
         return stages_of(inputs, tower(inputs))[0]
 
     def run_from_tokens(own: Stages, right: Stages) -> Stages:
         """All stages that follow from embedded tokens."""
-        tokens = torch.from_numpy(own["position_embedding"])[None]  # (1, N, C)
+        valid = torch.from_numpy(own["position_embedding"])[None]  # (1, h * w, C)
+        tokens = torch.nn.functional.pad(valid, (0, 0, 0, length - valid.shape[1]))  # (1, N, C)
         replaced = model.embeds.register_forward_hook(lambda _, __, output: (tokens, *output[1:]))
         with replaced:
             return run(right, right)
@@ -247,7 +253,7 @@ def known_mistakes(
             made.append({"position_embedding": tokens.astype(np.float32)})
         yield from _kept(mistake, made, stages, run_from_tokens)
         advance(1)
-    inputs = inputs_of(stages)
+    inputs = inputs_of(stages, length)
     for mistake in tower_mistakes(model):
         try:
             with mistake.make(model):
