@@ -13,7 +13,6 @@ from PIL import Image
 from tests.support import tiny_recordings
 from tests.support.numpy_tower import (
     exact_gelu,
-    hat,
     quick_gelu,
     relu,
     resized,
@@ -21,8 +20,6 @@ from tests.support.numpy_tower import (
 )
 from timm_naflex_fast.recordings import mistakes as lists
 from timm_naflex_fast.recordings.compare import compare_recordings
-from timm_naflex_fast.recordings.conventions import conventions
-from timm_naflex_fast.recordings.format import Recording
 
 SIZE = tiny_recordings.PATCH
 
