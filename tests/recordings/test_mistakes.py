@@ -13,7 +13,6 @@ from PIL import Image
 from tests.support import tiny_recordings
 from tests.support.numpy_tower import (
     exact_gelu,
-    hat,
     quick_gelu,
     relu,
     resized,
@@ -374,7 +373,7 @@ def test_padding_is_that_of_the_most_patches(
 def padded(model, pictures):
     """A recording of pictures none of which fills all patches; of mistakes about padding."""
     keep = {"BLOCKS": lists.BLOCKS, "HEAD": lists.HEAD}
-    about_padding = dict.fromkeys(("PICTURES", "PATCHES", "POSITIONS"), [])
+    about_padding = {name: [] for name in ("PICTURES", "PATCHES", "POSITIONS")}
     for name, mistakes in keep.items():
         about_padding[name] = [mistake for mistake in mistakes if "padding" in mistake.words]
     with pytest.MonkeyPatch.context() as patch:
