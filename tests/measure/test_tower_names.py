@@ -9,6 +9,8 @@ from tests.support.google_release import release
 from tests.support.tiny_siglip2 import FAMILY
 from timm_naflex_fast.measure.checkpoints import read_checkpoint
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.pipelines import build_tower
+from timm_naflex_fast.measure.tower_names import PATCHES, channels_first
 
 READS_GOOGLES = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 31)
 
@@ -97,3 +99,48 @@ def test_googles_tower_that_is_not_whole_is_an_error_with_numbers_and_names(mode
     says = r"1 tensors of .* not in it \['Transformer.encoderblock_1.LayerNorm_0.weight'\]"
     with pytest.raises(RuntimeError, match=says):
         load_model(FAMILY, tmp_path / "release.npz")
+
+
+@pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
+def test_a_model_with_channels_first_gets_the_tower_in_its_own_order(model, tmp_path):
+    np.savez(tmp_path / "release.npz", **release(model))
+    first, _ = load_model(FAMILY, tmp_path / "release.npz", patchify_channels_last=False)
+    weight = first.embeds.proj.weight.unflatten(1, (3, 16, 16))
+    assert torch.equal(weight.movedim(1, 3).flatten(1), model.embeds.proj.weight)
+
+
+@pytest.mark.parametrize("mean", [None, (0.1, 0.2, 0.3)])
+def test_a_setting_of_pictures_stays_beside_the_weights_of_a_file(mean, model, tmp_path):
+    np.savez(tmp_path / "release.npz", **release(model))
+    options = {"pretrained_cfg_overlay": {"mean": mean}} if mean else {}
+    loaded, _ = load_model(FAMILY, tmp_path / "release.npz", **options)
+    assert loaded.pretrained_cfg["mean"] == (mean or (0.5, 0.5, 0.5))
+    assert same(loaded, model)
+
+
+@pytest.mark.skipif(not READS_GOOGLES, reason="this timm knows one order of a patch")
+def test_transformers_gets_the_tower_of_a_model_with_channels_first_in_its_own_order():
+    pytest.importorskip("transformers")
+    square = timm.create_model(
+        FAMILY, num_classes=0, embed_dim=64, depth=1, num_heads=2, patchify_channels_last=False
+    )
+    theirs = build_tower(square, {}).state_dict()
+    (name,) = [name for name in theirs if name.endswith("patch_embedding.weight")]
+    assert torch.equal(channels_first({PATCHES: theirs[name]})[PATCHES], square.embeds.proj.weight)
+
+
+@pytest.mark.parametrize("shape", [(1, 36, 64), (1, 6, 6, 64)])
+def test_googles_table_may_be_written_in_one_row(shape, model, tmp_path):
+    table = np.arange(36 * 64, dtype="f4")
+    np.savez(
+        tmp_path / "a.npz", **release(model) | {"params/img/pos_embedding": table.reshape(shape)}
+    )
+    loaded, _ = load_model(FAMILY, tmp_path / "a.npz")
+    assert torch.equal(loaded.embeds.pos_embed, torch.from_numpy(table).view(1, 6, 6, 64))
+
+
+def test_an_archive_that_is_cut_off_is_to_be_fetched_again(model, tmp_path):
+    np.savez(tmp_path / "a.npz", **release(model))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:9000])
+    with pytest.raises(RuntimeError, match=r"no whole .npz file \(.*\): fetch it again"):
+        load_model(FAMILY, tmp_path / "cut.npz")

@@ -20,8 +20,6 @@ from tests.support.numpy_tower import (
 )
 from timm_naflex_fast.recordings import mistakes as lists
 from timm_naflex_fast.recordings.compare import compare_recordings
-from timm_naflex_fast.recordings.conventions import conventions
-from timm_naflex_fast.recordings.format import Recording
 
 SIZE = tiny_recordings.PATCH
 

@@ -4,7 +4,6 @@ Four libraries write SigLIP-2's image tower: timm, open_clip (timm's tower insid
 transformers, and big_vision, in which Google trained it (see ``tower_names``).
 """
 
-import json
 import re
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,14 @@ from .tower_names import (
     from_transformers,
     has_pooling,
 )
-from .weight_files import GOOGLES_PATCH_EMBEDDING, Unusable, find_weights, read_tensors, shards
+from .weight_files import (
+    GOOGLES_PATCH_EMBEDDING,
+    Unusable,
+    find_weights,
+    read_json,
+    read_tensors,
+    shards,
+)
 
 TITLES = {
     "transformers": "transformers' Siglip2",
@@ -118,12 +124,15 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """transformers' settings of the image tower in ``folder``; empty where there are none.
 
     Without a number of heads they mean transformers' default: older releases did not write it.
+
+    Raises:
+        Unusable: config.json is no JSON object.
     """
     file = folder / "config.json"
     if not file.is_file():
         return {}
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config = config.get("vision_config", config)
+    config = read_json(file)
+    config = config.get("vision_config") or config
     if config.get("model_type") != "siglip2_vision_model":
         return {}
     return {"num_attention_heads": 12, **config}
@@ -161,15 +170,16 @@ def sizes(checkpoint: Checkpoint, heads: int | None = None) -> dict[str, Any]:
     tensors = checkpoint.tensors
     width, pixels = tensors["embeds.proj.weight"].shape
     inside = len(tensors["blocks.0.mlp.fc1.weight"])
-    heads = heads or checkpoint.config.get("num_attention_heads", HEADS.get(width))
+    if heads is None:
+        heads = checkpoint.config.get("num_attention_heads", HEADS.get(width))
     if heads is None:
         raise Unusable(
             f"no tensor tells how many heads {width} channels have: give num_heads; add it to "
             "--model-kwargs, e.g. num_heads=12"
         )
-    if heads < 1 or width % heads:
+    if not isinstance(heads, int) or heads < 1 or width % heads:
         raise Unusable(
-            f"{width} channels cannot be divided among {heads} heads: config.json is that of other "
+            f"{width} channels cannot be divided among {heads!r} heads: config.json is that of other "
             "weights, or --model-kwargs num_heads=N is wrong"
         )
     options = {

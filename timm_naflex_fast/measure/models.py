@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from ..names import did_you_mean
 from .checkpoints import read_checkpoint, sizes
 from .contenders import temporarily
-from .tower_names import NamesDiffer, check_names
+from .tower_names import NamesDiffer, channels_first, check_names
 from .weight_files import Unusable
 
 HUB_SECONDS = 10
@@ -181,8 +182,11 @@ def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
         defaults = {"num_classes": classes}
         if checkpoint.library != "timm":
             defaults |= sizes(checkpoint, options.get("num_heads"))
+            if options.get("patchify_channels_last") is False:
+                state = channels_first(state)
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay = {"state_dict": state, "num_classes": classes}
+    overlay = dict(options.get("pretrained_cfg_overlay") or {})  # e.g. the pictures' mean
+    overlay |= {"state_dict": state, "num_classes": classes}
     options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
     return checkpoint.words
 
@@ -225,3 +229,14 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
             text = "Weights only load failed"
         reason = f"{type(error).__name__}: {text}"[:300]
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

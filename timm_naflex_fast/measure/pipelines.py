@@ -15,7 +15,7 @@ from .bench.workloads import coordinates
 from .contenders import BASELINE, use
 from .images import eval_transform
 from .models import load_errors
-from .tower_names import to_transformers
+from .tower_names import channels_last, to_transformers
 
 LIBRARY = "transformers"
 HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
@@ -170,6 +170,8 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
     # A classifier is left out: what it takes is compared, not what it gives.
     own = model.state_dict()
     image_tower = {name: own[name] for name in own if not name.startswith("head.")}
+    if not getattr(model.embeds, "channels_last", True):
+        image_tower = channels_last(image_tower)
     weights = to_transformers(image_tower)
     settings: dict[str, Any] = dict(
         hidden_size=model.embed_dim,
@@ -178,9 +180,9 @@ def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
         num_attention_heads=model.blocks[0].attn.num_heads,
         num_patches=len(weights["embeddings.position_embedding.weight"]),
         patch_size=model.embeds.patch_size[0],
-        vision_use_head=model.attn_pool is not None,
     )
     settings |= config
+    settings["vision_use_head"] = model.attn_pool is not None
     with load_errors("transformers' tower", HOW_TO_BUILD):
         from transformers import Siglip2VisionConfig, Siglip2VisionModel
 

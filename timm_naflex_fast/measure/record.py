@@ -1,7 +1,6 @@
 """Make a recording: a pipeline's stages, what rounding may move there, and known mistakes."""
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,15 +125,6 @@ def count_runs(model: Any) -> int:
     """How often ``make_recording`` calls ``advance``."""
     before_tower = len(lists.PICTURES) + len(lists.PATCHES) + len(lists.POSITIONS)
     return len(HALF_TYPES) + 1 + before_tower + len(tower_mistakes(model))
-
-
-def tensors_sha256(model: Any) -> str:
-    """A hash of a model's tensors, whatever file they came from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -57,6 +57,7 @@ MAPHead_0.MlpBlock_0.Dense_1.* = attn_pool.mlp.fc2.*
 BLOCK = re.compile(r"(?:blocks\.|layers\.|encoderblock_)(\d+)\.")
 POOLING = ("attn_pool.", "head.", "MAPHead_0.")  # the head that pools, which a tower may lack
 STACKED = "Transformer/encoderblock/"  # big_vision's, where each array holds all blocks
+PATCHES = "embeds.proj.weight"  # (C, side * side * 3)
 TABLE = "embeds.pos_embed"  # (1, h, w, C); transformers' has one row for each cell: (n * n, C)
 
 
@@ -76,17 +77,21 @@ def from_transformers(tower: Mapping[str, Any], table: tuple[int, int] | None = 
             embedding has another form; or its table has another number of cells.
     """
     result = _renamed(tower, _pairs(tower, TRANSFORMERS))
-    _check_linear(result["embeds.proj.weight"])
-    cells = len(result[TABLE])  # of (h * w, C)
-    side = round(cells**0.5)
-    height, width = table or (side, side)
-    if height * width != cells:
-        raise Unusable(
-            f"its position table has {cells} cells, which are not {height} x {width}: give its rows "
-            "and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
-        )
-    result[TABLE] = result[TABLE].reshape(1, height, width, -1)
+    _check_linear(result[PATCHES])
+    result[TABLE] = _as_grid(result[TABLE], table)
     return result
+
+
+def _as_grid(cells: Any, table: tuple[int, int] | None = None) -> Any:
+    """A table's cells (h * w, C) as timm has them, (1, h, w, C); errors as above."""
+    side = round(len(cells) ** 0.5)
+    height, width = table or (side, side)
+    if height * width != len(cells):
+        raise Unusable(
+            f"its position table has {len(cells)} cells, which are not {height} x {width}: give its "
+            "rows and columns, e.g. --model-kwargs 'pos_embed_grid_size=(10, 20)'"
+        )
+    return cells.reshape(1, height, width, -1)
 
 
 def to_transformers(tower: Mapping[str, Any]) -> Tensors:
@@ -134,7 +139,10 @@ def from_big_vision(tower: Mapping[str, Any]) -> tuple[Tensors, int]:
         if name.endswith("query/kernel"):
             heads = array.shape[-2]  # (..., C, heads, C / heads)
     result = _renamed(flat, _pairs(flat, BIG_VISION))
-    result[TABLE] = result[TABLE][None]
+    if len(result[TABLE]) == 1:  # the cells in a row, as in big_vision's other towers
+        result[TABLE] = _as_grid(result[TABLE].flatten(0, -2))
+    else:
+        result[TABLE] = result[TABLE][None]  # (h, w, C)
     return result, heads
 
 
@@ -171,6 +179,22 @@ def _check_linear(patch_embedding: Any) -> None:
             "those whose name says naflex, or timm's own weights of this tower, e.g. --model "
             "vit_base_patch16_siglip_256.v2_webli"
         )
+
+
+def channels_first(tower: Mapping[str, Any]) -> Tensors:
+    """A tower whose patches are (y, x, channel), for a model whose patches are (channel, y, x)."""
+    weight = tower[PATCHES]
+    side = round((weight.shape[1] / 3) ** 0.5)
+    pixels = weight.unflatten(1, (side, side, 3)).movedim(3, 1)  # (C, 3, side, side)
+    return {**tower, PATCHES: pixels.flatten(1)}
+
+
+def channels_last(tower: Mapping[str, Any]) -> Tensors:
+    """The inverse of :func:`channels_first`."""
+    weight = tower[PATCHES]
+    side = round((weight.shape[1] / 3) ** 0.5)
+    pixels = weight.unflatten(1, (3, side, side)).movedim(1, 3)  # (C, side, side, 3)
+    return {**tower, PATCHES: pixels.flatten(1)}
 
 
 def count_blocks(tower: Mapping[str, Any]) -> int:

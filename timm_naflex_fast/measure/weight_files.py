@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from .output import printable
 
@@ -105,7 +106,8 @@ def _folders(path: Path) -> list[Path]:
     snapshots.sort(key=lambda folder: folder.stat().st_mtime)
     main = path / "refs" / "main"
     if main.is_file():
-        snapshots.append(path / "snapshots" / main.read_text(encoding="utf-8").strip())
+        revision = main.read_text(encoding="utf-8").strip()
+        snapshots += [folder for folder in snapshots if folder.name == revision]
     steps = [folder for folder in path.glob("checkpoint-*/") if folder.name[11:].isdecimal()]
     steps.sort(key=lambda folder: int(folder.name[11:]))
     return [path, *snapshots[-1:], *steps[-1:]]
@@ -147,11 +149,32 @@ def _is_index(file: Path) -> bool:
 
 
 def shards(file: Path) -> list[Path]:
-    """The files of weights that an index names, each once; or the file alone."""
+    """The files of weights that an index names, each once; or the file alone.
+
+    Raises:
+        Unusable: the index names none.
+    """
     if not _is_index(file):
         return [file]
-    places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+    places = read_json(file).get("weight_map")
+    if not isinstance(places, dict):
+        raise Unusable(f"{printable(file.name)} names no files of weights: fetch it again")
     return [file.parent / name for name in sorted(set(places.values()))]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        Unusable: there is none.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Unusable(f"{printable(file.name)} is no JSON ({error}): fetch it again") from error
+    if not isinstance(found, dict):
+        raise Unusable(f"{printable(file.name)} holds no JSON object: fetch it again")
+    return found
 
 
 def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
@@ -161,10 +184,11 @@ def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
     when it is asked for. Only tensors are read, whatever timm's release would do.
 
     Raises:
-        Unusable: an archive of other arrays.
+        Unusable: a .safetensors or .npz that is not whole, or an archive of other arrays.
         ValueError: the file holds something else.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from timm.models import clean_state_dict
 
@@ -172,7 +196,12 @@ def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
     if file.suffix.lower() == ".npz":
         return _open_archive(file), ""
     if file.suffix.lower() == ".safetensors":
-        return clean_state_dict(load_file(file)), ""
+        try:
+            return clean_state_dict(load_file(file)), ""
+        except SafetensorError as error:
+            raise Unusable(
+                f"it is no whole .safetensors file ({error}): fetch it again, or save it again"
+            ) from error
     _allow_what_trainers_keep()
     found = torch.load(file, map_location="cpu", weights_only=True)
     key = ""
@@ -190,11 +219,14 @@ def _open_archive(file: Path) -> Mapping[str, Any]:
     """The arrays of Google's release.
 
     Raises:
-        Unusable: other arrays.
+        Unusable: other arrays, or a file that is not whole.
     """
     import numpy as np
 
-    arrays = np.load(file, allow_pickle=False)
+    try:
+        arrays = np.load(file, allow_pickle=False)
+    except (BadZipFile, ValueError, EOFError) as error:
+        raise Unusable(f"it is no whole .npz file ({error}): fetch it again") from error
     if not any(name.endswith(GOOGLES_PATCH_EMBEDDING) for name in arrays):
         names = ", ".join(map(printable, [*arrays][:3]))
         raise Unusable(
