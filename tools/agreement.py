@@ -65,7 +65,7 @@ def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
     heads = recording.about["heads"]
     length = recording.about["max_patches"]
     model, _ = load_model(MODEL, KIT / "weights" / "transformers.safetensors", num_heads=heads)
-    inputs = inputs_of(recording.stages)
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
     for contender in ("stock", *STRATEGY_NAMES):
         name = f"timm {version('timm')}"
         if contender != "stock":
@@ -83,7 +83,7 @@ def runtimes(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
     import onnxruntime
     import openvino
 
-    inputs = inputs_of(recording.stages)
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
     arrays = {
         "patches": inputs.pixels.numpy(),
         "patch_coord": coordinates(inputs.grid.tolist(), inputs.pixels.shape[1]).numpy(),
