@@ -3,6 +3,7 @@
 The ports are written a second time, in NumPy (``tests/support/numpy_tower.py``).
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -423,7 +424,7 @@ def some_conventions(grid, number=12):
 
 
 def test_each_convention_of_identify_is_told_at_the_position_embedding(model, reference):
-    unknown = Recording(reference.about, reference.stages, reference.table, {})  # none recorded
+    unknown = replace(reference, mistakes={})  # none recorded
     own = reference.stages[2]
     grid = tuple(map(int, own["grid"]))
     table = reference.table

@@ -201,13 +201,16 @@ def known_mistakes(
 
     Yields:
         The mistake; the first picture that shows it; and its numbers there, at the first stage that
-        shows it, the next one, and "pooled". Nothing of a mistake that does not show.
+        shows it, the next one, and "pooled". Nothing of a mistake that does not show, nor of stages
+        from the one on where the twin differs itself: it has another activation, say.
     """
     model = source.model
     tower = source.twin(model).tower
     size = model.embeds.patch_size[0]
     length = source.max_patches
     table = table_of(model)
+    inputs = inputs_of(stages, length)
+    order = _agreed(stages_of(inputs, tower(inputs)), stages)
 
     def run(own: Stages, _: Stages) -> Stages:
         """All stages that follow from a picture's grid and pixels."""
@@ -227,30 +230,29 @@ def known_mistakes(
         for picture, own in zip(pictures, stages):
             about = lists.Picture(picture, size, source.max_patches, source.filter, own)
             made.append(mistake.make(about))
-        yield from _kept(mistake, made, stages, run)
+        yield from _kept(mistake, made, stages, order, run)
         advance(1)
     for mistake in lists.PATCHES:
         made = []
         for own in stages:
             pixels = mistake.make(own["pixels"], own["grid"], size)
             made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
-        yield from _kept(mistake, made, stages, run)
+        yield from _kept(mistake, made, stages, order, run)
         advance(1)
     for mistake in lists.POSITIONS:
         made = []
         for own in stages:
             tokens = own["patch_embedding"] + mistake.make(table, *map(int, own["grid"]))
             made.append({"position_embedding": tokens.astype(np.float32)})
-        yield from _kept(mistake, made, stages, run_from_tokens)
+        yield from _kept(mistake, made, stages, order, run_from_tokens)
         advance(1)
-    inputs = inputs_of(stages, length)
     for mistake in tower_mistakes(model):
         try:
             with mistake.make(model):
                 made = stages_of(inputs, tower(inputs))
         except (ValueError, RuntimeError, AttributeError):
             made = []  # this model cannot make it: it has no bias, or one head
-        yield from _kept(mistake, made, stages, lambda own, _: own)
+        yield from _kept(mistake, made, stages, order, lambda own, _: own)
         advance(1)
 
 
@@ -272,6 +274,7 @@ def _kept(
     mistake: Mistake,
     made: Sequence[Stages],
     stages: Sequence[Stages],
+    order: Sequence[str],
     follow: Callable[[Stages, Stages], Stages],
 ) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
     """What is kept of a mistake; see ``known_mistakes``.
@@ -280,9 +283,9 @@ def _kept(
         mistake: which one.
         made: its stages, for each picture; perhaps not all of them.
         stages: the reference's.
+        order: the stages that are looked at.
         follow: from what was made of a picture, and the reference's stages, to all that follows.
     """
-    order = list(stages[0])
     first: tuple[int, int] | None = None  # place in the order, picture
     for number, (own, right) in enumerate(zip(made, stages)):
         for place, stage in enumerate(order):
@@ -297,9 +300,20 @@ def _kept(
     kept = {}
     for stage in order[place : place + 2]:
         kept[stage] = whole[stage]
-    if "pooled" in whole:
+    if "pooled" in order:
         kept["pooled"] = whole["pooled"]
     yield mistake, (number, kept)
+
+
+def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
+    """The stages before the first at which two towers differ by more than rounding."""
+    agreed = []
+    for stage in theirs[0]:
+        for own, other in zip(ours, theirs):
+            if _shows(stage, own[stage], other[stage]):
+                return agreed
+        agreed.append(stage)
+    return agreed
 
 
 def _shows(stage: str, ours: Array, theirs: Array) -> bool:
