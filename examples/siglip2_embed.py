@@ -16,7 +16,6 @@ embedding.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -38,7 +37,7 @@ from tqdm import tqdm
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
 from timm_naflex_fast.measure.images import convert, eval_transform, image_files
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.models import fingerprint, load_model
 from timm_naflex_fast.measure.output import positive
 
 MODELS = {
@@ -92,9 +91,12 @@ def transformers_tower(options: argparse.Namespace) -> Tower:
     model = Siglip2VisionModel.from_pretrained(options.model).eval()
     if not getattr(model.config, "vision_use_head", True):
         raise ValueError(NOTHING_POOLED)
-    processor = Siglip2ImageProcessor.from_pretrained(
-        options.model, max_num_patches=options.max_seq_len
-    )
+    sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
+    try:
+        processor = Siglip2ImageProcessor.from_pretrained(options.model, **sizes)
+    except OSError:  # no image processor was saved there
+        processor = Siglip2ImageProcessor(**sizes)
+        print(f"{options.model} has no preprocessor_config.json: SigLIP-2's own settings are used")
 
     def forward(batch: Sample) -> Tensor:
         return model(**batch).pooler_output
@@ -245,15 +247,6 @@ class Output:
         with open(unfinished, "rb") as written:
             os.fsync(written.fileno())
         os.replace(unfinished, file)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the weights, names and all: the same however they were loaded."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:

@@ -104,6 +104,20 @@ def test_transformers_model(siglip2, photos, out):
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
+def test_transformers_model_without_its_processor(siglip2, photos, out, capsys):
+    _, _, folder = siglip2
+    words = f"{photos} --library transformers --model {folder} --max-seq-len 36 --device cpu --out"
+    assert siglip2_embed.main([*words.split(), str(out)]) == 0
+    with_settings = read(out)[1]
+
+    (folder / "preprocessor_config.json").unlink()
+    again = out.with_name("again.safetensors")
+    assert siglip2_embed.main([*words.split(), str(again)]) == 0
+
+    assert torch.equal(read(again)[1], with_settings)
+    assert "has no preprocessor_config.json" in capsys.readouterr().out
+
+
 @ran("matmul")
 def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeypatch):
     does = [DEFAULT, KeyboardInterrupt, DEFAULT]

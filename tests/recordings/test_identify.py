@@ -1,5 +1,7 @@
 """Every convention is told from every other one, in every precision, and nothing else is named."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import affine_grid, grid_sample
@@ -8,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tests.support.checks import slow
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed
 from timm_naflex_fast.recordings.conventions import Convention, conventions
-from timm_naflex_fast.recordings.identify import DECIMALS, checked, rounding, verdict
+from timm_naflex_fast.recordings.identify import DECIMALS, checked, ranked, rounding, verdict
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
@@ -41,6 +43,13 @@ def test_every_channel_counts():
     result[..., 35] += 1
     error, _ = identify_resampling(table, (5, 7), result)[0]
     assert error * result.abs().max() == pytest.approx(1, abs=1e-5)
+
+
+def test_channels_that_are_the_same_in_every_cell_do_not_hide_the_others():
+    table = random_table(4, channels=40)
+    table[..., :36] = 0
+    found = identify_resampling(table, (5, 7), resample_pos_embed(table, (5, 7), mode="bilinear"))
+    assert Convention(**found[0][1]) == BILINEAR and found[1][0] > 0.01
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border"])
@@ -135,16 +144,16 @@ HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 def test_a_port_in_half_precision_is_right_and_the_precision_named(rounded, precision, table):
     result = port(table, rounded, HALF[precision])
     is_equal, lines = verdict(BILINEAR, table, [size[1:] for size in SIZES[:2]], result)
-    assert is_equal and f" % of the largest value, within {precision}'s rounding (limit" in lines[0]
+    assert is_equal and f", within the rounding of {precision}: " in lines[0]
 
 
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize("rounded", ["table", "weights", "table and weights"])
+@pytest.mark.parametrize("rounded", ["the table", "the weights", "table and weights"])
 def test_what_alone_was_rounded_is_named(rounded, precision):
     table = TABLES["random"]
     given = checked(table, SIZES[:2], port(table, rounded, HALF[precision]))
     found = rounding(BILINEAR, *given)
-    assert (found.rounded, found.precision) == (rounded, precision)
+    assert found.precision == f"float32 with {rounded} in {precision}"
     assert found.error <= found.limit == 2**-17
 
 
@@ -152,7 +161,7 @@ def test_a_table_that_was_stored_in_half_precision_explains_its_rounding():
     table = TABLES["random"]
     result = port(table, "", torch.float32)
     is_equal, lines = verdict(BILINEAR, table.half(), [size[1:] for size in SIZES[:2]], result)
-    assert is_equal and "within float16's rounding" in lines[0]
+    assert is_equal and "within the rounding of float16: " in lines[0]
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -160,6 +169,30 @@ def test_a_table_that_was_stored_in_half_precision_explains_its_rounding():
 def test_a_float32_port_that_is_wrong_by_little_is_not_called_rounded(factor, table):
     given = checked(table, SIZES[:2], factor * port(table, "", torch.float32))
     assert rounding(BILINEAR, *given) is None
+
+
+def test_bfloat16_is_named_although_the_error_is_below_float16s_limit():
+    table = TABLES["random"].clone()
+    table[..., 0] = 16  # far larger than the others, and no number of a half dtype is rounded there
+    given = checked(table, SIZES[:2], port(table, "result", torch.bfloat16))
+    found = rounding(BILINEAR, *given)
+    assert found.precision == "bfloat16" and found.error < 2**-9
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_half_precision_explains_no_more_than_its_steps(precision):
+    wrong = 1.03 * port(TABLES["random"], "", torch.float32)
+    given = checked(TABLES["random"], SIZES[:2], wrong.to(HALF[precision]))
+    assert rounding(BILINEAR, *given) is None
+
+
+def test_another_that_is_a_little_nearer_by_rounding_decides_nothing():
+    table = smooth_table(2) + 300
+    given = checked(table, SIZES[:2], port(table, "weights table sums result", torch.bfloat16))
+    (smallest, nearest), *_ = ranked(*given)
+    assert nearest != BILINEAR and smallest < 0.9 * rounding(BILINEAR, *given).error
+    is_equal, lines = verdict(BILINEAR, *given)
+    assert is_equal and re.match(r"\d+ conventions are as near; ", lines[-1])
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -170,7 +203,7 @@ def test_a_wrong_convention_in_half_precision_is_named(precision):
     is_equal, lines = verdict(BILINEAR, table, [size[1:] for size in SIZES[:2]], result)
     assert not is_equal
     assert lines[0].startswith("different from the reference: ")
-    assert f"The port follows another, within {precision}'s rounding" in lines[0]
+    assert f"The port follows another, within the rounding of {precision}: " in lines[0]
     assert lines[1].endswith(f" %  {wrong.differences(BILINEAR)}")
 
 
@@ -180,7 +213,7 @@ def test_another_convention_that_is_much_nearer_is_right_although_rounding_expla
     given = checked(table, SIZES[:2], port(table.float(), "", torch.float32, wrong))
     assert rounding(BILINEAR, *given, stored_in=table.dtype).precision == "bfloat16"
     is_equal, lines = verdict(BILINEAR, table, *given[1:])
-    assert not is_equal and "follows another, within float32's rounding" in lines[0]
+    assert not is_equal and "follows another, within the rounding of float32: " in lines[0]
     assert lines[1].endswith(" %  no antialiasing instead of antialiased")
 
 
@@ -206,7 +239,7 @@ def test_conventions_that_the_sizes_do_not_tell_apart_are_counted():
     table = TABLES["random"]
     is_equal, lines = verdict(BILINEAR, table, (17, 19), port_of(BILINEAR, table, (17, 19)))
     assert is_equal
-    assert lines[-1].startswith("not told apart here: ")
+    assert re.match(r"\d+ conventions are as near; ", lines[-1])
 
 
 def port_of(convention, table, size):

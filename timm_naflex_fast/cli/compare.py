@@ -10,9 +10,9 @@ from typing import Any
 
 from ..measure.output import check_writable, json_file, write_files, write_json
 from ..text_table import table
+from .against import PARTS
 
 PAGE = "compare.html"
-PARTS = 1  # the exit status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

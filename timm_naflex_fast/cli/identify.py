@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files and the family of models, whose convention is the reference."""
     parser.description = (
         "Name the convention that a port's position embeddings follow. Exit status 0: the "
-        "reference's."
+        "reference's; 1: another, or none that is known; 2: the files cannot be compared."
     )
     parser.add_argument(
         "files",

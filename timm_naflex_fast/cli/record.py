@@ -8,7 +8,7 @@ from typing import Any
 
 from ..measure import images
 from ..measure.contenders import BASELINE, CONTENDERS
-from ..measure.models import add_model_arguments, load_model
+from ..measure.models import add_model_arguments, fingerprint, load_model
 from ..measure.output import check_name, positive, progress, provenance
 from ..measure.weight_files import find_weights
 from .against import FILTERS
@@ -67,7 +67,7 @@ def record(options: argparse.Namespace) -> int:
         **dict(options.model_kwargs),
         random_weights=options.random_weights,
     )
-    from ..measure.record import count_runs, make_recording, tensors_sha256
+    from ..measure.record import count_runs, make_recording
     from ..recordings.format import sha256, write_recording
 
     source = _source(options, model)
@@ -77,7 +77,7 @@ def record(options: argparse.Namespace) -> int:
         names.append(name)
         pictures.append(picture)
     announce_skipped(skipped)
-    digest = tensors_sha256(model)
+    digest = fingerprint(model)
     if options.checkpoint:
         digest = sha256(find_weights(options.checkpoint))
     made = provenance(options.command)

@@ -1,13 +1,14 @@
 """timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..names import STRATEGY_NAMES
 from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
-from ..recordings.format import Stages, float32_limit
+from ..recordings.format import Array, Stages, float32_limit
 from ..recordings.verdict import cells
 from .checkpoints import read_config
 from .contenders import BASELINE
@@ -167,14 +168,35 @@ def _port_stages(
 def _reason(
     comparison: Comparison, row: Row, source: Source, image: Any, right: Stages, own: Stages
 ) -> Reason:
-    """Why timm's own code parts at a stage: each known mistake is run on one picture."""
-    candidates = []
-    for mistake, (_, numbers) in known_mistakes(source, [image], [right]):
-        if row.stage in numbers:
-            candidates.append((mistake.words, numbers[row.stage]))
+    """Why timm's own code parts at a stage: each known mistake is run on one picture.
+
+    It can be timm's, or the other library's: its settings are those of other weights, say.
+    """
     picture, *_ = row.parting
+    candidates = _mistaken(source, image, right, row.stage)
     known = known_mistake(comparison, row, picture, right, own, candidates)
-    return known or describe(row, picture, right, own)
+    if known:
+        return known
+
+    timms = right | {stage: own[stage] for stage in right if stage in own}
+    if row.stage not in ("grid", "pixels"):
+        # Both towers began with these.
+        timms |= {"grid": right["grid"], "pixels": right["pixels"]}
+    exchanged = replace(source, twin=lambda one: timm_pipeline(one, source.max_patches))
+    candidates = _mistaken(exchanged, image, timms, row.stage)
+    known = known_mistake(comparison, row, picture, timms, right, candidates)
+    if known:
+        return replace(known, words=f"{LIBRARY} gives what timm would with this: {known.words}")
+    return describe(row, picture, right, own)
+
+
+def _mistaken(
+    source: Source, image: Any, stages: Stages, stage: str
+) -> Iterator[tuple[str, Array]]:
+    """What each known mistake makes of a picture at a stage: words and numbers."""
+    for mistake, (_, numbers) in known_mistakes(source, [image], [stages]):
+        if stage in numbers:
+            yield mistake.words, numbers[stage]
 
 
 def _name(row: Row | None) -> str | None:

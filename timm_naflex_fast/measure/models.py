@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,3 +229,14 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
             text = "Weights only load failed"
         reason = f"{type(error).__name__}: {text}"[:300]
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,8 +1,7 @@
 """Make a recording: a pipeline's stages, what rounding may move there, and known mistakes."""
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..recordings.format import (
 )
 from ..recordings.mistakes import Mistake
 from .contenders import temporarily
-from .pipelines import Inputs, Pipeline, Pictures, stages_of
+from .pipelines import Inputs, Pictures, Pipeline, stages_of
 
 ROOM = 3.0  # times what half a precision moved: another port rounds at other places
 PIXEL_ROOM = 2.0  # times what random grey levels moved
@@ -78,20 +77,11 @@ def make_recording(
         inputs = source.pipeline.read(pictures[start : start + BATCH])
         stages += stages_of(inputs, source.pipeline.tower(inputs))
     limits = measure_limits(source, stages[:BATCH], advance)
-    found = dict(known_mistakes(source, pictures[:BATCH], stages[:BATCH], advance))
-    entries = []
-    arrays: dict[str, Array] = {}
-    for mistake, (picture, numbers) in found.items():
-        first, *_ = numbers
-        entries.append(
-            {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
-        )
-        for stage, array in numbers.items():
-            # Grey levels need no more than half a precision.
-            kind = np.float16 if stage == "pixels" else array.dtype
-            arrays[f"{mistake.name}/{picture:03}.{stage}"] = np.ascontiguousarray(array, kind)
+    entries, arrays = describe_mistakes(
+        known_mistakes(source, pictures[:BATCH], stages[:BATCH], advance)
+    )
     model = source.model
-    table = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    table = table_of(model)
     described = {
         "format": FORMAT,
         "version": VERSION,
@@ -113,27 +103,28 @@ def make_recording(
     return Recording(described, stages, table, arrays)
 
 
+def describe_mistakes(
+    found: Iterable[tuple[Mistake, tuple[int, Stages]]],
+) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """ "mistakes" of recording.json, and the arrays of mistakes.safetensors."""
+    entries: list[dict[str, Any]] = []
+    arrays: dict[str, Array] = {}
+    for mistake, (picture, numbers) in found:
+        first, *_ = numbers
+        entries.append(
+            {"name": mistake.name, "words": mistake.words, "stage": first, "picture": picture}
+        )
+        for stage, array in numbers.items():
+            # Grey levels need no more than half a precision.
+            kind = np.float16 if stage == "pixels" else array.dtype
+            arrays[f"{mistake.name}/{picture:03}.{stage}"] = np.ascontiguousarray(array, kind)
+    return entries, arrays
+
+
 def count_runs(model: Any) -> int:
     """How often ``make_recording`` calls ``advance``."""
-    return len(HALF_TYPES) + 1 + len(all_mistakes(model))
-
-
-def all_mistakes(model: Any) -> list[Mistake]:
-    """Every mistake that is tried."""
-    found = [*lists.PICTURES, *lists.PATCHES, *lists.POSITIONS, *lists.BLOCKS]
-    found += lists.blocks_left_out(model)
-    if model.attn_pool is not None:
-        found += lists.HEAD
-    return found
-
-
-def tensors_sha256(model: Any) -> str:
-    """A hash of a model's tensors, whatever file they came from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    before_tower = len(lists.PICTURES) + len(lists.PATCHES) + len(lists.POSITIONS)
+    return len(HALF_TYPES) + 1 + before_tower + len(tower_mistakes(model))
 
 
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -148,9 +139,10 @@ def measure_limits(
     runs so. They are shares of the stage's largest number.
     """
     limits = {stage: {"float32": float32_limit(stage)} for stage in stages[0]}
-    inputs = inputs_of(stages)
+    inputs = inputs_of(stages, source.max_patches)
     right = stages_of(inputs, source.twin(source.model).tower(inputs))
     for precision, dtype in HALF_TYPES.items():
+        limits["pixels"][precision] = limits["pixels"]["float32"] + torch.finfo(dtype).eps / 2
         twin = source.twin(copy.deepcopy(source.model).to(dtype))
         moved = stages_of(inputs, twin.tower(inputs))
         for stage, share in _shares(moved, right).items():
@@ -180,13 +172,17 @@ def _shares(moved: Sequence[Stages], right: Sequence[Stages]) -> dict[str, float
     return shares
 
 
-def inputs_of(stages: Sequence[Stages]) -> Inputs:
-    """What a tower takes: the grids and pixels of pictures, padded."""
-    pixels = [torch.from_numpy(np.array(own["pixels"], np.float32)) for own in stages]
+def inputs_of(stages: Sequence[Stages], length: int) -> Inputs:
+    """What a tower takes: the grids and pixels of pictures, padded to ``length`` patches."""
     grid = torch.tensor(np.array([own["grid"] for own in stages], np.int64))
-    valid = [torch.ones(len(one), dtype=torch.bool) for one in pixels]
-    pad = torch.nn.utils.rnn.pad_sequence
-    return Inputs(grid, pad(pixels, batch_first=True), pad(valid, batch_first=True))
+    width = stages[0]["pixels"].shape[1]
+    pixels = torch.zeros(len(stages), length, width)  # (B, N, p * p * 3)
+    valid = torch.zeros(len(stages), length, dtype=torch.bool)
+    for number, own in enumerate(stages):
+        count = len(own["pixels"])
+        pixels[number, :count] = torch.from_numpy(np.array(own["pixels"], np.float32))
+        valid[number, :count] = True
+    return Inputs(grid, pixels, valid)
 
 
 def known_mistakes(
@@ -205,65 +201,81 @@ def known_mistakes(
 
     Yields:
         The mistake; the first picture that shows it; and its numbers there, at the first stage that
-        shows it, the next one, and "pooled". Nothing of a mistake that does not show.
+        shows it, the next one, and "pooled". Nothing of a mistake that does not show, nor of stages
+        from the one on where the twin differs itself: it has another activation, say.
     """
     model = source.model
-    twin = source.twin(model)
+    tower = source.twin(model).tower
+    size = model.embeds.patch_size[0]
+    length = source.max_patches
+    table = table_of(model)
+    inputs = inputs_of(stages, length)
+    order = _agreed(stages_of(inputs, tower(inputs)), stages)
 
-    def run(inputs: Inputs) -> list[Stages]:
-        return stages_of(inputs, twin.tower(inputs))
+    def run(own: Stages, _: Stages) -> Stages:
+        """All stages that follow from a picture's grid and pixels."""
+        inputs = inputs_of([own], length)
+        return stages_of(inputs, tower(inputs))[0]
+
+    def run_from_tokens(own: Stages, right: Stages) -> Stages:
+        """All stages that follow from embedded tokens."""
+        valid = torch.from_numpy(own["position_embedding"])[None]  # (1, h * w, C)
+        tokens = torch.nn.functional.pad(valid, (0, 0, 0, length - valid.shape[1]))  # (1, N, C)
+        replaced = model.embeds.register_forward_hook(lambda _, __, output: (tokens, *output[1:]))
+        with replaced:
+            return run(right, right)
 
     for mistake in lists.PICTURES:
         made = []
         for picture, own in zip(pictures, stages):
-            about = lists.Picture(
-                picture, model.embeds.patch_size[0], source.max_patches, source.filter, own
-            )
+            about = lists.Picture(picture, size, source.max_patches, source.filter, own)
             made.append(mistake.make(about))
-        yield from _kept(mistake, made, stages, lambda number: run(inputs_of([made[number]])))
+        yield from _kept(mistake, made, stages, order, run)
         advance(1)
     for mistake in lists.PATCHES:
-        size = model.embeds.patch_size[0]
         made = []
         for own in stages:
             pixels = mistake.make(own["pixels"], own["grid"], size)
             made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
-        yield from _kept(mistake, made, stages, lambda number: run(inputs_of([made[number]])))
+        yield from _kept(mistake, made, stages, order, run)
         advance(1)
-    table = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
     for mistake in lists.POSITIONS:
         made = []
         for own in stages:
-            h, w = map(int, own["grid"])
-            tokens = own["patch_embedding"] + mistake.make(table, h, w)
+            tokens = own["patch_embedding"] + mistake.make(table, *map(int, own["grid"]))
             made.append({"position_embedding": tokens.astype(np.float32)})
-
-        def follow(number: int) -> list[Stages]:
-            tokens = torch.from_numpy(made[number]["position_embedding"])[None]  # (1, N, C)
-            replaced = model.embeds.register_forward_hook(
-                lambda _, __, output: (tokens, *output[1:])
-            )
-            with replaced:
-                return run(inputs_of([stages[number]]))
-
-        yield from _kept(mistake, made, stages, follow)
+        yield from _kept(mistake, made, stages, order, run_from_tokens)
         advance(1)
-    inputs = inputs_of(stages)
-    for mistake in all_mistakes(model)[len(lists.PICTURES + lists.PATCHES + lists.POSITIONS) :]:
+    for mistake in tower_mistakes(model):
         try:
             with mistake.make(model):
-                made = run(inputs)
+                made = stages_of(inputs, tower(inputs))
         except (ValueError, RuntimeError, AttributeError):
-            made = []  # this model cannot make it: no bias, one head
-        yield from _kept(mistake, made, stages, lambda number: [made[number]])
+            made = []  # this model cannot make it: it has no bias, or one head
+        yield from _kept(mistake, made, stages, order, lambda own, _: own)
         advance(1)
+
+
+def tower_mistakes(model: Any) -> list[Mistake]:
+    """The mistakes of the blocks and of the head, where the model has one."""
+    found = [*lists.BLOCKS, *lists.blocks_left_out(model)]
+    if model.attn_pool is not None:
+        found += lists.HEAD
+    return found
+
+
+def table_of(model: Any) -> Array:
+    """The position table of a NaFlexVit (H0, W0, C), float32."""
+    table: Array = model.embeds.pos_embed.detach().float().cpu().numpy()[0]
+    return table
 
 
 def _kept(
     mistake: Mistake,
     made: Sequence[Stages],
     stages: Sequence[Stages],
-    follow: Callable[[int], list[Stages]],
+    order: Sequence[str],
+    follow: Callable[[Stages, Stages], Stages],
 ) -> Iterator[tuple[Mistake, tuple[int, Stages]]]:
     """What is kept of a mistake; see ``known_mistakes``.
 
@@ -271,9 +283,9 @@ def _kept(
         mistake: which one.
         made: its stages, for each picture; perhaps not all of them.
         stages: the reference's.
-        follow: all stages of one picture under the mistake.
+        order: the stages that are looked at.
+        follow: from what was made of a picture, and the reference's stages, to all that follows.
     """
-    order = list(stages[0])
     first: tuple[int, int] | None = None  # place in the order, picture
     for number, (own, right) in enumerate(zip(made, stages)):
         for place, stage in enumerate(order):
@@ -284,13 +296,24 @@ def _kept(
     if first is None:
         return
     place, number = first
-    whole = follow(number)[0] | made[number]
+    whole = follow(made[number], stages[number]) | made[number]
     kept = {}
     for stage in order[place : place + 2]:
         kept[stage] = whole[stage]
-    if "pooled" in whole:
+    if "pooled" in order:
         kept["pooled"] = whole["pooled"]
     yield mistake, (number, kept)
+
+
+def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
+    """The stages before the first at which two towers differ by more than rounding."""
+    agreed = []
+    for stage in theirs[0]:
+        for own, other in zip(ours, theirs):
+            if _shows(stage, own[stage], other[stage]):
+                return agreed
+        agreed.append(stage)
+    return agreed
 
 
 def _shows(stage: str, ours: Array, theirs: Array) -> bool:

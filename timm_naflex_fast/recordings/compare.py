@@ -1,7 +1,7 @@
 """Where does a port part from a reference, and why? Only NumPy is needed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from .kinds import kind_of
 
 PIXELS_ARE_ONES = ("grid", "pixels")  # their differences are no shares
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
+HOLDING = ("", "bfloat16", "float16", "float32")
+"""Each holds the numbers of the one before it, in the range that matters here; "" is none yet."""
 ROOM = 2.0  # times a stage's limit: a port of a known mistake rounds, and so did who recorded it
 Candidates = Iterable[tuple[str, Array]]  # words of a mistake, and what it gives
 
@@ -71,12 +73,15 @@ class Comparison:
         limits: of each stage the largest share that is rounding, by precision; "own_pixels" where
             the port read the pictures itself.
         has_own_pixels: whether the port read the pictures itself.
+        in_float32: the port computes in float32, though half a precision would explain its numbers.
     """
 
     order: Sequence[str]
     limits: Mapping[str, Mapping[str, float]]
     has_own_pixels: bool = False
+    in_float32: bool = False
     _found: dict[str, dict[int, Difference]] = field(default_factory=dict)
+    _held_by: dict[str, str] = field(default_factory=dict)
 
     def add(self, picture: int, reference: Stages, port: Stages) -> None:
         """Compare the stages of one picture that the port has."""
@@ -89,6 +94,9 @@ class Comparison:
             off = np.abs(ours - theirs)
             one = Difference(float(off.max()), float(np.square(off).sum()), off.size, scale)
             self._found.setdefault(name, {})[picture] = one
+            # The precisions in the order in which each holds the numbers of the one before it.
+            held = max(_held_by(port[name]), self._held_by.get(name, ""), key=HOLDING.index)
+            self._held_by[name] = held
             if name == "pixels" and one.largest > 0:
                 self.has_own_pixels = True
 
@@ -107,16 +115,22 @@ class Comparison:
     def precision(self) -> str:
         """The precision in which the port computes, told by the first stage that it computed.
 
-        The best one whose rounding explains all differences there; float32 where none does.
+        Where it began with the reference's pixels, the best one whose rounding explains all
+        differences there; float32 where none does. Where it read the pictures itself, that of its
+        numbers: they differ by more than rounding anyway.
         """
-        for stage in self.order:
-            if stage in PIXELS_ARE_ONES or stage not in self._found:
-                continue
-            for precision in PRECISIONS:
-                limit = self._limit(stage, precision)
-                if all(one.share <= limit for one in self._found[stage].values()):
+        computed = [one for one in self.order if one not in PIXELS_ARE_ONES and one in self._found]
+        if self.in_float32 or not computed:
+            return PRECISIONS[0]
+        first = computed[0]
+        for precision in PRECISIONS:
+            if self.has_own_pixels:
+                if self._held_by.get(first) == precision:
                     return precision
-            break
+                continue
+            limit = self._limit(first, precision)
+            if all(one.share <= limit for one in self._found[first].values()):
+                return precision
         return PRECISIONS[0]
 
     def rows(self) -> list[Row]:
@@ -158,6 +172,16 @@ class Comparison:
             if row.parting:
                 return row
         return None
+
+
+def _held_by(numbers: Array) -> str:
+    """The smallest precision that holds all numbers of an array."""
+    single = np.asarray(numbers, np.float32)
+    if not (single.view(np.uint32) & 0xFFFF).any():  # bfloat16 is the upper half of a float32
+        return "bfloat16"
+    with np.errstate(over="ignore"):
+        half = single.astype(np.float16).astype(np.float32)
+    return "float16" if (half == single).all() else "float32"
 
 
 def scale_of(stage: str, reference: Stages) -> float:
@@ -280,6 +304,13 @@ def compare_recordings(
     comparison = Comparison(reference.order, reference.limits)
     for number, port in enumerate(ports):
         comparison.add(number, reference.stages[number], port)
+    # A mistake can be as small as what half a precision rounds. Nobody has its numbers to float32's
+    # rounding by chance.
+    strict = replace(comparison, in_float32=True)
+    smallest = strict.first()
+    if smallest is not None and not comparison.has_own_pixels:
+        if _reason(strict, smallest, reference, ports, lambda stage, picture: ()).known:
+            comparison = strict
     first = comparison.first()
     reasons = []
     for row in comparison.rows():

@@ -154,7 +154,7 @@ class Convention(NamedTuple):
         return torch.cat(packed)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _matrix(axis: Convention, n: int, n0: int) -> Tensor:
     """The matrix (n, n0) of one axis, float64."""
     # How far each axis goes beyond the centres of its outermost cells.

@@ -152,6 +152,8 @@ def read_recording(folder: Path) -> Recording:
         missing = [stage for stage in order if stage not in own]
         if missing:
             raise Unusable(f"{folder}: picture {number:03} lacks the stage {missing[0]}")
+        # The file has an order of its own.
+        stages[number] = {stage: own[stage] for stage in order}
     mistakes: dict[str, Array] = {}
     if (folder / "mistakes.safetensors").is_file():
         mistakes = read_safetensors(folder / "mistakes.safetensors")

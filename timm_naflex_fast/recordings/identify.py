@@ -2,7 +2,7 @@
 position table? All of them are tried, the best comes first. And which rounding explains the rest?
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from ..batch.layout import FrameSizes, sizes_on_host
 from .conventions import Convention, conventions
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
-SOME_CHANNELS = 32  # all follow the same convention, so that some of them find the best ones
+SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
 BEST = 10
 POSITIONS_IN_FLOAT32 = 2.0**-21
 """What float32 may move a number by, as a share of the largest, for each cell of the table's longer
@@ -34,31 +34,25 @@ class Rounding(NamedTuple):
     """A precision that explains how far a result is from a convention.
 
     Args:
-        precision: "float32", "float16" or "bfloat16".
-        error: the largest difference, as a share of the result's largest absolute value.
+        precision: "float32", "float16", "bfloat16", or for example "float32 with the table in
+            bfloat16".
+        error: the largest difference, as a share of the result's largest absolute value; what is
+            left of it where ours are rounded as well, for example the table.
         limit: the largest error that this precision explains.
-        rounded: "table", "weights" or "table and weights", where these alone were rounded to a half
-            precision. The error is what is left when ours are rounded as well.
     """
 
     precision: str
     error: float
     limit: float
-    rounded: str = ""
 
     def words(self) -> str:
         """How it explains the difference, with the numbers that decide.
 
         >>> Rounding("float16", 0.0004, 2**-9).words()
-        "within float16's rounding (limit 0.195 %)"
-        >>> Rounding("bfloat16", 1e-7, 2**-17, "table").words()
-        'and 1e-05 % if the table is rounded to bfloat16 (limit 0.000763 %)'
+        'within the rounding of float16: 0.04 % of the largest value (limit 0.195 %)'
         """
         limit = f"(limit {100 * self.limit:.3g} %)"
-        if self.rounded:
-            left = f"{100 * self.error:.3g} %"
-            return f"and {left} if the {self.rounded} is rounded to {self.precision} {limit}"
-        return f"within {self.precision}'s rounding {limit}"
+        return f"within the rounding of {self.precision}: {_percent(self.error)} {limit}"
 
 
 def identify_resampling(
@@ -136,14 +130,14 @@ def _packed(result: Tensor, sizes: FrameSizes, table_shape: torch.Size) -> Tenso
     channels = table_shape[-1]
     counts = [t * h * w for t, h, w in sizes]
     needed = f"result must have {sum(counts)} tokens of {channels} channels, shape (tokens, C)"
-    if result.ndim > 1 and shape[-1] != channels:
-        if channels in shape[:-1]:
-            raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
-        if shape[-1] == table_shape[0]:
-            raise ValueError(
-                f"table must be (H0, W0, C); got {tuple(table_shape)}, which is transposed if "
-                f"{shape[-1]} is the number of channels, as in result {shape}"
-            )
+    channels_elsewhere = result.ndim > 1 and shape[-1] != channels
+    if channels_elsewhere and channels in shape:
+        raise ValueError(f"{needed}; got {shape}, which is transposed: channels come last")
+    if channels_elsewhere and shape[-1] == table_shape[0]:
+        raise ValueError(
+            f"table must be (H0, W0, C); got {tuple(table_shape)}, which is transposed if "
+            f"{shape[-1]} is the number of channels, as in result {shape}"
+        )
     if result.ndim == 3 and len(result) == len(sizes):
         result = torch.cat([image[:count] for image, count in zip(result, counts)])
     if result.numel() != sum(counts) * channels:
@@ -154,29 +148,32 @@ def _packed(result: Tensor, sizes: FrameSizes, table_shape: torch.Size) -> Tenso
 def ranked(table: Tensor, sizes: FrameSizes, result: Tensor) -> list[tuple[float, Convention]]:
     """Every convention that the sizes allow, with its error, the smallest first.
 
-    Arguments as ``checked`` returns them. All channels are compared of the best conventions, some
-    of the others.
+    Arguments as ``checked`` returns them. All channels are compared of the best conventions, of the
+    others those that differ most from cell to cell.
     """
-    some = _by_error(
-        conventions(sizes), table[..., :SOME_CHANNELS], sizes, result[:, :SOME_CHANNELS]
-    )
-    best = _by_error([convention for _, convention in some[:BEST]], table, sizes, result)
-    return best + some[BEST:]
+    largest = result.abs().max()
+    spread = table.flatten(0, 1).std(0)  # (C,)
+    channels = spread.topk(min(SOME_CHANNELS, len(spread))).indices
+    tried = conventions(sizes)
+    some = _by_error(tried, table[..., channels], sizes, result[:, channels], largest)
+    tried = (convention for _, convention in some[:BEST])
+    return _by_error(tried, table, sizes, result, largest) + some[BEST:]
 
 
 def _by_error(
-    tried: Iterable[Convention], table: Tensor, sizes: FrameSizes, result: Tensor
+    tried: Iterator[Convention], table: Tensor, sizes: FrameSizes, result: Tensor, largest: Tensor
 ) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
-    errors = [
-        (_largest(convention.tokens(table, sizes), result), convention) for convention in tried
-    ]
-    return sorted(errors, key=lambda pair: round(pair[0], DECIMALS))
+    found = []
+    for convention in tried:
+        error = _share(result - convention.tokens(table, sizes), largest)
+        found.append((error, convention))
+    return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
 
-def _largest(expected: Tensor, result: Tensor) -> float:
+def _share(difference: Tensor, largest: Tensor) -> float:
     """The largest difference, as a share of the result's largest absolute value."""
-    return ((result - expected).abs().max() / result.abs().max()).item()
+    return (difference.abs().max() / largest).item()
 
 
 def rounding(
@@ -202,8 +199,9 @@ def rounding(
     Returns:
         That precision, or None where none of the three explains it.
     """
+    largest = result.abs().max()
     exact = convention.tokens(table, sizes)
-    error = _largest(exact, result)
+    error = _share(result - exact, largest)
     float32_limit = POSITIONS_IN_FLOAT32 * max(table.shape[:2])
     if error <= float32_limit:
         return Rounding("float32", error, float32_limit)
@@ -214,14 +212,14 @@ def rounding(
             continue
         rounded_table = table.to(dtype).double()
         simulated = {
-            "table": convention.tokens(rounded_table, sizes),
-            "weights": convention.tokens(table, sizes, weights_in=dtype),
+            "the table": convention.tokens(rounded_table, sizes),
+            "the weights": convention.tokens(table, sizes, weights_in=dtype),
             "table and weights": convention.tokens(rounded_table, sizes, weights_in=dtype),
         }
         for rounded, tokens in simulated.items():
-            left = _largest(tokens, result)
+            left = _share(result - tokens, largest)
             if left <= float32_limit:
-                return Rounding(precision, left, float32_limit, rounded)
+                return Rounding(f"float32 with {rounded} in {precision}", left, float32_limit)
         nearest = min((result - tokens).square().mean() for tokens in simulated.values())
         is_nearer = nearest < LESS**2 * (result - exact).square().mean()
         is_result_rounded = (result.to(dtype) == result).all()
@@ -251,40 +249,38 @@ def verdict(
     if all(convention != reference for _, convention in ranking):
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     smallest, best = ranking[0]
-    error = _largest(reference.tokens(*given[:2]), given[2])
+    table_in, sizes, tokens = given
+    error = _share(tokens - reference.tokens(table_in, sizes), tokens.abs().max())
     explained = rounding(reference, *given, stored_in=table.dtype)
     if explained and smallest + EXACT >= MUCH_NEARER * error:
-        first = f"equal to the reference: {_percent(error)}, {explained.words()}. The nearest:"
-        return True, [first, *_nearest(ranking, reference), *_as_near(ranking, error)]
-
-    first = f"different from the reference: {_percent(error)}"
+        first = f"equal to the reference, {explained.words()}. The nearest:"
+        return True, [first, *_lines(ranking[:SHOWN], reference), *_as_near(ranking, error)]
     explained = rounding(best, *given, stored_in=table.dtype)
     if explained:
-        first = f"{first}. The port follows another, {explained.words()}:"
-        return False, [first, *_nearest(ranking, reference), *_as_near(ranking, smallest)]
+        first = f"different from the reference: {_percent(error)}. The port follows another,"
+        lines = _lines(ranking[:SHOWN], reference)
+        return False, [f"{first} {explained.words()}:", *lines, *_as_near(ranking, smallest)]
     first = f"none of the known ones: the nearest is {_percent(smallest)} away, not by rounding"
     if smallest > NO_GUESS:
-        return False, [first, _line(error, reference, reference)]
-    return False, [f"{first}. The nearest:", *_nearest(ranking, reference)]
+        return False, [first, *_lines([(error, reference)], reference)]
+    return False, [f"{first}. The nearest:", *_lines(ranking[:SHOWN], reference)]
 
 
 def _percent(error: float) -> str:
-    """Said of what it is a share."""
     return f"{100 * error:.3g} % of the largest value"
 
 
-def _nearest(ranking: list[tuple[float, Convention]], reference: Convention) -> list[str]:
-    return [_line(error, convention, reference) for error, convention in ranking[:SHOWN]]
-
-
-def _line(error: float, convention: Convention, reference: Convention) -> str:
-    """How far a convention is, and how it differs from the reference."""
-    return f"{100 * error:10.3g} %  {convention.differences(reference)}"
+def _lines(found: list[tuple[float, Convention]], reference: Convention) -> list[str]:
+    """How far each convention is, and how it differs from the reference."""
+    lines = []
+    for error, convention in found:
+        lines.append(f"{100 * error:10.3g} %  {convention.differences(reference)}")
+    return lines
 
 
 def _as_near(ranking: list[tuple[float, Convention]], error: float) -> list[str]:
     """A line about the conventions that these sizes and numbers do not tell apart."""
-    near = [convention for other, convention in ranking if MUCH_NEARER * other <= error + EXACT]
-    if len(near) == 1:
+    count = sum(MUCH_NEARER * other <= error + EXACT for other, _ in ranking)
+    if count == 1:
         return []
-    return [f"not told apart here: {len(near)} conventions are as near; other sizes may tell them"]
+    return [f"{count} conventions are as near; other sizes, or float32, may tell them apart"]

@@ -256,11 +256,11 @@ def _set(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _each(modules: Any, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, each module is changed."""
+def _each(owners: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, each of them is changed."""
     with ExitStack() as changes:
-        for module in modules:
-            changes.enter_context(change(module))
+        for owner in owners:
+            changes.enter_context(change(owner))
         yield
 
 
@@ -399,6 +399,27 @@ def _swapped_norms(block: Any, x: Any, mask: Any) -> Any:
     return x + block.mlp(block.norm1(x))
 
 
+@contextmanager
+def _padded_as_in_transformers(model: Any) -> Iterator[None]:
+    """Inside, padded tokens hold the first position too, and attend to valid ones alone."""
+
+    def add(embeds: Any, inputs: Any, given: Any, output: Any) -> Any:
+        tokens, *more = output  # (B, N, C)
+        # Not by the module itself: what it gives is a stage.
+        first = F.linear(inputs[0][:, :1], embeds.proj.weight, embeds.proj.bias)
+        padding = ~given["patch_valid"][..., None]  # (B, N, 1)
+        return tokens + padding * (tokens[:, :1] - first), *more
+
+    with model.embeds.register_forward_hook(add, with_kwargs=True):
+        with _set(model, use_key_only_attn_mask=True):
+            yield
+
+
+def _in_transformers(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same mistake, where padding shows, in a port of transformers' code."""
+    return lambda model: _each([_padded_as_in_transformers, change], lambda one: one(model))
+
+
 def _unmasked(block: Any, x: Any, mask: Any) -> Any:
     x = x + block.attn(block.norm1(x))
     return x + block.mlp(block.norm2(x))
@@ -424,11 +445,15 @@ def _left_out(number: int) -> Callable[[Any], Any]:
 
 
 def _reversed_blocks(model: Any) -> Any:
-    return _set(model, blocks=nn.Sequential(*reversed(model.blocks)))
+    # Each stage keeps its place: "block_0" is what the first block that runs gives.
+    last_to_first = [block.forward for block in reversed(model.blocks)]
+    places = zip(model.blocks, last_to_first)
+    return _each(places, lambda place: _set(place[0], forward=place[1]))
 
 
 BLOCKS = [
     Mistake("padding_not_masked", "padding is not masked in the blocks", _block_forward(_unmasked)),
+    Mistake("padding_not_masked_in_transformers", "padding is not masked in the blocks", _in_transformers(_block_forward(_unmasked))),
     Mistake("exact_gelu", "the exact GELU, not its approximation by tanh", _activation(nn.GELU)),
     Mistake("tanh_gelu", "GELU's approximation by tanh, not the exact one", _activation(lambda: nn.GELU("tanh"))),
     Mistake("quick_gelu", "quick GELU, x * sigmoid(1.702 x)", _activation(_QuickGelu)),
@@ -519,8 +544,10 @@ HEAD = [
     Mistake("no_last_norm", "the last LayerNorm is left out", lambda m: _set(m.norm, forward=lambda x: x)),
     Mistake("mean_pooled", "the mean of the tokens, without attention", _pooling(_mean)),
     Mistake("mean_of_padding_too", "the mean of all tokens, padding too", _pooling(_mean_of_padding_too)),
+    Mistake("mean_of_padding_too_in_transformers", "the mean of all tokens, padding too", _in_transformers(_pooling(_mean_of_padding_too))),
     Mistake("first_token", "the first token, without attention", _pooling(lambda h, attend, x, mask: x[:, 0])),
     Mistake("pooling_not_masked", "padding is not masked in the pooling", _pooling(lambda h, attend, x, mask: attend(x))),
+    Mistake("pooling_not_masked_in_transformers", "padding is not masked in the pooling", _in_transformers(_pooling(lambda h, attend, x, mask: attend(x)))),
     Mistake("no_pooling_residual", "the head's MLP is not added to its input", _pooling(_no_residual)),
     Mistake("no_pooling_mlp", "the head's MLP is left out", _pooling(_attention_alone)),
     Mistake("no_pooling_norm", "the head's LayerNorm is left out", lambda m: _set(m.attn_pool.norm, forward=lambda x: x)),

@@ -33,9 +33,12 @@ def sentences(comparison: Comparison, reasons: Sequence[Reason]) -> list[str]:
     rows = {row.stage: row for row in comparison.rows()}
     if first is None:
         *_, last = rows.values()
+        rounding = f"equal within {precision}'s rounding"
+        if comparison.has_own_pixels:
+            rounding = f"equal in {precision}, but for what its own pixels move"
         said.append(
-            f"equal within {precision}'s rounding on {comparison.pictures} pictures: {last.stage} "
-            f"differs by {last.share:.1e} of its largest number (limit {last.limit:.1e})"
+            f"{rounding}, on {comparison.pictures} pictures: {last.stage} differs by "
+            f"{last.share:.1e} of its largest number (limit {last.limit:.1e})"
         )
     else:
         said.append(
@@ -52,8 +55,8 @@ def sentences(comparison: Comparison, reasons: Sequence[Reason]) -> list[str]:
         said.append(f"{kind}{at}: {reason.words}{how_near}")
     if comparison.has_own_pixels and first is None:
         said.append(
-            "the port read the pictures itself, so the later stages were given the room that pixels "
-            "rounded by another resizer need; begin with the reference's pixels for a stricter answer"
+            "the port read the pictures itself, and another resizer rounds other pixels; begin with "
+            "the reference's pixels for a stricter answer"
         )
     if comparison.missing:
         said.append(f"not written by the port, so not compared: {', '.join(comparison.missing)}")

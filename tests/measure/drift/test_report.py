@@ -167,15 +167,15 @@ def test_each_mode_has_a_plot_of_its_own_on_the_same_axes(measured):
     assert len(limits) == 1
 
 
-def stage(name, largest, limit, scale=2.0):
-    return {"stage": name, "largest": largest, "limit": limit, "scale": scale}
+def stage(name, share, limit):
+    return {"stage": name, "share": share, "limit": limit}
 
 
 def test_plots_of_stages_show_zeros_and_the_limit_of_rounding():
     from timm_naflex_fast.measure.drift.plots import stages
 
-    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.5, 0.02), stage("pooled", 2e-4, 4e-5)]
-    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.02), stage("pooled", 0.0, 4e-5)]
+    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.25, 0.01), stage("pooled", 1e-4, 2e-5)]
+    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.01), stage("pooled", 0.0, 2e-5)]
     figures = stages({"stages": timms, "modes": {"matmul": {"stages": same}}})
     assert [*figures] == ["stock", "matmul"]
     for figure, shares in zip(figures.values(), ([0, 0.25, 1e-4], [0, 0, 0])):
