@@ -8,8 +8,8 @@ import pages
 import pos_embed
 import pytest
 import torch
-from pages import audit
-from pages.race_tables import race_table
+from page_parts import audit
+from page_parts.race_tables import race_table
 
 from tests.support.measured import row
 
@@ -17,7 +17,7 @@ from tests.support.measured import row
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Writes rows into a file of an empty folder of results."""
-    monkeypatch.setattr("pages.results.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("page_parts.results.RESULTS", tmp_path / "results")
 
     def write(name, *rows, **about):
         path = tmp_path / "results" / f"{name}.json"
@@ -132,7 +132,7 @@ def test_a_figure_grows_old_by_code_not_by_words(before, has_changed, monkeypatc
     def git(command, *words):
         return "a.py b.py" if command == "diff" else files.get(words[0])
 
-    monkeypatch.setattr("pages.audit.git", git)
+    monkeypatch.setattr("page_parts.audit.git", git)
     assert audit.has_changed("before", ["a.py", "b.py"]) == has_changed
 
 
