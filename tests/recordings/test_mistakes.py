@@ -21,6 +21,7 @@ from tests.support.numpy_tower import (
 )
 from timm_naflex_fast.recordings import mistakes as lists
 from timm_naflex_fast.recordings.compare import compare_recordings
+from timm_naflex_fast.recordings.conventions import conventions
 
 SIZE = tiny_recordings.PATCH
 

@@ -307,7 +307,7 @@ def _kept(
 
 def _agreed(ours: Sequence[Stages], theirs: Sequence[Stages]) -> list[str]:
     """The stages before the first at which two towers differ by more than rounding."""
-    agreed = []
+    agreed: list[str] = []
     for stage in theirs[0]:
         for own, other in zip(ours, theirs):
             if _shows(stage, own[stage], other[stage]):
