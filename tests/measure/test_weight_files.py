@@ -32,6 +32,18 @@ def test_a_folders_one_file_of_weights_is_taken_whatever_its_name(name, tmp_path
     assert read_checkpoint(tmp_path).tensors.keys() == STATE.keys()
 
 
+def test_what_a_trainer_writes_beside_the_weights_is_passed_over(tmp_path):
+    for name in (
+        "weights.pt",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "training_args.bin",
+    ):
+        torch.save({name: torch.ones(1)}, tmp_path / name)
+    assert find_weights(tmp_path) == tmp_path / "weights.pt"
+
+
 def test_a_variant_in_shards_is_found_by_its_index(tmp_path):
     index = tmp_path / "model.safetensors.index.fp16.json"
     shards = ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"]

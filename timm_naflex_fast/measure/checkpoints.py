@@ -102,15 +102,21 @@ def read_checkpoint(path: str | Path, table: tuple[int, int] | None = None) -> C
     if key:
         words += f" ({key})"
     if library != "timm":
-        height, width = tower[TABLE].shape[1:3]
-        words += f": {TITLES[library]}, {count_blocks(tower)} blocks, table {height} x {width}"
-        if not has_pooling(tower):
-            words += ", no head that pools"
+        words += f": {TITLES[library]}, {_described(tower)}"
     elif prefix:
         words += f": timm's names after {prefix!r}"
     if left:
         words += f"; left alone: {left.total()} other tensors ({', '.join(left)})"
     return Checkpoint(tower, library, words, config)
+
+
+def _described(tower: Tensors) -> str:
+    """The size of a tower under timm's names, in words."""
+    height, width = tower[TABLE].shape[1:3]
+    words = f"{count_blocks(tower)} blocks, table {height} x {width}"
+    if not has_pooling(tower):
+        words += ", no head that pools"
+    return words
 
 
 def _shown(path: Path, weights: Path) -> Path:

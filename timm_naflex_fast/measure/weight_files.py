@@ -23,8 +23,9 @@ FILES = (
     "pytorch_model.bin.index.json",
     "open_clip_pytorch_model.bin",
 )
-# How other files of weights end, and how those begin that a trainer writes beside them.
-SUFFIXES = (".safetensors", ".npz", ".bin", ".pth", ".pt", ".ckpt", ".tar")
+# How files of weights end that are no .safetensors, and how those begin that a trainer writes beside
+# them.
+SUFFIXES = (".npz", ".bin", ".pth", ".pt", ".ckpt", ".tar")
 BESIDE = ("optimizer", "scheduler", "scaler", "rng_state", "training_args")
 # Files that people have at hand and that hold no tensors under names that we know.
 SOURCE = "give the .safetensors or .pth from which it was made"
@@ -102,20 +103,33 @@ def _folders(path: Path) -> list[Path]:
         path = Path(HF_HUB_CACHE, f"models--{path.parent}--{path.name}")
     if not path.is_dir():
         return []
-    snapshots = list(path.glob("snapshots/*/"))
-    snapshots.sort(key=lambda folder: folder.stat().st_mtime)
-    main = path / "refs" / "main"
-    if main.is_file():
-        revision = main.read_text(encoding="utf-8").strip()
-        snapshots += [folder for folder in snapshots if folder.name == revision]
-    steps = [folder for folder in path.glob("checkpoint-*/") if folder.name[11:].isdecimal()]
-    steps.sort(key=lambda folder: int(folder.name[11:]))
-    return [path, *snapshots[-1:], *steps[-1:]]
+    return [path, *_snapshots(path)[-1:], *_steps(path)[-1:]]
 
 
 def _is_hub_name(path: Path) -> bool:
     """Whether this may be OWNER/NAME of a model on the hub."""
     return len(path.parts) == 2 and not path.is_absolute() and ".." not in path.parts
+
+
+def _snapshots(root: Path) -> list[Path]:
+    """The revisions of a model in the hub's cache; the newest, or that of the branch main, last."""
+    snapshots = list(root.glob("snapshots/*/"))
+    snapshots.sort(key=lambda folder: folder.stat().st_mtime)
+    main = root / "refs" / "main"
+    if main.is_file():
+        revision = main.read_text(encoding="utf-8").strip()
+        snapshots.sort(key=lambda folder: folder.name == revision)
+    return snapshots
+
+
+def _steps(folder: Path) -> list[Path]:
+    """What a trainer saved: its folders ``checkpoint-N``, the last step last."""
+    steps = {}
+    for saved in folder.glob("checkpoint-*/"):
+        step = saved.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            steps[int(step)] = saved
+    return [steps[step] for step in sorted(steps)]
 
 
 def _weights_in(folder: Path) -> Path | None:
@@ -128,24 +142,29 @@ def _weights_in(folder: Path) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     # Variants ("model.fp16.safetensors", also in shards), and names that somebody else chose.
-    indices = []
-    found: dict[bool, list[Path]] = {True: [], False: []}  # safetensors, others
-    for file in sorted(folder.iterdir()):
-        suffix = file.suffix.lower()
-        if _is_index(file):
-            indices.append(file)
-        elif suffix in SUFFIXES and file.is_file() and not file.name.startswith(BESIDE):
-            found[suffix == ".safetensors"].append(file)
-    files = indices or found[True] or found[False]
-    if len(files) > 1:
-        names = ", ".join(printable(file.name) for file in files[:8])
-        raise Unusable(f"{folder} holds {len(files)} files of weights: name one of {names}")
-    return files[0] if files else None
+    files = sorted(folder.iterdir())
+    for is_one in (_is_index, _is_safetensors, _is_other):
+        found = [file for file in files if is_one(file)]
+        if len(found) > 1:
+            names = ", ".join(printable(file.name) for file in found[:8])
+            raise Unusable(f"{folder} holds {len(found)} files of weights: name one of {names}")
+        if found:
+            return found[0]
+    return None
 
 
 def _is_index(file: Path) -> bool:
     """Whether a file tells where tensors are, e.g. ``model.safetensors.index.fp16.json``."""
     return ".index." in file.name and file.suffix == ".json"
+
+
+def _is_safetensors(file: Path) -> bool:
+    return file.suffix.lower() == ".safetensors" and file.is_file()
+
+
+def _is_other(file: Path) -> bool:
+    """Whether a file may hold weights in a form that is not the best."""
+    return file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(BESIDE)
 
 
 def shards(file: Path) -> list[Path]:
@@ -195,7 +214,7 @@ def read_tensors(file: Path) -> tuple[Mapping[str, Any], str]:
     _check_form(file)
     if file.suffix.lower() == ".npz":
         return _open_archive(file), ""
-    if file.suffix.lower() == ".safetensors":
+    if _is_safetensors(file):
         try:
             return clean_state_dict(load_file(file)), ""
         except SafetensorError as error:

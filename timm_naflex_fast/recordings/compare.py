@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .conventions import resampled
 from .format import FROM_REFERENCE, PRECISIONS, Array, Recording, Stages
 from .kinds import kind_of
 
@@ -286,16 +287,13 @@ def _distance(ours: Array, theirs: Array) -> float:
 
 
 def compare_recordings(
-    reference: Recording,
-    ports: Sequence[Stages],
-    more: Callable[[str, int], Candidates] = lambda stage, picture: (),
+    reference: Recording, ports: Sequence[Stages]
 ) -> tuple[Comparison, list[Reason]]:
     """Compare what a port wrote with a recording.
 
     Args:
         reference: the recording.
         ports: what the port wrote, for each picture.
-        more: further known mistakes at a stage of a picture.
 
     Returns:
         The comparison; and the reason of the first stage that parts, then one for each isolated
@@ -309,34 +307,27 @@ def compare_recordings(
     strict = replace(comparison, in_float32=True)
     smallest = strict.first()
     if smallest is not None and not comparison.has_own_pixels:
-        if _reason(strict, smallest, reference, ports, lambda stage, picture: ()).known:
+        if _reason(strict, smallest, reference, ports).known:
             comparison = strict
     first = comparison.first()
     reasons = []
     for row in comparison.rows():
         is_isolated = row.stage.endswith(FROM_REFERENCE)
         if row.parting and (is_isolated or row == first):
-            reasons.append(_reason(comparison, row, reference, ports, more))
+            reasons.append(_reason(comparison, row, reference, ports))
     return comparison, reasons
 
 
 def _reason(
-    comparison: Comparison,
-    row: Row,
-    reference: Recording,
-    ports: Sequence[Stages],
-    more: Callable[[str, int], Candidates],
+    comparison: Comparison, row: Row, reference: Recording, ports: Sequence[Stages]
 ) -> Reason:
     """Why a port parts at a stage."""
-    # The recorded ones of each picture come first: what is tried besides takes longer.
-    sources = (
-        (lambda picture: recorded_mistakes(reference, row.stage, picture)),
-        (lambda picture: more(row.stage, picture)),
-    )
-    for candidates_of in sources:
+    # All that were recorded come first: to try the conventions of a table takes longer.
+    for candidates_of in (recorded_mistakes, other_conventions):
         for picture in row.parting:
             own, port = reference.stages[picture], ports[picture]
-            found = known_mistake(comparison, row, picture, own, port, candidates_of(picture))
+            candidates = candidates_of(reference, row.stage, picture)
+            found = known_mistake(comparison, row, picture, own, port, candidates)
             if found:
                 return found
     picture, *_ = row.parting
@@ -363,6 +354,15 @@ def recorded_mistakes(reference: Recording, name: str, picture: int) -> Candidat
         key = f"{mistake['name']}/{picture:03}.{stage}"
         if key in reference.mistakes:
             yield mistake["words"], reference.mistakes[key]
+
+
+def other_conventions(reference: Recording, name: str, picture: int) -> Candidates:
+    """At the position embedding, what each convention of ``identify`` gives."""
+    own = reference.stages[picture]
+    is_position = name.removesuffix(FROM_REFERENCE) == "position_embedding"
+    if not is_position or reference.table is None or "patch_embedding" not in own:
+        return ()
+    return resampled(reference.table, own)
 
 
 def which_pictures(reference: Recording, row: Row) -> str:

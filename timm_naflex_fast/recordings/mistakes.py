@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .conventions import Convention, conventions
+from .conventions import Convention
 from .format import Array, Stages
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -207,8 +207,7 @@ def bilinear(table: Array, h: int, w: int) -> Array:
 
 def convention_tokens(convention: Convention, table: Array, h: int, w: int) -> Array:
     """The tokens (h * w, C) of one grid under a convention."""
-    tokens = convention.tokens(torch.from_numpy(np.array(table, np.float64)), [(1, h, w)])
-    return tokens.numpy()
+    return convention.tokens(np.asarray(table, np.float64), [(1, h, w)])
 
 
 def _follows(**settings: Any) -> Callable[[Array, int, int], Array]:
@@ -559,17 +558,3 @@ HEAD = [
     Mistake("normalized", "the output is divided by its length", _pooling(_normalized)),
 ]  # fmt: skip
 """``make``: as in ``BLOCKS``; ``no_last_norm`` shows before the head."""
-
-
-def resampled(table: Array, reference: Stages) -> Iterator[tuple[str, Array]]:
-    """What every convention of ``identify`` gives at the position embedding: words and tokens.
-
-    Args:
-        table: (H0, W0, C).
-        reference: the stages of one picture.
-    """
-    h, w = map(int, reference["grid"])
-    for convention in conventions([(1, h, w)]):
-        tokens = convention_tokens(convention, table, h, w)
-        words = f"the table is resampled otherwise: {convention.words()}"
-        yield words, reference["patch_embedding"] + tokens
