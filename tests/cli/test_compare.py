@@ -219,6 +219,27 @@ def other_json(reference, port):
     (reference / "recording.json").write_text('{"format": "mp3", "version": 1}')
 
 
+def version_in_words(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    (reference / "recording.json").write_text(json.dumps(about | {"version": "one"}))
+
+
+def picture_without_grid(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    del about["pictures"][1]["grid"]
+    (reference / "recording.json").write_text(json.dumps(about))
+
+
+def stage_without_limits(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    about["stages"][2]["limits"] = {}
+    (reference / "recording.json").write_text(json.dumps(about))
+
+
+def array_without_name(reference, port):
+    save_file({"": np.zeros((4, 2), np.float32)}, port / "stages.safetensors")
+
+
 def lacking_stage(reference, port):
     arrays = load_file(reference / "stages.safetensors")
     del arrays["003.norm"]
@@ -306,6 +327,10 @@ UNUSABLE = {
     no_json: r"REF holds no recording\.json: it is no recording",
     broken_json: r"recording\.json does not describe a recording",
     other_json: r"recording\.json does not describe a recording",
+    version_in_words: r"recording\.json does not describe a recording \(TypeError",
+    picture_without_grid: r"recording\.json does not describe a recording \(KeyError\('grid'\)\)",
+    stage_without_limits: r"recording\.json does not describe a recording \(KeyError\('float32'",
+    array_without_name: r"there is no stage ''; valid: grid, pixels, ",
     lacking_stage: r"REF: picture 003 lacks the stage norm",
     transposed: r"001\.block_1 must have shape \(35, 32\); got \(32, 35\), which fits if it is tra",
     too_few_tokens: r"001\.block_1 must have shape \(35, 32\); got \(34, 32\)$",
