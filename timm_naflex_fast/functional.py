@@ -88,8 +88,8 @@ def add_pos_embed_(
     table = _checked_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
-    tables = LearnedTable(table)
-    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable((table,))
+    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is None:
@@ -97,9 +97,9 @@ def add_pos_embed_(
         context = context_of(x, table)
         patch_coord = coordinates_of(grid_sizes, x, context)
     else:
-        _check_coordinates(patch_coord)
+        check_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
     return x
 
 
@@ -140,12 +140,12 @@ def add_factorized_pos_embed_(
     x = _checked_floats(x, "x")
     table_y = _checked_table(table_y, "table_y", "H0, C")
     table_x = _checked_table(table_x, "table_x", "W0, C")
-    _check_coordinates(patch_coord)
+    check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
-    tables = FactorizedTables(table_y, table_x)
-    spec = tables.spec(chosen.reference, "linear", False, False, ar_preserving)
+    tables = FactorizedTables((table_y, table_x))
+    spec = ResizeSpec("linear", False, False, ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
     return x
 
 
@@ -204,10 +204,10 @@ def resample_pos_embeds(
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    tables = LearnedTable(table)
-    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable((table,))
+    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
-    return dispatch.resample(tables, sizes, spec, chosen, context_of(table))
+    return dispatch.resample(tables, sizes, tables.spec_of(spec), chosen, context_of(table))
 
 
 def resample_pos_embed(
@@ -305,13 +305,3 @@ def _checked_floats(tensor: Any, name: str) -> Tensor:
         valid = "float16, bfloat16, float32 or float64"
         raise ValueError(f"{name} must be floating point, {valid}; got {tensor.dtype}")
     return tensor
-
-
-def _check_coordinates(patch_coord: Any) -> None:
-    """Numbers of which the largest can be told."""
-    check_numbers(patch_coord, "patch_coord")
-    if patch_coord.is_floating_point() and patch_coord.dtype not in FLOATS:
-        raise ValueError(
-            f"patch_coord must be integers, or float16, bfloat16, float32 or float64; "
-            f"got {patch_coord.dtype}"
-        )

@@ -8,9 +8,9 @@ from pathlib import Path
 import timm_naflex_fast
 
 STRATEGY = '''
-def by_loop(tables, sizes, spec, dtype, token_dtype):
+def by_loop(tables, sizes, how):
     """Products of dense matrices, grid by grid."""
-    return tables.by_definition(sizes, spec)
+    return tables.by_definition(sizes, how.spec, how.token_dtype)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

@@ -28,7 +28,6 @@ class TokenPositions(NamedTuple):
     w: Tensor  # (B, 1)
     y: Tensor  # (B, N) float32
     x: Tensor  # (B, N) float32
-    embedded: Tensor  # (B, N) bool: these tokens get an embedding, or NaN
 
 
 def resized_size(
@@ -91,18 +90,14 @@ def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
     return embeddings
 
 
-def grid_by_axes(
-    table: Tensor, grid: tuple[Tensor, Tensor], cells: tuple[Tensor, Tensor], spec: ResizeSpec
-) -> Tensor:
-    """A table (H0, W0, C) resized to one grid by a product for each axis: (h*w, C).
+def by_axes(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """A table (H0, W0, C) resized to one grid by a product for each axis: (1, h*w, C).
 
-    Args:
-        grid: h and w, (1, 1) each.
-        cells: the numbers of its rows (1, h), and of its columns (1, w).
+    ``positions`` of its rows (1, h), and of its columns (1, w).
     """
     h0, w0, channels = table.shape
-    rows, columns = cells
-    to_h, to_w = resized_size(*grid, spec, (h0, w0))
-    after_y = by_line(table.flatten(1), rows, to_h, spec).view(-1, w0, channels)  # (h, W0, C)
-    a_w = axis_weights(columns[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
-    return product(a_w, after_y).flatten(0, 1)
+    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
+    after_y = by_line(table.flatten(1), positions.y, to_h, spec)  # (1, h, W0*C)
+    after_y = after_y.view(-1, w0, channels)  # (h, W0, C)
+    a_w = axis_weights(positions.x[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
+    return product(a_w, after_y).flatten(0, 1)[None]

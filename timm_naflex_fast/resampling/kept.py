@@ -32,12 +32,10 @@ from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
 from .same_bits import Copy, copy_of, same_bits
-from .spec import Size
+from .spec import Resampling, Size
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
-Tables = Any  # of a kind of table of ``tables.py``, which imports this file
-Resample = Callable[[Tables, Iterable[Size]], Iterator[tuple[Size, Tensor]]]
 
 
 @dataclass
@@ -124,11 +122,7 @@ def pinned(result: Result, device: torch.device) -> Result:
 
 
 def embeddings(
-    tables: Tables,
-    sizes: Iterable[Size],
-    resample: Resample,
-    own_size: Size | None,
-    dtype: torch.dtype,
+    tables: Any, sizes: Iterable[Size], resample: Resampling
 ) -> Iterable[tuple[Size, Tensor]]:
     """The embeddings of each size from tables that need no gradient; those of a size that comes
     again are kept.
@@ -138,14 +132,12 @@ def embeddings(
     cost memory. What is kept is taken only if the tables, on a CPU, hold the same bits as then.
 
     Args:
-        tables: of either kind.
+        tables: of a kind of ``tables.py``, which imports this file.
         sizes: of the grids.
-        resample: ``resample(tables, sizes)`` computes them; hashable, and equal if its results are.
-        own_size: of the grid whose embeddings are the table itself: nothing is kept of it.
-        dtype: in which they are kept.
+        resample: computes them. Equal ones have equal results.
     """
-    tensors = tables.tensors
-    of_tables = _made_of(tensors)
+    of_tables = _made_of(tables.tensors)
+    own_size = tables.own_size(resample.spec)  # its embeddings are the table, of which none is kept
     again: dict[Any, Size] = {}  # by their keys
     others = []
     cells_read = 0
@@ -161,16 +153,16 @@ def embeddings(
     # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
     # each cell of a grid.
     cells_compared = 0
-    for table in tensors:
+    for table in tables.tensors:
         cells_compared += table.numel() // table.shape[-1]
     if 2 * cells_compared >= 8 * cells_read:
         return resample(tables, sizes)
 
     def make(copies: Sources, key: Any) -> Tensor:
-        ((_, of_grid),) = resample(type(tables)(*copies), [again[key]])
-        return of_grid.to(dtype)
+        ((_, of_grid),) = resample(type(tables)(copies), [again[key]])
+        return of_grid.to(resample.token_dtype)
 
-    taken = zip(again.values(), _take(of_tables, tensors, again, make))
+    taken = zip(again.values(), _take(of_tables, tables.tensors, again, make))
     if not others:
         return taken
     return chain(taken, resample(tables, others))

@@ -148,20 +148,20 @@ def resample(
             yield (h, w), along_x(after_y)
 
 
-def gradient(
+def gradients(
     sizes: Iterable[Size],
     gradient_of: Callable[[Size], Tensor],
-    table_shape: Sequence[int],
+    shapes: list[Sequence[int]],
     spec: ResizeSpec,
     dtype: torch.dtype,
     device: torch.device,
-) -> Tensor:
-    """The transpose of :func:`resample`: the gradient of a table, of shape (H0, W0, C).
+) -> list[Tensor]:
+    """The transpose of :func:`resample`: the gradient of one table, of shape (H0, W0, C).
 
     ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size in ``dtype``,
     which is not written to.
     """
-    h0, w0, channels = table_shape
+    ((h0, w0, channels),) = shapes
     total = PairwiseSum(h0 * w0, dtype)
     for same_height in _by_height(sizes, spec):
         h = same_height[0][0]
@@ -184,7 +184,7 @@ def gradient(
         if along_y is not None:
             long_rows = after_y.total().view(-1, w0 * channels)  # (h, W0*C)
             total.add(along_y(long_rows).view(-1, channels))
-    return total.total().view(h0, w0, channels)
+    return [total.total().view(h0, w0, channels)]
 
 
 def _is_quick_by_pytorch(spec: ResizeSpec) -> bool:
