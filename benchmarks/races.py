@@ -245,7 +245,7 @@ def _exported_race(model: Any, part: str, workload: str, batch: int, folder: Pat
         "AOTInductor": _aot_inductor(program, folder),
     }
     for name, load in export.LOADERS.items():
-        runs[name] = load(file, program)
+        runs[name] = load(file, program)[export.FLOAT32]
     contenders = [Timed(name, run, partial(_same, inputs)) for name, run in runs.items()]
     about = {"part": part}
     return Race("exported", workload, "infer", batch, "float32", tuple(contenders), about)

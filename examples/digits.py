@@ -198,3 +198,7 @@ def accuracy(model: nn.Module, data: Iterable[Batch]) -> float:
         total += len(targets)
     model.train(was_training)
     return right / total
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\ntrain_digits.py and drift_report.py use it.")

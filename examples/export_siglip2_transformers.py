@@ -2,19 +2,17 @@
 
     uv run examples/export_siglip2_transformers.py
 
-Both are compared with transformers itself; the example ends with an error if one is wrong. The
-tower here is small and its weights are random: they stand in for yours. Needs transformers,
-onnxscript, onnxruntime and openvino.
+Both compute in float32 and are compared with transformers itself; the example ends with an error if
+one is wrong. The tower here is small and its weights are random: they stand in for yours. Needs
+transformers, onnxscript, onnxruntime and openvino.
 """
 
+import argparse
 import tempfile
 from collections.abc import Callable
 
 import numpy as np
-import onnxruntime
-import openvino
 import torch
-from transformers import Siglip2VisionConfig, Siglip2VisionModel
 
 import timm_naflex_fast
 
@@ -37,6 +35,8 @@ class Tower(torch.nn.Module):
 
 def make_tower() -> Tower:
     """A small tower with random weights: take your own here."""
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
     config = Siglip2VisionConfig(
         num_patches=256,
         patch_size=16,
@@ -71,12 +71,16 @@ def export(tower: Tower) -> torch.export.ExportedProgram:
 
 def load_runtimes(program: torch.export.ExportedProgram) -> dict[str, Runtime]:
     """The program in each runtime, by way of a file."""
+    import onnxruntime
+    import openvino
+
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/siglip2.onnx"
         torch.onnx.export(program, dynamo=True, verbose=False).save(file)
         session = onnxruntime.InferenceSession(file)
         core = openvino.Core()
         model = core.read_model(file)
+        # By default OpenVINO computes in bfloat16 where the processor can.
         compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return {
         "ONNX Runtime": lambda arrays: session.run(None, arrays)[0],
@@ -85,6 +89,9 @@ def load_runtimes(program: torch.export.ExportedProgram) -> dict[str, Runtime]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.manual_seed(0)
     tower = make_tower()
     runtimes = load_runtimes(export(tower))

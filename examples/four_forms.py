@@ -8,6 +8,7 @@ frozen 1x1 convolution, or a product.
 """
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from timm_naflex_fast.functional import resize_matrix
+from timm_naflex_fast.measure.output import positive
 
 Size = tuple[int, int]
 Form = Callable[[Tensor, list[Size]], list[Tensor]]
@@ -143,13 +145,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="timed rounds, forms interleaved; medians are shown"
+        "--rounds", type=positive, default=20, help="timed rounds, in each all forms (20)"
     )
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--threads", type=positive, default=1, help="of PyTorch (1)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     table = torch.randn(16, 16, 192)
     sizes = [(5, 7), (12, 4), (3, 9), (9, 9), (5, 7), (10, 6)]
-    forms = (loop, grouped_conv1d, frozen_1x1, matmul)
+    forms = [loop, grouped_conv1d, frozen_1x1, matmul]
 
     errors = {}
     times = {form.__name__: [] for form in forms}
@@ -157,7 +161,9 @@ def main() -> None:
         wanted = interpolated(table, sizes)
         for form in forms:
             errors[form.__name__] = largest_difference(form(table, sizes), wanted)
-        for _ in range(rounds):
+        for _ in range(options.rounds):
+            # In a fixed order each would find the caches as the same predecessor left them.
+            random.shuffle(forms)
             for form in forms:
                 times[form.__name__].append(milliseconds(form, table, sizes))
 
@@ -165,14 +171,14 @@ def main() -> None:
     work = multiplications(table, sizes)
     print(
         f"table {tuple(table.shape)}, {len(sizes)} samples, {tokens} tokens, "
-        "bicubic with antialias, float32"
+        f"bicubic with antialias, float32; {options.threads} thread(s), {options.rounds} rounds"
     )
-    headings = f"{'ms (median)':>12}{'Mmul-add':>10}{'max |diff| to F.interpolate':>30}"
-    print(f"{'form':<16}{headings}   cost")
+    headings = f"{'ms, median':>12}{'fastest':>9}{'slowest':>9}{'Mmul-add':>10}"
+    print(f"{'form':<16}{headings}{'max |diff| to F.interpolate':>30}   cost")
     for name, why in COSTS.items():
         median = statistics.median(times[name])
-        figures = f"{median:>12.2f}{work[name] / 1e6:>10.2f}{errors[name]:>30.1e}"
-        print(f"{name:<16}{figures}   {why}")
+        spread = f"{median:>12.2f}{min(times[name]):>9.2f}{max(times[name]):>9.2f}"
+        print(f"{name:<16}{spread}{work[name] / 1e6:>10.2f}{errors[name]:>30.1e}   {why}")
 
 
 if __name__ == "__main__":

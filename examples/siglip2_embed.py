@@ -16,7 +16,6 @@ embedding.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -30,7 +29,6 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from timm.data import create_transform, resolve_data_config
 from timm.data.naflex_dataset import NaFlexCollator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -38,14 +36,15 @@ from tqdm import tqdm
 
 import timm_naflex_fast
 from timm_naflex_fast.cli import main as cli
-from timm_naflex_fast.measure.images import convert, image_files
-from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.images import convert, eval_transform, image_files
+from timm_naflex_fast.measure.models import fingerprint, load_model
 from timm_naflex_fast.measure.output import positive
 
 MODELS = {
     "timm": "naflexvit_base_patch16_siglip.v2_webli",
     "transformers": "google/siglip2-base-patch16-naflex",
 }
+NOTHING_POOLED = "the tower has no head that pools, so there is no embedding of an image"
 Settings = dict[str, Any]
 Sample = dict[str, Tensor]
 Batch = tuple[list[int], Sample | None, dict[int, str]]
@@ -70,19 +69,10 @@ def timm_tower(options: argparse.Namespace) -> Tower:
     model, weights = load_model(
         options.model, options.checkpoint, random_weights=options.random_weights
     )
+    if model.global_pool == "":
+        raise ValueError(NOTHING_POOLED)
     model.reset_classifier(0)
-    config = resolve_data_config(model=model)
-    transform = create_transform(
-        input_size=config["input_size"],
-        interpolation=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-        crop_pct=config["crop_pct"],
-        naflex=True,
-        patch_size=model.embeds.patch_size,
-        max_seq_len=options.max_seq_len,
-        patchify=True,
-    )
+    transform = eval_transform(model, options.max_seq_len)
     collate = partial(collated, NaFlexCollator(options.max_seq_len))
     return Tower(model, weights, transform, collate, model)
 
@@ -99,9 +89,14 @@ def transformers_tower(options: argparse.Namespace) -> Tower:
             "--library transformers takes its weights from --model, a name on the hub or a folder"
         )
     model = Siglip2VisionModel.from_pretrained(options.model).eval()
-    processor = Siglip2ImageProcessor.from_pretrained(
-        options.model, max_num_patches=options.max_seq_len
-    )
+    if not getattr(model.config, "vision_use_head", True):
+        raise ValueError(NOTHING_POOLED)
+    sizes = dict(patch_size=model.config.patch_size, max_num_patches=options.max_seq_len)
+    try:
+        processor = Siglip2ImageProcessor.from_pretrained(options.model, **sizes)
+    except OSError:  # no image processor was saved there
+        processor = Siglip2ImageProcessor(**sizes)
+        print(f"{options.model} has no preprocessor_config.json: SigLIP-2's own settings are used")
 
     def forward(batch: Sample) -> Tensor:
         return model(**batch).pooler_output
@@ -252,15 +247,6 @@ class Output:
         with open(unfinished, "rb") as written:
             os.fsync(written.fileno())
         os.replace(unfinished, file)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the weights, names and all: the same however they were loaded."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def embed(tower: Tower, batch: Sample, device: str, dtype: torch.dtype) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 from .backends import dispatch
 from .batch.checks import check_interpolation, check_numbers, check_size
 from .batch.layout import Coordinates, Sizes, check_tokens, coordinates_of
-from .identify import identify_resampling
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
+from .recordings.identify import identify_resampling
 from .resampling.matrices import axis_matrix
 from .resampling.spec import LOOP, ResizeSpec
 from .resampling.tables import FactorizedTables, LearnedTable

@@ -6,6 +6,7 @@ With ``--family``, that of its library's own code.
 import re
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,7 +15,7 @@ from tests.support.checks import one_by_one
 from tests.support.oracles import relative
 from timm_naflex_fast.cli.identify import FAMILIES
 from timm_naflex_fast.cli.main import main
-from timm_naflex_fast.identify import Convention, conventions
+from timm_naflex_fast.recordings.conventions import Convention, conventions
 
 # (t, h, w): in blocks of one token alone, so few conventions are tried
 SIZES = [(1, 5, 7), (2, 9, 3)]
@@ -50,23 +51,90 @@ def ported(sizes, dtype=torch.float32, **settings):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_reference_is_equal_in_every_dtype(dtype, identify):
     code, out = identify(*ported(SIZES, dtype))
-    assert code == 0 and out.startswith("equal to the reference: ")
+    assert code == 0 and out.startswith("equal to the reference, within the rounding of ")
 
 
 def test_conventions_that_agree_are_shown(identify):
     code, out = identify(*ported([(1, 17, 19)]))
     assert code == 0
-    _, nearest, next_to_it, _ = out.splitlines()
+    _, *nearest, note = out.splitlines()
     # A table that grows shows nothing of antialiasing.
-    assert next_to_it == nearest.replace("the reference", "antialias=False (not True)")
+    words = ["the reference", "no antialiasing instead of antialiased"]
+    assert [line.partition(" %  ")[2] for line in nearest[:2]] == words
+    assert "conventions are as near" in note
 
 
 def test_what_cannot_be_compared_is_one_line(identify):
     code, out = identify(random_table(9), SIZES, torch.zeros(7, CHANNELS))
     assert code == 2
-    assert out.endswith(" identify: result must have 89 tokens of 8 channels; got shape (7, 8)\n")
+    wanted = "result must have 89 tokens of 8 channels, shape (tokens, C); got (7, 8)\n"
+    assert out.endswith(f" identify: {wanted}")
     code, out = identify(random_table(9), SIZES, torch.ones(89, CHANNELS), "--family", "ovis2.5")
     assert code == 2 and "sizes must be multiples of the reference's merge, 2" in out
+
+
+def arrays():
+    table, sizes, result = ported(SIZES)
+    return {"result": result.numpy(), "table": table.numpy(), "sizes": np.array(sizes)}
+
+
+def test_an_npz_file_is_read(tmp_path, capsys):
+    np.savez(tmp_path / "port.npz", **arrays())
+    assert main(["identify", str(tmp_path / "port.npz")]) == 0
+    assert capsys.readouterr().out.startswith("equal to the reference, within the rounding of ")
+
+
+def test_npy_files_are_read_under_their_names(tmp_path):
+    for name, array in arrays().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    files = [str(tmp_path / f"{name}.npy") for name in ("sizes", "result", "table")]
+    assert main(["identify", *files]) == 0
+
+
+def test_arrays_of_several_kinds_of_files_are_put_together(tmp_path):
+    given = arrays()
+    np.save(tmp_path / "result.npy", given.pop("result"))
+    np.savez(tmp_path / "rest.npz", **given)
+    assert main(["identify", str(tmp_path / "result.npy"), str(tmp_path / "rest.npz")]) == 0
+
+
+DAMAGED = {
+    "port.npz": b"PK\x03\x04",
+    "port.npy": b"\x93NUMPY\x01\x00",
+    "port.safetensors": b"{}",
+    "empty.npy": b"",
+    "empty.npz": b"",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named(name, tmp_path, capsys):
+    file = tmp_path / name
+    file.write_bytes(DAMAGED[name])
+    assert main(["identify", str(file)]) == 2
+    assert f"naflex-fast identify: {file}: " in capsys.readouterr().err
+
+
+def test_a_truncated_npz_file_is_named(tmp_path, capsys):
+    file = tmp_path / "port.npz"
+    np.savez(file, **arrays())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200] + b"0" * 40 + whole[240:])
+    assert main(["identify", str(file)]) == 2
+    assert f"naflex-fast identify: {file}: " in capsys.readouterr().err
+
+
+def test_arrays_of_no_numbers_are_named(tmp_path, capsys):
+    np.savez(tmp_path / "port.npz", **{**arrays(), "result": np.array(["a", "b"])})
+    assert main(["identify", str(tmp_path / "port.npz")]) == 2
+    assert "result, table, sizes must hold numbers: " in capsys.readouterr().err
+
+
+def test_help_names_the_result_first(capsys):
+    with pytest.raises(SystemExit):
+        main(["identify", "--help"])
+    described = capsys.readouterr().out.partition("FILE  ")[2].split()
+    assert described[0] == "result"
 
 
 def fill(parameter, table):
@@ -155,12 +223,11 @@ def test_each_convention_is_that_of_the_original_library(family):
 @pytest.mark.parametrize(
     ("family", "port", "words"),
     [  # openvino.genai pull request 4444 and llama.cpp before 17577; llama.cpp before 25781
-        ("lfm2-vl", dict(antialias=False), "antialias=False (not True)"),
+        ("lfm2-vl", dict(antialias=False), "no antialiasing instead of antialiased"),
         (
             "qwen3-vl",
             dict(merge=2),
-            "antialias=True (not False), align_corners=False (not True), "
-            "positions=half_pixel (not corners)",
+            "antialiased instead of no antialiasing; half-pixel positions instead of aligned corners",
         ),
     ],
 )

@@ -1,8 +1,11 @@
 """The examples as a user runs them."""
 
+import ast
 import json
+import runpy
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import digits
@@ -28,6 +31,19 @@ def test_committed_checkpoint_holds_its_promise():
     assert sum(tensor.numel() for tensor in weights.values()) == RECORD["parameters"]
 
 
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_has_help(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [script.name, "--help"])
+    # What an example needs beyond PyTorch and timm, its help does without.
+    for package in ("transformers", "onnxruntime", "openvino", "sklearn", "skimage"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with suppress(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    out = capsys.readouterr().out
+    first = ast.get_docstring(ast.parse(script.read_text())).splitlines()[0]
+    assert first in out
+
+
 @pytest.mark.slow
 def test_drift_report_on_the_digits(tmp_path, children):
     out = run("drift_report.py", "--json", str(tmp_path / "drift.json"))
@@ -51,10 +67,13 @@ def test_drift_report_on_the_digits(tmp_path, children):
 
 @pytest.mark.slow
 def test_four_forms_agree_and_are_timed():
-    out = run("four_forms.py", "--rounds", "1")
-    table = [line.split() for line in out.splitlines()[2:]]
+    out = run("four_forms.py", "--rounds", "3")
+    facts, _, *lines = out.splitlines()
+    assert facts.endswith("; 1 thread(s), 3 rounds")
+    table = [line.split() for line in lines]
     assert [form for form, *_ in table] == ["loop", "grouped_conv1d", "frozen_1x1", "matmul"]
-    for _, _, _, difference, *_ in table:
+    for _, median, fastest, slowest, _, difference, *_ in table:
+        assert float(fastest) <= float(median) <= float(slowest)
         assert float(difference) <= 2e-6
 
 

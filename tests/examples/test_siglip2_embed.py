@@ -104,6 +104,20 @@ def test_transformers_model(siglip2, photos, out):
         torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
+def test_transformers_model_without_its_processor(siglip2, photos, out, capsys):
+    _, _, folder = siglip2
+    words = f"{photos} --library transformers --model {folder} --max-seq-len 36 --device cpu --out"
+    assert siglip2_embed.main([*words.split(), str(out)]) == 0
+    with_settings = read(out)[1]
+
+    (folder / "preprocessor_config.json").unlink()
+    again = out.with_name("again.safetensors")
+    assert siglip2_embed.main([*words.split(), str(again)]) == 0
+
+    assert torch.equal(read(again)[1], with_settings)
+    assert "has no preprocessor_config.json" in capsys.readouterr().out
+
+
 @ran("matmul")
 def test_stopped_in_the_middle_and_continued(embed, photos, out, capsys, monkeypatch):
     does = [DEFAULT, KeyboardInterrupt, DEFAULT]
@@ -182,4 +196,22 @@ def test_a_folder_without_a_readable_image(embed, photos, out, capsys):
         (photos / name).write_text("no image")
     assert embed() == 2
     assert "none of the 4 images" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_tower_that_pools_nothing_has_no_embedding_of_an_image(photos, out, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    tiny_siglip2.tower(vision_use_head=False).save_pretrained(tmp_path / "headless")
+    save_file(
+        tiny_siglip2.tower(
+            vision_use_head=False, hidden_size=768, num_attention_heads=12
+        ).state_dict(),
+        tmp_path / "headless.safetensors",
+    )
+    file = ["--model", tiny_siglip2.FAMILY, "--checkpoint", tmp_path / "headless.safetensors"]
+    folder = ["--library", "transformers", "--model", tmp_path / "headless"]
+    for options in (file, folder):
+        words = [str(word) for word in (photos, *options, "--device", "cpu", "--out", out)]
+        assert siglip2_embed.main(words) == 2
+        assert "no head that pools" in capsys.readouterr().err
     assert not out.exists()

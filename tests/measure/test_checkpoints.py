@@ -9,14 +9,9 @@ from safetensors.torch import save_file
 
 from tests.support import tiny_siglip2
 from tests.support.tiny_siglip2 import FAMILY, SIZES
-from timm_naflex_fast.measure.checkpoints import (
-    Checkpoint,
-    read_checkpoint,
-    sizes,
-    to_timm,
-    to_transformers,
-)
+from timm_naflex_fast.measure.checkpoints import Checkpoint, read_checkpoint, sizes
 from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.tower_names import from_transformers, to_transformers
 
 pytest.importorskip("transformers")
 
@@ -33,6 +28,12 @@ def tower(whole):
     return dict(whole.vision_model.state_dict())
 
 
+@pytest.fixture(scope="module")
+def headless():
+    """A tower as LFM2-VL and other language models hold it."""
+    return tiny_siglip2.tower(vision_use_head=False)
+
+
 def save_in_form(form, whole, folder):
     """The folder or file of one form, in which people have the weights."""
     if form == "folder":
@@ -44,7 +45,7 @@ def save_in_form(form, whole, folder):
         return folder / "model.safetensors.index.json"
     file = folder / "weights.safetensors"
     tower = whole.vision_model.state_dict()
-    trunk = to_timm(tower)
+    trunk = from_transformers(tower)
     states = {
         "file": whole.state_dict(),
         "tower alone": tower,
@@ -71,13 +72,13 @@ def test_every_form_is_recognised_and_gives_the_same_tower(form, whole, tower, t
     checkpoint = read_checkpoint(path)
     assert FORMS[form] in checkpoint.words
     assert "\n" not in checkpoint.words
-    expected = to_timm(tower)
+    expected = from_transformers(tower)
     assert checkpoint.tensors.keys() == expected.keys()
     assert all(torch.equal(checkpoint.tensors[name], expected[name]) for name in expected)
 
 
 def test_both_directions_give_the_tensors_back(tower):
-    back = to_transformers(to_timm(tower))
+    back = to_transformers(from_transformers(tower))
     assert back.keys() == tower.keys()
     assert all(torch.equal(back[name], tower[name]) for name in tower)
 
@@ -86,6 +87,58 @@ def test_a_model_gets_the_size_of_the_tensors_and_the_heads_of_the_settings(whol
     whole.save_pretrained(tmp_path)
     model, _ = load_model(FAMILY, tmp_path)
     assert model.blocks[0].attn.num_heads == SIZES["num_attention_heads"]
+
+
+@pytest.mark.parametrize("heads", [5, 0, "4"])
+def test_heads_that_do_not_divide_the_channels_are_told(heads, whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["num_attention_heads"] = heads
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    says = f"64 channels cannot be divided among {heads!r} heads: config.json is that of other wei"
+    with pytest.raises(RuntimeError, match=says):
+        load_model(FAMILY, tmp_path)
+
+
+def test_settings_that_are_no_json_are_told(whole, tmp_path):
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(
+        RuntimeError, match=r"loaded: config.json is no JSON \(.*\): fetch it again"
+    ):
+        load_model(FAMILY, tmp_path)
+
+
+def test_a_tower_without_a_head_that_pools_gives_its_tokens(headless, tmp_path):
+    headless.save_pretrained(tmp_path)
+    # Older releases of timm would resample the table by bicubic.
+    model, words = load_model(FAMILY, tmp_path, pos_embed_interp_mode="bilinear")
+    assert words.endswith("2 blocks, table 8 x 8, no head that pools")
+    patches = torch.randn(1, 12, 768)
+    coord = torch.cartesian_prod(torch.arange(3), torch.arange(4))[None]
+    valid = torch.ones(1, 12, dtype=torch.bool)
+    with torch.no_grad():
+        tokens = model(patches, coord, valid)
+        theirs = headless(patches, valid, torch.tensor([[3, 4]])).last_hidden_state
+    torch.testing.assert_close(tokens, theirs)
+
+
+def test_both_directions_give_the_tensors_of_a_tower_without_a_head_back(headless):
+    state = getattr(headless, "vision_model", headless).state_dict()
+    back = to_transformers(from_transformers(state))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def test_a_table_that_is_no_square_needs_its_rows_and_columns(tower, tmp_path):
+    table = torch.randn(50, 64)
+    save_file({**tower, "embeddings.position_embedding.weight": table}, tmp_path / "a.safetensors")
+    with pytest.raises(RuntimeError, match="50 cells, which are not 7 x 7: give its rows and col"):
+        load_model(FAMILY, tmp_path, num_heads=4)
+    model, _ = load_model(FAMILY, tmp_path, num_heads=4, pos_embed_grid_size=(5, 10))
+    assert torch.equal(model.embeds.pos_embed[0, 1, 2], table[12])
+    with pytest.raises(ValueError, match="has 5 x 10 cells: transformers' is a square"):
+        to_transformers(model.state_dict())
 
 
 def test_heads_that_nothing_tells_must_be_given(whole, tmp_path):

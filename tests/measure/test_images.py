@@ -6,9 +6,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image, ImageOps
 
 from tests.support.oracles import small_vit
+from tests.support.tiny_siglip2 import FAMILY
+from timm_naflex_fast.measure.drift.pictures import on_grid, pixels_of
 from timm_naflex_fast.measure.images import (
     EXIF_ORIENTATION,
     FRAMES,
@@ -178,3 +182,104 @@ def test_what_a_folder_left_out_is_among_what_was_skipped(photos):
         list(batches)
         names = [line.split(":")[0] for line in batches.skipped]
         assert names == ["dead.png", "text.png"]
+
+
+def photo_batch(model, folder, **options):
+    (batch, _), *_ = NaFlexImages(image_sources(folder), model, 16, **options)
+    return {key: batch[key] for key in ("patches", "patch_coord", "patch_valid")}
+
+
+needs_order = pytest.mark.skipif(
+    not hasattr(small_vit().embeds, "channels_last"), reason="this timm knows one order of a patch"
+)
+
+
+@needs_order
+def test_a_model_with_channels_first_gets_its_own_patches(photos):
+    last = small_vit(in_chans=3).eval()
+    first = small_vit(in_chans=3, patchify_channels_last=False).eval()
+    state = last.state_dict()
+    weight = state["embeds.proj.weight"]
+    height, width = last.embeds.patch_size
+    state["embeds.proj.weight"] = weight.unflatten(1, (height, width, 3)).movedim(3, 1).flatten(1)
+    first.load_state_dict(state)
+    with torch.no_grad():
+        expected = last(photo_batch(last, photos))
+        torch.testing.assert_close(first(photo_batch(first, photos)), expected)
+
+
+@needs_order
+def test_the_picture_of_a_report_is_made_of_patches_in_either_order(photos):
+    shown = []
+    for order in (True, False):
+        model = small_vit(in_chans=3, patchify_channels_last=order)
+        batch = photo_batch(model, photos)
+        grid = (batch["patch_coord"][0].amax(0) + 1).tolist()
+        shown.append(pixels_of(on_grid(batch["patches"][:1], grid), model.embeds))
+    assert torch.equal(*shown)
+
+
+# Each with what timm's own transform is given for it.
+SETTINGS = {
+    "patch size": (dict(patch_size=(4, 2)), dict(patch_size=(4, 2))),
+    "mean and deviation": (
+        dict(pretrained_cfg_overlay=dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))),
+        dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)),
+    ),
+    "filter": (
+        dict(pretrained_cfg_overlay=dict(interpolation="nearest")),
+        dict(interpolation="nearest"),
+    ),
+    "crop, which NaFlex has not": (dict(pretrained_cfg_overlay=dict(crop_pct=0.5)), {}),
+    "image size, which NaFlex has not": (
+        dict(pretrained_cfg_overlay=dict(input_size=(3, 32, 32))),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_setting_of_the_model_that_makes_patches_is_followed(name, photos):
+    options, own = SETTINGS[name]
+    sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0)
+    model = timm.create_model(FAMILY, **sizes, **options)
+    batch = photo_batch(model, photos)
+    settings = dict(patch_size=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic")
+    transform = timm.data.create_transform(
+        224, naflex=True, patchify=True, max_seq_len=16, **settings | own
+    )
+    for number, (_, load) in enumerate(image_sources(photos)):
+        expected = transform(load().convert("RGB"))["patches"]
+        valid = batch["patch_valid"][number]
+        assert torch.equal(batch["patches"][number][valid], expected)
+
+
+def test_a_gray_model_is_given_the_first_mean_and_deviation(photos):
+    overlay = dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    sizes = dict(depth=1, embed_dim=24, num_heads=2, num_classes=0, in_chans=1)
+    model = timm.create_model(FAMILY, **sizes, pretrained_cfg_overlay=overlay)
+    batch = photo_batch(model, photos)
+    (_, load), *_ = image_sources(photos)
+    transform = timm.data.create_transform(
+        224,
+        naflex=True,
+        patchify=True,
+        max_seq_len=16,
+        mean=(0.1,),
+        std=(0.4,),
+        interpolation="bicubic",
+    )
+    expected = transform(load().convert("L"))["patches"]
+    assert torch.equal(batch["patches"][0][batch["patch_valid"][0]], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(in_chans=4), "the model takes 4 channels; pictures have 1 or 3"),
+        (dict(embed_proj_type="conv"), "is a convolution, which takes no patches; valid: embed_pr"),
+    ],
+)
+def test_a_model_that_pictures_cannot_be_given_to_is_told(options, says, photos):
+    with pytest.raises(ValueError, match=says):
+        photo_batch(small_vit(**options), photos)

@@ -10,11 +10,13 @@ import pytest
 import timm_naflex_fast
 from timm_naflex_fast import functional
 from timm_naflex_fast.patching.choices import STOCK
+from timm_naflex_fast.pictures import patches_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 FUNCTIONS = [getattr(timm_naflex_fast, name) for name in ("enable", "disable", "status")]
 FUNCTIONS += [getattr(functional, name) for name in functional.__all__]
+FUNCTIONS.append(patches_of)
 
 
 def test_figures_come_from_the_result_file():
@@ -44,9 +46,9 @@ def test_ci_runs_its_commands():
 
 
 def code_of(page, language):
-    """The one block of code in a language; of a diff, what is there afterwards."""
+    """The last block of code in a language; of a diff, what is there afterwards."""
     text = (ROOT / page).read_text()
-    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.S)
+    *_, block = re.findall(rf"```{language}\n(.*?)```", text, re.S)
     if language == "diff":
         block = re.sub("^[+ ] ", "", block, flags=re.M)
     return block
@@ -77,7 +79,7 @@ def test_the_table_of_modes_names_tests_that_exist():
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_the_examples_of_a_public_function_run(function):
-    scope = dict(vars(functional))
+    scope = dict(vars(functional), patches_of=patches_of)
     for name in timm_naflex_fast.__all__:
         scope[name] = getattr(timm_naflex_fast, name)
     finder = doctest.DocTestFinder(recurse=False)

@@ -10,6 +10,7 @@ from ..measure.output import progress
 from ..names import STRATEGY_NAMES
 from ..text_table import table
 
+PARTS = 1  # the exit status
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")  # timm's names
 
 
@@ -51,15 +52,25 @@ def check(options: argparse.Namespace) -> None:
             raise RuntimeError(f"--against transformers needs {package}: pip install {package}")
 
 
-def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`against_transformers` finds, for the model and pictures of ``drift``."""
+def measure(
+    model: Any, sources: Sequence[Source], options: argparse.Namespace, weights: str
+) -> dict[str, Any]:
+    """What :func:`against_transformers` finds, for the model and pictures of ``drift``.
+
+    ``weights``: in words, which weights the model holds.
+    """
     from ..measure.against import against_transformers
-    from ..measure.checkpoints import find_weights
+    from ..measure.checkpoints import TITLES, read_config
+    from ..measure.weight_files import find_weights
 
     # Beside transformers' weights lie its settings of the tower and of the processor.
     folder = None
     if options.checkpoint:
         folder = find_weights(options.checkpoint).parent
+    # timm's names come with timm's model, which knows its heads; transformers' need a config.json.
+    heads_are_known = True
+    if TITLES["transformers"] in weights and folder is not None:
+        heads_are_known = bool(read_config(folder)) or "num_heads" in dict(options.model_kwargs)
     count = -(-len(sources) // options.batch_size)
     with progress(f"comparing with {options.against}", count) as bar:
         found = against_transformers(
@@ -69,6 +80,7 @@ def measure(model: Any, sources: Sequence[Source], options: argparse.Namespace) 
             contenders=options.contenders or STRATEGY_NAMES,
             max_seq_len=options.max_seq_len,
             interpolation=options.interpolation,
+            heads_are_known=heads_are_known,
             same_patches=options.stage_from == "patches",
             advance=bar.update,
         )

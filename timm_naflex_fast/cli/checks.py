@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..measure.checkpoints import find_weights
 from ..measure.images import Source, read
-from ..measure.output import check_name, printable
+from ..measure.output import check_name
+from ..measure.weight_files import find_weights
 
 SHOWN = 5  # of what was skipped; a folder may hold thousands
 
@@ -15,7 +15,7 @@ def check_model_options(options: argparse.Namespace) -> None:
     """Refuse options that name no model, or weights that are not there.
 
     Raises:
-        ValueError: no model, or a checkpoint that is a file of settings or whose name is not UTF-8.
+        ValueError: no model, or a checkpoint that holds no weights or whose name is not UTF-8.
         FileNotFoundError: no such checkpoint, or a folder without weights.
     """
     if not options.model:
@@ -23,13 +23,7 @@ def check_model_options(options: argparse.Namespace) -> None:
         raise ValueError(f"a model is needed: --model NAME, e.g. --model {example}")
     if options.checkpoint:
         check_name(options.checkpoint)
-        file = find_weights(options.checkpoint)
-        # Beside the weights of transformers lies a file of settings, which is easily taken for them.
-        if file.suffix == ".json" and not file.name.endswith(".index.json"):
-            raise ValueError(
-                f"{printable(file)} holds no weights; valid: a file of weights, an index of shards "
-                "(.index.json), or the folder of either"
-            )
+        find_weights(options.checkpoint)
 
 
 def check_readable(sources: Sequence[Source]) -> None:

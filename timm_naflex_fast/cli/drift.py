@@ -32,6 +32,10 @@ ROUNDING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options with which a model, its weights, images and what to measure are chosen."""
+    parser.epilog = (
+        "Exit status: 0 if everything was measured; 1 if, with --against, timm and the other library "
+        "part; 2 if nothing could be measured."
+    )
     add_model_arguments(parser)
     add = parser.add_argument
     add(
@@ -96,7 +100,7 @@ def drift(options: argparse.Namespace) -> int:
     )
     compared = None
     if options.against:
-        compared = against.measure(model, sources, options)
+        compared = against.measure(model, sources, options, weights)
     return measure_and_show(model, batches, options, weights, source, compared)
 
 
@@ -174,6 +178,8 @@ def measure_and_show(
     if options.out:
         files = write(report, found, options.out)
         print(f"written: {', '.join(map(printable, files))}")
+    if compared and compared["first"] is not None:
+        return against.PARTS
     return 0
 
 

@@ -3,9 +3,18 @@
 import argparse
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..measure.models import add_model_arguments, load_model
-from ..measure.output import check_writable, positive, printable
+from ..measure.output import (
+    check_name,
+    check_writable,
+    json_file,
+    positive,
+    printable,
+    provenance,
+    write_json,
+)
 from ..text_table import table
 from .checks import announce, check_model_options
 
@@ -14,10 +23,17 @@ RUNTIMES = {
     ".pt2": {"torch.export": "torch"},
     ".onnx": {"torch.export": "torch", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"},
 }
+NOT_CHECKED = 3  # a status of its own, so that a script can tell it from a file that was run
+STATUS = (
+    "Exit status: 0 the file is written and right in each runtime that is installed, in float32; "
+    "1 a runtime is wrong, nothing is written; 2 an error; 3 an ONNX file is written, but no ONNX "
+    "runtime is installed that could check it."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
+    parser.epilog = STATUS
     add_model_arguments(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
     parser.add_argument(
@@ -28,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="export for plain images of this size, in pixels; default: for NaFlex batches of any "
         "grids and lengths",
     )
+    parser.add_argument(
+        "--max-seq-len",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="most patches per image, kept in the file for those who prepare images; it runs with "
+        "any number (256)",
+    )
+    parser.add_argument(
+        "--json",
+        type=json_file,
+        metavar="FILE",
+        help="also write what was found there; -: to stdout",
+    )
 
 
 def export(options: argparse.Namespace) -> int:
@@ -35,16 +65,19 @@ def export(options: argparse.Namespace) -> int:
     found.
 
     Raises:
-        ValueError: no model, an unknown suffix, or a size that the patches do not fill; before the
-            work.
+        ValueError: no model, an unknown suffix, or a path that is not UTF-8, before the model is
+            loaded; a size that the patches do not fill, or a model without patches, before the work.
         RuntimeError: a package that the file's format needs is not installed; before the work.
-        OSError: ``--out`` cannot be written; before the work.
+        OSError: ``--out`` or ``--json`` cannot be written; before the work.
     """
     out = Path(options.out)
     check_model_options(options)
     runtimes = runtimes_for(out)
     check_writable(out)
+    check_name(out.resolve())  # the runtimes get the whole path
+    check_writable(options.json)
     announce(f"loading {options.model} ...")
+    # It imports torch and timm: whatever is wrong with the options has been told by now.
     from ..measure import export as work
 
     model, weights = load_model(
@@ -53,28 +86,79 @@ def export(options: argparse.Namespace) -> int:
         **dict(options.model_kwargs),
         random_weights=options.random_weights,
     )
-    high, wide = model.embeds.patch_size
-    if options.size and (options.size[0] % high or options.size[1] % wide):
-        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
+    _check_inputs(model, options.size)
+    metadata = {"model": options.model, "weights": weights, **work.describe(model)}
+    # Plain images of one size have no choice of it.
+    if options.size is None:
+        metadata["max_seq_len"] = str(options.max_seq_len)
+    made = provenance(options.command)
     announce(f"exporting, then comparing in {', '.join(runtimes)} ...")
-    found = work.export(model, out, runtimes, options.size)
+    found = work.export(model, out, runtimes, options.size, metadata)
     print(f"{options.model}; weights: {weights}")
-    print("The largest differences from timm's own code, relative, on batches not seen at export:")
-    lines = []
-    for runtime, differences in found.differences.items():
-        line = {part: f"{off:.1e}" for part, off in differences.items()}
-        verdict = "right" if work.is_right(differences) else "wrong"
-        lines.append({"runtime": runtime, **line, "": verdict})
-    print(table(lines))
-    print(f"dtypes: {', '.join(found.dtypes)}")
-    if "float64" in found.dtypes:
-        print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
+    _show(found, out)
+    # torch.export alone runs the program from which an ONNX file is made, not that file.
+    is_checked = out.suffix == ".pt2" or len(runtimes) > 1
+    if options.json:
+        about = {"file": printable(out), "metadata": metadata, "checked": is_checked}
+        write_json(options.json, {**made, **about, **_figures(found)})
     if not found.right:
         print(f"not written: {printable(out)}")
         return 1
     print(f"written: {printable(out)}")
-    print(work.how_to_run(out, found.inputs))
+    if not is_checked:
+        print("not checked in an ONNX runtime: none is installed (pip install onnxruntime)")
+    print(work.how_to_run(out, options.size))
+    if not is_checked:
+        return NOT_CHECKED
     return 0
+
+
+def _check_inputs(model: Any, size: tuple[int, int] | None) -> None:
+    """Find out whether the model takes NaFlex batches, or plain images of a size.
+
+    Raises:
+        ValueError: it does not.
+    """
+    high, wide = model.embeds.patch_size
+    if size is None and not model.embeds.is_linear:
+        raise ValueError(
+            "the model's patch embedding is a convolution, which takes no patches; valid: --size H W"
+        )
+    if size is not None and (size[0] % high or size[1] % wide):
+        raise ValueError(f"--size must be a multiple of the model's patches, {high} x {wide}")
+
+
+def _figures(found: Any) -> dict[str, Any]:
+    """What was found, as ``--json`` writes it."""
+    checks = [check._asdict() | {"right": check.is_right} for check in found.checks]
+    return {"checks": checks, "dtypes": found.dtypes, "written": found.right}
+
+
+def _show(found: Any, out: Path) -> None:
+    """Print how far each runtime that ran ``out`` is from timm, and what follows from it."""
+    from ..measure.export import FLOAT32, SET_FLOAT32
+
+    print("The largest differences from timm's own code, relative, on batches not seen at export:")
+    lines = []
+    notes = []
+    for check in found.checks:
+        precision = check.precision
+        if check.is_default:
+            precision += ", its default here"
+        off = {part: f"{difference:.1e}" for part, difference in check.differences.items()}
+        # A runtime that rounds more by default is no fault of the file: one line mends it.
+        verdict = "right" if check.is_right else "wrong"
+        if not check.is_right and check.precision != FLOAT32:
+            verdict = "not right: set float32"
+            line = SET_FLOAT32[check.runtime].replace("FILE", repr(str(out)))
+            notes.append(f"{check.runtime} in float32: {line}")
+        lines.append({"runtime": check.runtime, "precision": precision, **off, "": verdict})
+    print(table(lines))
+    for note in notes:
+        print(note)
+    print(f"dtypes: {', '.join(found.dtypes)}")
+    if "float64" in found.dtypes:
+        print("TensorRT, Core ML and WebGPU have no float64, and will refuse it")
 
 
 def runtimes_for(out: Path) -> list[str]:

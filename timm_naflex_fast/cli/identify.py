@@ -1,18 +1,19 @@
 """``naflex-fast identify``: by which convention did a port resample its position embeddings?"""
 
 import argparse
+import zlib
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from ..measure.output import printable
 from .checks import announce
 
-NEEDED = ("table", "sizes", "result")
-POSITIONS_IN_FLOAT32 = 2e-4  # the largest error that their rounding explains
-EXACT = 1e-9  # conventions that agree on these sizes differ by less
-# Settings of ``identify.Convention``, here where torch need not be imported for their names.
+NEEDED = ("result", "table", "sizes")
+# Settings of ``conventions.Convention``, here where torch need not be imported for their names.
 _SIGLIP2 = dict(mode="bilinear", cubic_coefficient=None)
-_BILINEAR = dict(mode="bilinear", cubic_coefficient=None, antialias=False)
-_BICUBIC = dict(mode="bicubic", cubic_coefficient=-0.75, antialias=False)
+_BILINEAR = dict(mode="bilinear", cubic_coefficient=None, antialias=False, outside="border")
+_BICUBIC = dict(mode="bicubic", cubic_coefficient=-0.75, antialias=False, outside="border")
 FAMILIES: dict[str, dict[str, Any]] = {  # the models that share a vision tower
     "siglip2": _SIGLIP2,  # NaFlex
     "lfm2-vl": _SIGLIP2,
@@ -25,16 +26,18 @@ FAMILIES: dict[str, dict[str, Any]] = {  # the models that share a vision tower
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file and the family of models, whose convention is the reference."""
+    """Add the files and the family of models, whose convention is the reference."""
     parser.description = (
         "Name the convention that a port's position embeddings follow. Exit status 0: the "
-        "reference's."
+        "reference's; 1: another, or none that is known; 2: the files cannot be compared."
     )
     parser.add_argument(
-        "file",
-        metavar="FILE.safetensors",
-        help="tensors: table (H0, W0, C), sizes (B, 2) or with frames (B, 3), and what the port "
-        "made of them: result (sum of t*h*w, C) or padded (B, N, C)",
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="result (sum of t*h*w, C) or padded (B, N, C): the tokens that the port made; table "
+        "(H0, W0, C): what it made them of; sizes (B, 2) or with frames (B, 3): the grids. All "
+        "three in one .safetensors or .npz file, or result.npy table.npy sizes.npy",
     )
     parser.add_argument(
         "--family",
@@ -49,74 +52,66 @@ def identify(options: argparse.Namespace) -> int:
     """Print the nearest conventions; return 0 if the port follows the reference, else 1.
 
     Raises:
-        ValueError: a file that is no safetensors file, lacks a tensor, or holds what cannot be
-            compared.
-        OSError: the file cannot be read.
+        ValueError: files of another kind, or without one of the arrays; what cannot be compared.
+        OSError: a file cannot be read.
     """
-    check_tensors(options.file)
-    announce(f"comparing {printable(options.file)} with what is known ...")
+    arrays: dict[str, Any] = {}
+    for file in options.files:
+        arrays.update(read_arrays(file))
+    for name in NEEDED:
+        if name not in arrays:
+            there = ", ".join(arrays) or "nothing"
+            raise ValueError(f"no array {name} in {', '.join(options.files)}; there is {there}")
+    announce(f"comparing {printable(', '.join(options.files))} with what is known ...")
 
     import torch
     from safetensors.torch import load_file
 
-    from ..identify import Convention, identify_resampling
+    from ..recordings.conventions import Convention
+    from ..recordings.identify import verdict
 
     torch.set_num_threads(1)  # many small products: threads would wait for each other
-    tensors = load_file(options.file)
-    found = identify_resampling(*(tensors[name] for name in NEEDED))
-    reference = Convention(**FAMILIES[options.family])._asdict()
-    rounding = 2 * torch.finfo(tensors["result"].dtype).eps
-    return int(not _tell(found, reference, rounding))
+    for file in options.files:
+        if is_safetensors(file):
+            arrays.update(load_file(file))
+    try:
+        result, table, sizes = (torch.as_tensor(arrays[name]) for name in NEEDED)
+    except TypeError as problem:
+        raise ValueError(f"{', '.join(NEEDED)} must hold numbers: {problem}") from problem
+    reference = Convention(**FAMILIES[options.family])
+    is_equal, lines = verdict(reference, table, sizes, result)
+    print("\n".join(lines))
+    return int(not is_equal)
 
 
-def _tell(
-    found: list[tuple[float, dict[str, Any]]], reference: dict[str, Any], rounding: float
-) -> bool:
-    """Print the errors of the reference and of the nearest conventions, and return if it is equal.
-
-    Args:
-        found: errors and conventions, the smallest error first.
-        reference: the convention that is expected.
-        rounding: the largest error that the result's dtype explains.
-
-    Raises:
-        ValueError: sizes that the reference does not allow.
-    """
-    expected = [error for error, settings in found if settings == reference]
-    if not expected:
-        raise ValueError(f"sizes must be multiples of the reference's merge, {reference['merge']}")
-    # Where no other is nearer, it is the reference. Rounding of a half dtype decides nothing.
-    nearest = min(found[0][0] + EXACT, POSITIONS_IN_FLOAT32)
-    is_equal = expected[0] <= max(nearest, rounding)
-    verdict = "equal to" if is_equal else "different from"
-    print(f"{verdict} the reference: {100 * expected[0]:.3g} % of the largest value. The nearest:")
-    for error, settings in found[:3]:
-        print(f"{100 * error:10.3g} %  {_differences(settings, reference)}")
-    return is_equal
+def is_safetensors(file: str) -> bool:
+    """By the end of its name."""
+    return Path(file).suffix.lower() == ".safetensors"
 
 
-def _differences(settings: dict[str, Any], reference: dict[str, Any]) -> str:
-    """The settings that are not those of the reference."""
-    differences = []
-    for name, value in settings.items():
-        if value != reference[name]:
-            differences.append(f"{name}={value} (not {reference[name]})")
-    return ", ".join(differences) or "the reference"
+def read_arrays(file: str) -> dict[str, Any]:
+    """A file's arrays by name, without torch. A .npy file's array has the file's name.
 
-
-def check_tensors(file: str) -> None:
-    """Find out whether a file holds the tensors, without torch.
+    Of a .safetensors file, the names alone: NumPy has no bfloat16.
 
     Raises:
-        ValueError: no safetensors file, or one that lacks a tensor.
+        ValueError: another kind of file, or one that is damaged.
         OSError: the file cannot be read.
     """
+    import numpy as np
     from safetensors import SafetensorError, safe_open
 
-    open(file, "rb").close()  # of a folder, safetensors would say less
+    open(file, "rb").close()  # of a folder, the libraries would say less
     try:
-        with safe_open(file, "numpy") as opened:
-            for name in NEEDED:
-                opened.get_slice(name)
-    except SafetensorError as problem:
+        if is_safetensors(file):
+            with safe_open(file, "numpy") as opened:
+                return dict.fromkeys(opened.keys())
+        path = Path(file)
+        if path.suffix.lower() == ".npz":
+            with np.load(file) as arrays:
+                return dict(arrays)
+        if path.suffix.lower() == ".npy":
+            return {path.stem: np.load(file)}
+    except (SafetensorError, BadZipFile, zlib.error, EOFError, ValueError) as problem:
         raise ValueError(f"{file}: {problem}") from problem
+    raise ValueError(f"{file} must end with .safetensors, .npz or .npy")

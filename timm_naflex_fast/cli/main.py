@@ -26,6 +26,8 @@ COMMANDS = {  # each is a function of the module of its name
     "bench": "how much faster a step of a model becomes, eager or compiled",
     "run": "run a script, unchanged, with timm patched",
     "export": "export a model to ONNX or torch.export, verified in every runtime that is installed",
+    "record": "write what a model makes of pictures, stage by stage, for ports to be compared with",
+    "compare": "tell where a port parts from a recording, and why",
     "identify": "tell how a port resampled its position embeddings",
 }
 PIPE_CLOSED = 141  # a shell's status for a program that SIGPIPE ended

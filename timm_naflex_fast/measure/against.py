@@ -1,200 +1,37 @@
 """timm's NaFlex SigLIP-2 against transformers' Siglip2: the same pictures, the same weights."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
-
-import torch
-from torch import nn
 
 from ..names import STRATEGY_NAMES
-from ..patching.install import enable
-from .bench.workloads import coordinates
-from .checkpoints import read_config, to_transformers
-from .contenders import BASELINE, use
-from .images import eval_transform
-from .models import load_errors
-from .stages import (
-    Comparison,
+from ..recordings.compare import Comparison, Reason, Row, describe, known_mistake
+from ..recordings.format import Array, Stages, float32_limit
+from ..recordings.verdict import cells
+from .checkpoints import read_config
+from .contenders import BASELINE
+from .pipelines import (
+    LIBRARY,
     Inputs,
-    Outputs,
     Pictures,
     Pipeline,
-    Trial,
-    input_trials,
-    recorded,
-    refer,
+    build_processor,
+    build_tower,
+    stages_of,
+    timm_pipeline,
+    transformers_pipeline,
 )
+from .record import Source, as_trained, known_mistakes
 
-LIBRARY = "transformers"
+END_TO_END = " (end to end)"
 LIMITS = (
-    "Beyond rounding: another grid; a pixel off by more than one grey level of 255; embeddings by "
-    "more than 2e-6 of the stage's largest number, what follows by more than 2e-5. A picture whose "
-    "pixels agree goes on with the other library's, so that no later stage counts them again."
+    "Beyond rounding: another grid; a pixel off by more than two grey levels of 255 (two right "
+    "resizers round twice each); embeddings by more than 2e-6 of the stage's largest number, what "
+    "follows by more than 2e-5. The stages after the pixels begin with the other library's pixels; "
+    "the rows that say (end to end) begin with the picture."
 )
-# How SigLIP-2's table is resampled, in timm's settings.
-TRAINED = dict(
-    pos_embed_interp_mode="bilinear",
-    pos_embed_antialias=True,
-    pos_embed_align_corners=False,
-    pos_embed_ar_preserving=False,
-    pos_embed_use_grid_sample=False,
-)
-HOW_TO_BUILD = "pip install -U transformers; config.json must be that of the weights"
-
-
-def timm_pipeline(
-    model: Any, max_seq_len: int, interpolation: str | None = None, contender: str = BASELINE
-) -> Pipeline:
-    """timm's own transforms and collation, and a NaFlexVit whose table a contender resamples.
-
-    Args:
-        model: a NaFlexVit in eval mode.
-        max_seq_len: most patches of a picture.
-        interpolation: filter of the resize, in place of the data configuration's.
-        contender: one of ``CONTENDERS``.
-    """
-    from timm.data.naflex_dataset import NaFlexCollator
-
-    prepare = eval_transform(model, max_seq_len, interpolation)
-    collate = NaFlexCollator(max_seq_len)
-
-    def read(pictures: Pictures) -> Inputs:
-        samples = [(prepare(picture), 0) for picture in pictures]  # it wants a label
-        batch, _ = collate(samples)
-        grid = batch["patch_coord"].amax(1) + 1
-        return Inputs(grid, batch["patches"], batch["patch_valid"])
-
-    modules = _modules(model.embeds.proj, model.embeds, model.blocks, model.attn_pool)
-
-    def tower(inputs: Inputs) -> Outputs:
-        coord = coordinates(inputs.grid.tolist(), inputs.pixels.shape[1])
-        batch = {"patches": inputs.pixels, "patch_coord": coord, "patch_valid": inputs.valid}
-        with use(contender, model), recorded(modules) as found, torch.inference_mode():
-            model(batch)
-        return found
-
-    return Pipeline(read, tower)
-
-
-def _modules(
-    projection: nn.Module, embeddings: nn.Module, blocks: Any, head: nn.Module
-) -> dict[str, nn.Module]:
-    """The modules of a tower by the stages that end with them."""
-    modules = {"patch_embedding": projection, "position_embedding": embeddings, "pooled": head}
-    return modules | {f"block_{number}": block for number, block in enumerate(blocks)}
-
-
-def transformers_pipeline(model: Any, processor: Any) -> Pipeline:
-    """transformers' own image processor and Siglip2 image tower, in eval mode."""
-    core = getattr(model, "vision_model", model)  # older releases wrap the tower once more
-    embeddings = core.embeddings
-    modules = _modules(embeddings.patch_embedding, embeddings, core.encoder.layers, core.head)
-
-    def read(pictures: Pictures) -> Inputs:
-        batch = processor(images=list(pictures), return_tensors="pt")
-        valid = batch["pixel_attention_mask"].bool()
-        return Inputs(batch["spatial_shapes"], batch["pixel_values"], valid)
-
-    def tower(inputs: Inputs) -> Outputs:
-        stock = enable("stock", library=LIBRARY)
-        with stock, recorded(modules) as found, torch.inference_mode():
-            model(
-                pixel_values=inputs.pixels,
-                pixel_attention_mask=inputs.valid.long(),
-                spatial_shapes=inputs.grid,
-            )
-        return found
-
-    return Pipeline(read, tower)
-
-
-def build_tower(model: Any, config: Mapping[str, Any]) -> Any:
-    """transformers' Siglip2 image tower with the weights of timm's ``model``.
-
-    Args:
-        model: a NaFlexVit of SigLIP-2's design.
-        config: transformers' settings; what they leave open follows from the model.
-
-    Raises:
-        RuntimeError: transformers has no Siglip2, or ``config`` is that of other weights.
-        ValueError: the model is no Siglip2 tower; counts and names the tensors.
-    """
-    # A classifier is left out: what it takes is compared, not what it gives.
-    own = model.state_dict()
-    image_tower = {name: own[name] for name in own if not name.startswith("head.")}
-    weights = to_transformers(image_tower)
-    settings: dict[str, Any] = dict(
-        hidden_size=model.embed_dim,
-        intermediate_size=model.blocks[0].mlp.fc1.out_features,
-        num_hidden_layers=len(model.blocks),
-        num_attention_heads=model.blocks[0].attn.num_heads,
-        num_patches=len(weights["embeddings.position_embedding.weight"]),
-        patch_size=model.embeds.patch_size[0],
-    )
-    settings |= config
-    with load_errors("transformers' tower", HOW_TO_BUILD):
-        from transformers import Siglip2VisionConfig, Siglip2VisionModel
-
-        tower = Siglip2VisionModel(Siglip2VisionConfig.from_dict(settings))
-        getattr(tower, "vision_model", tower).load_state_dict(weights)
-    return tower.eval()
-
-
-def build_processor(model: Any, max_seq_len: int, folder: str | Path | None = None) -> Any:
-    """transformers' image processor; with the settings of ``folder``, where it holds some."""
-    from transformers import Siglip2ImageProcessor
-
-    options = dict(patch_size=model.embeds.patch_size[0], max_num_patches=max_seq_len)
-    if folder:
-        try:
-            return Siglip2ImageProcessor.from_pretrained(folder, **options)
-        except OSError:  # no image processor was saved there
-            pass
-    return Siglip2ImageProcessor(**options)
-
-
-def known_reasons(
-    model: Any, ours: Pipeline, theirs: Pipeline, processor: Any, interpolation: str | None = None
-) -> list[Trial]:
-    """What may be the reason if the two part, each with one thing changed."""
-    from PIL.Image import Resampling
-    from timm.data import resolve_data_config
-
-    here = resolve_data_config({"interpolation": interpolation}, model=model)["interpolation"]
-    there = Resampling(processor.resample).name.lower()
-    resized = timm_pipeline(model, processor.max_num_patches, there)
-
-    settings = []
-    trained = []
-    for name, value in TRAINED.items():
-        own = getattr(model.embeds, name, value)  # a timm without the setting computes as trained
-        if own != value:
-            settings.append(f"{name}={own}")
-            trained.append(f"{name}={value}")
-
-    def tower(inputs: Inputs) -> Outputs:
-        with patch.dict(model.embeds.__dict__, TRAINED):
-            return ours.tower(inputs)
-
-    return [
-        Trial(
-            f"resize filter: timm resizes pictures by {here}, transformers by {there}",
-            f"--interpolation {there}",
-            resized,
-            theirs,
-        ),
-        Trial(
-            f"table filter: timm resamples the table with {', '.join(settings)}, transformers by "
-            "bilinear with antialiasing",
-            f"--model-kwargs {' '.join(trained)}",
-            ours._replace(tower=tower),
-            theirs,
-        ),
-        *input_trials(ours, theirs),
-    ]
 
 
 def against_transformers(
@@ -206,6 +43,7 @@ def against_transformers(
     max_seq_len: int = 256,
     interpolation: str | None = None,
     same_patches: bool = False,
+    heads_are_known: bool = True,
     advance: Callable[[float], Any] = lambda share: None,
 ) -> dict[str, Any]:
     """Compare timm's pipeline with transformers', stage by stage, in float32 on the CPU.
@@ -218,93 +56,190 @@ def against_transformers(
         contenders: the modes to measure beside timm's own code.
         max_seq_len: most patches of a picture.
         interpolation: timm's filter of the resize, in place of the data configuration's.
-        same_patches: both towers get transformers' patches.
+        same_patches: pictures are not read by timm; both towers get transformers' patches.
+        heads_are_known: whether something tells the number of attention heads.
         advance: called after each pass over a batch, with its share of the batch's work.
 
     Returns:
         "library", "version", "stage_from", "pictures" (how many); for timm's own code "stages" (a
-        line for each, see :class:`Comparison`), "first" (the stage that parts, or None), "reason"
-        and "mend" (words where a change of one thing has proved them, or None); under "modes"
-        "stages" and "first" of each contender; "verdict", in sentences.
+        line for each, see :class:`Row`), "first" (the stage that parts, or None), "reason" (words,
+        or None); under "modes" "stages" and "first" of each contender; "verdict", in sentences.
 
     Raises:
         ImportError: transformers is not installed.
         RuntimeError: transformers has no Siglip2, or its settings are those of other weights.
         ValueError: another design.
     """
+    from PIL.Image import Resampling
+
     config = read_config(Path(folder)) if folder else {}
     processor = build_processor(model, max_seq_len, folder)
     theirs = transformers_pipeline(build_tower(model, config), processor)
-    comparisons = {}
-    for name in dict.fromkeys([BASELINE, *contenders]):
-        ours = timm_pipeline(model, max_seq_len, interpolation, name)
-        if same_patches:
-            ours = ours._replace(read=theirs.read)
-        comparisons[name] = Comparison(ours)
+    names = [*dict.fromkeys([BASELINE, *contenders])]
+    pipelines = {name: timm_pipeline(model, max_seq_len, interpolation, name) for name in names}
+    comparisons: dict[str, Comparison] = {}
+    example: tuple[Any, Stages, Stages] | None = None  # the first picture that parts in timm's code
+    count = 0
     for pictures in batches:
-        reference = refer(theirs, pictures)
-        for comparison in comparisons.values():
-            comparison.add(reference)
-            advance(1 / len(comparisons))
+        inputs = theirs.read(pictures)
+        reference = stages_of(inputs, theirs.tower(inputs))
+        for name, pipeline in pipelines.items():
+            ports = _port_stages(pipeline, pictures, inputs, same_patches)
+            comparison = comparisons.setdefault(name, _new_comparison(reference[0]))
+            for number, (own, right) in enumerate(zip(ports, reference)):
+                before = comparison.first()
+                comparison.add(count + number, _with_end_to_end(right), own)
+                after = comparison.first()
+                is_earlier = after is not None and (before is None or after.stage != before.stage)
+                if name == BASELINE and is_earlier:
+                    example = (pictures[number], right, own)
+            advance(1 / len(names))
+        count += len(pictures)
 
+    timms = comparisons[BASELINE]
+    reason = None
+    first = timms.first()
+    if first is not None and example is not None:
+        source = Source(
+            theirs,
+            lambda one: as_trained(one, timm_pipeline(one, max_seq_len)),
+            model,
+            max_seq_len,
+            Resampling(processor.resample).name.lower(),
+        )
+        reason = _reason(timms, first, source, *example)
     modes = {}
     for name, comparison in comparisons.items():
-        modes[name] = {"stages": comparison.stages(), "first": comparison.first()}
-    timms = comparisons[BASELINE]
-    trials = known_reasons(model, timms.ours, theirs, processor, interpolation)
-    proved = timms.explain(trials)
+        modes[name] = {
+            "stages": [vars(row) for row in comparison.rows()],
+            "first": _name(comparison.first()),
+        }
     found = {
         "library": LIBRARY,
         "version": version(LIBRARY),
         "stage_from": "patches" if same_patches else "pictures",
         "pictures": timms.pictures,
         **modes.pop(BASELINE),
-        "reason": proved and proved.reason,
-        "mend": proved and proved.mend,
+        "reason": reason and reason.words,
+        "heads_are_known": heads_are_known,
         "modes": modes,
     }
     return found | {"verdict": verdict(found)}
 
 
+def _new_comparison(reference: Stages) -> Comparison:
+    """A comparison of the reference's stages; the end-to-end ones are the last."""
+    limits = {stage: {"float32": float32_limit(stage)} for stage in reference}
+    last = [stage for stage in _with_end_to_end(reference) if stage not in reference]
+    for stage in last:
+        # A rounded pixel moves what follows, and nothing tells by how much it may.
+        limits[stage] = {"float32": float("inf")}
+    return Comparison([*reference, *last], limits)
+
+
+def _with_end_to_end(stages: Stages) -> Stages:
+    """The stages, and the last one once more under the name of the end-to-end row."""
+    last = list(stages)[-1]
+    return stages | {last + END_TO_END: stages[last]}
+
+
+def _port_stages(
+    pipeline: Pipeline, pictures: Pictures, inputs: Inputs, same_patches: bool
+) -> list[Stages]:
+    """timm's stages from the other library's pixels; grid and pixels, and the last stage once more,
+    from the pictures."""
+    ports = stages_of(inputs, pipeline.tower(inputs))
+    if same_patches:
+        for port in ports:
+            del port["grid"], port["pixels"]
+        return ports
+    own = pipeline.read(pictures)
+    end_to_end = stages_of(own, pipeline.tower(own))
+    for port, whole in zip(ports, end_to_end):
+        last = list(whole)[-1]
+        port |= {
+            "grid": whole["grid"],
+            "pixels": whole["pixels"],
+            last + END_TO_END: whole[last],
+        }
+    return ports
+
+
+def _reason(
+    comparison: Comparison, row: Row, source: Source, image: Any, right: Stages, own: Stages
+) -> Reason:
+    """Why timm's own code parts at a stage: each known mistake is run on one picture.
+
+    It can be timm's, or the other library's: its settings are those of other weights, say.
+    """
+    picture, *_ = row.parting
+    candidates = _mistaken(source, image, right, row.stage)
+    known = known_mistake(comparison, row, picture, right, own, candidates)
+    if known:
+        return known
+
+    timms = right | {stage: own[stage] for stage in right if stage in own}
+    if row.stage not in ("grid", "pixels"):
+        # Both towers began with these.
+        timms |= {"grid": right["grid"], "pixels": right["pixels"]}
+    exchanged = replace(source, twin=lambda one: timm_pipeline(one, source.max_patches))
+    candidates = _mistaken(exchanged, image, timms, row.stage)
+    known = known_mistake(comparison, row, picture, timms, right, candidates)
+    if known:
+        return replace(known, words=f"{LIBRARY} gives what timm would with this: {known.words}")
+    return describe(row, picture, right, own)
+
+
+def _mistaken(
+    source: Source, image: Any, stages: Stages, stage: str
+) -> Iterator[tuple[str, Array]]:
+    """What each known mistake makes of a picture at a stage: words and numbers."""
+    for mistake, (_, numbers) in known_mistakes(source, [image], [stages]):
+        if stage in numbers:
+            yield mistake.words, numbers[stage]
+
+
+def _name(row: Row | None) -> str | None:
+    return None if row is None else row.stage
+
+
 def stage_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
     """The table of stages of timm's own code, as text under its headings."""
-    rows = []
-    for stage in found["stages"]:
-        row = {
-            "stage": stage["stage"],
-            "largest difference": f"{stage['largest']:.2g}",
-            "RMS difference": f"{stage['rms']:.2g}",
-            "largest number": f"{stage['scale']:.3g}",
-            "pictures beyond rounding": f"{stage['pictures']} of {found['pictures']}",
-        }
-        rows.append(row)
-    return rows
+    return [cells(Row(**stage)) for stage in found["stages"]]
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """The answer in sentences: where timm's own code parts from the library, then each mode."""
     library = f"{found['library']} {found['version']}"
-    text = f"timm and {library} {_parting(found, found['pictures'])}"
-    for part in (found["reason"], found["mend"] and f"{found['mend']} mends it"):
-        if part:
-            text += f"; {part}"
+    text = f"timm and {library} {_parting(found)}"
+    if found["reason"]:
+        text += f"; the likely reason: {found['reason']}"
     text += "."
     for mode, one in found["modes"].items():
         if one["first"] != found["first"]:
-            text += f" With {mode} they {_parting(one, found['pictures'])}."
+            text += f" With {mode} they {_parting({**found, **one})}."
+    if not found["heads_are_known"]:
+        text += (
+            " The number of attention heads is not known: no file tells it, and both sides were "
+            "given the same guess."
+        )
     return text
 
 
-def _parting(one: Mapping[str, Any], pictures: int) -> str:
-    *_, last = one["stages"]
-    for stage in one["stages"]:
-        if stage["stage"] == one["first"]:
+def _parting(found: Mapping[str, Any]) -> str:
+    rows = [Row(**stage) for stage in found["stages"]]
+    for row in rows:
+        if row.stage == found["first"]:
             return (
-                f"part at {one['first']}, in {stage['pictures']} of {pictures} pictures (largest "
-                f"difference {stage['largest']:.2g})"
+                f"part at {row.stage}, in {len(row.parting)} of {row.compared} pictures (largest "
+                f"difference {row.largest:.2g})"
             )
-    share = last["largest"] / (last["scale"] or 1.0)
-    return (
-        f"part nowhere on {pictures} pictures: the pooled output differs by {share:.1e} of its "
-        "largest number at most"
+    text = f"part nowhere on {found['pictures']} pictures in float32"
+    *_, last = (row for row in rows if not row.stage.endswith(END_TO_END))
+    text += (
+        f": from the same pixels, {last.stage} differs by {last.share:.1e} of its largest number"
     )
+    for row in rows:
+        if row.stage.endswith(END_TO_END):
+            text += f"; end to end, from each one's own pixels, by {row.share:.1e}"
+    return text

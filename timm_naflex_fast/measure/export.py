@@ -1,20 +1,27 @@
 """Export a NaFlexVit to one file, and compare each runtime's result with timm's own eager code."""
 
 import copy
+import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
 import torch
+from timm.data import resolve_data_config
 from torch import Tensor
 
-from .. import enable
+from .. import __version__, enable
 from .bench.model import random_batch
+from .models import fingerprint
 
 Inputs = dict[str, Tensor]
+Run = Callable[[Inputs], Any]
+Kind = tuple[str, str, bool]  # the first three of a ``Check``
 # Grids of batches, and their length: the first is exported, and the files are compared on the others.
 BATCHES: list[tuple[Any, int]] = [
     ([(4, 6), (7, 3), (5, 5)], 30),
@@ -24,15 +31,32 @@ BATCHES: list[tuple[Any, int]] = [
 # How far a runtime may be off, relative to the largest number. Runtimes add up in another order;
 # what is wrong in a model is off by 1e-2 and more. The embeddings alone: what holds in PyTorch.
 TOLERANCES = {"model": 1e-4, "embeddings": 2e-6}
-RUN = {
+FLOAT32 = "float32"
+METADATA = "metadata.json"  # the name that a .pt2 file gives its metadata
+# The order of the numbers in one patch.
+CHANNELS_LAST = "y, x, channel"
+CHANNELS_FIRST = "channel, y, x"
+# Lines that run a file: FILE stands for its name. Then the one that sets float32, for runtimes that
+# may have another default.
+LOAD = {
     ".onnx": """import onnxruntime
-session = onnxruntime.InferenceSession({file!r})
-inputs = dict({inputs})  # NumPy arrays
-(output,) = session.run(None, inputs)""",
-    ".pt2": """import torch
-program = torch.export.load({file!r}).module()
-inputs = dict({inputs})  # tensors
-output = program(**inputs)""",
+session = onnxruntime.InferenceSession(FILE, providers=["CPUExecutionProvider"])
+settings = session.get_modelmeta().custom_metadata_map""",
+    ".pt2": """import json, torch
+extra = {"metadata.json": ""}
+program = torch.export.load(FILE, extra_files=extra).module()
+settings = json.loads(extra["metadata.json"])""",
+}
+FROM_PICTURES = """from timm_naflex_fast.pictures import patches_of
+inputs = patches_of(pictures, settings)  # of a list of PIL images"""
+FROM_IMAGES = "inputs = dict(image=image)  # a tensor (B, channels, H, W), normalised"
+RUN = {
+    ".onnx": """arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+(output,) = session.run(None, arrays)""",
+    ".pt2": "output = program(**inputs)",
+}
+SET_FLOAT32 = {
+    "OpenVINO": 'openvino.Core().compile_model(FILE, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})'
 }
 
 
@@ -61,19 +85,38 @@ class Naflex(torch.nn.Module):
         return output
 
 
+class Check(NamedTuple):
+    """How far one runtime is from timm when it computes in one precision.
+
+    Attributes:
+        runtime: a name of ``LOADERS``.
+        precision: in which it computes, e.g. "float32".
+        is_default: whether it does so on this machine when nobody chooses.
+        differences: relative to the largest number: of the "model", and of the position
+            "embeddings" alone.
+    """
+
+    runtime: str
+    precision: str
+    is_default: bool
+    differences: dict[str, float]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the differences are allowed; NaN is not."""
+        return all(off <= TOLERANCES[part] for part, off in self.differences.items())
+
+
 class Found(NamedTuple):
     """What the comparison found.
 
     Attributes:
-        differences: of each runtime, relative to the largest number: of the "model", and of the
-            position "embeddings" alone.
-        inputs: their names in the file.
+        checks: of each runtime, in each precision.
         dtypes: of all tensors in the program.
-        right: whether every runtime is right, and so the file was written.
+        right: whether every runtime is right in float32, and so the file was written.
     """
 
-    differences: dict[str, dict[str, float]]
-    inputs: list[str]
+    checks: list[Check]
     dtypes: list[str]
     right: bool
 
@@ -90,7 +133,7 @@ def make_inputs(model: Any, size: tuple[int, int] | None) -> tuple[list[Inputs],
     if size is not None:
         plain = [{"image": torch.randn(n, model.embeds.in_chans, *size)} for n in (2, 3, 1)]
         return plain, {"image": {0: images}}
-    tokens = torch.export.Dim("length", min=2, max=65536)
+    tokens = torch.export.Dim("tokens", min=2, max=65536)
     batches = [random_batch(model, *batch) for batch in BATCHES]
     return batches, {name: {0: images, 1: tokens} for name in batches[0]}
 
@@ -99,9 +142,34 @@ def position_embeddings(model: Any) -> Any:
     """The embeddings of a model, in which everything that is no position is 0."""
     embeds = copy.deepcopy(model.embeds)
     for name, parameter in embeds.named_parameters():
+        # Of a learned table, or of the two of a factorized one.
         if not name.startswith("pos_embed"):
             parameter.data.zero_()
     return embeds
+
+
+def describe(model: Any) -> dict[str, str]:
+    """What a file says of its model: versions, weights, and how pictures become its input.
+
+    Texts by their names; :func:`timm_naflex_fast.pictures.patches_of` reads them.
+    """
+    embeds = model.embeds
+    config = resolve_data_config({}, model=model)
+    order = CHANNELS_LAST
+    if not getattr(embeds, "channels_last", True):  # older releases have no other order
+        order = CHANNELS_FIRST
+    return {
+        "weights_sha256": fingerprint(model),
+        "timm_naflex_fast": __version__,
+        "timm": timm.__version__,
+        "torch": torch.__version__,
+        "patch_size": json.dumps(embeds.patch_size),
+        "patch_order": order,
+        "channels": str(embeds.in_chans),
+        "mean": json.dumps(config["mean"][: embeds.in_chans]),
+        "std": json.dumps(config["std"][: embeds.in_chans]),
+        "interpolation": config["interpolation"],
+    }
 
 
 def export(
@@ -109,6 +177,7 @@ def export(
     out: Path,
     runtimes: Sequence[str],
     size: tuple[int, int] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> Found:
     """Export ``model`` and compare the file; it takes the place ``out`` if every runtime is right.
 
@@ -117,9 +186,10 @@ def export(
         out: where the file goes, ``.onnx`` or ``.pt2``.
         runtimes: those that run it, names of ``LOADERS``.
         size: of plain images, in pixels; None: for NaFlex batches.
+        metadata: texts by their names, which the file keeps.
     """
     (example, *unseen), free = make_inputs(model, size)
-    differences: dict[str, dict[str, float]] = {runtime: {} for runtime in runtimes}
+    differences: dict[Kind, dict[str, float]] = {}
     dtypes = set()
     # In the folder of ``out``, so that a file can take its place without being copied.
     folder = tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.")
@@ -128,25 +198,23 @@ def export(
             module = Naflex(exported).eval()
             file = Path(parts, part, out.name)
             file.parent.mkdir()
+            # What timm's own code gives is what the file has to give.
             with enable("stock", model=module):
                 wanted = [module(**inputs) for inputs in unseen]
             with enable("matmul", model=module, strict=True):
-                program = write(module, example, free, file)
+                program = write(module, example, free, file, metadata)
             dtypes |= dtypes_of(program)
-            for runtime in runtimes:
-                run = LOADERS[runtime](file, program)
-                differences[runtime][part] = _largest_difference(run, unseen, wanted)
-        right = all(map(is_right, differences.values()))
+            for kind, run in _load(runtimes, file, program):
+                off = _largest_difference(run, unseen, wanted)
+                differences.setdefault(kind, {})[part] = off
+        checks = [Check(*kind, found) for kind, found in differences.items()]
+        # In another precision, rounding alone is more than what is allowed.
+        right = all(check.is_right for check in checks if check.precision == FLOAT32)
         if right:
             # ONNX keeps weights beside the file above 1.5 GB.
             for made in Path(parts, "model").iterdir():
                 made.replace(out.resolve().with_name(made.name))
-    return Found(differences, list(example), sorted(dtypes), right)
-
-
-def is_right(differences: dict[str, float]) -> bool:
-    """Whether a runtime's differences are allowed; NaN is not."""
-    return all(off <= TOLERANCES[part] for part, off in differences.items())
+    return Found(checks, sorted(dtypes), right)
 
 
 def dtypes_of(program: Any) -> set[str]:
@@ -160,32 +228,69 @@ def dtypes_of(program: Any) -> set[str]:
     return found
 
 
-def write(module: torch.nn.Module, example: Inputs, free: Any, file: Path) -> Any:
-    """Export the module as it is patched now, write the file, return torch.export's program."""
+def write(
+    module: torch.nn.Module,
+    example: Inputs,
+    free: Any,
+    file: Path,
+    metadata: Mapping[str, str] | None = None,
+) -> Any:
+    """Export the module as it is patched now, write the file, return torch.export's program.
+
+    Args:
+        module: takes ``example`` by its names.
+        example: of the inputs.
+        free: the dimensions that may have other sizes, {name: {dimension: Dim}}.
+        file: where to write, ``.onnx`` or ``.pt2``.
+        metadata: texts by their names, which the file keeps.
+    """
     # A line for each operator that it does not fold.
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about its own steps
         program = torch.export.export(module, (), example, dynamic_shapes=free, strict=False)
         if file.suffix == ".pt2":
-            torch.export.save(program, file)
+            texts = {METADATA: json.dumps(dict(metadata or {}), indent=1)}
+            torch.export.save(program, file, extra_files=texts)
         else:
             converted: Any = torch.onnx.export(
-                program, dynamo=True, verbose=False, output_names=["output"]
+                program,
+                dynamo=True,
+                verbose=False,
+                output_names=["output"],
+                dynamic_shapes=_names(free),
             )
+            # The exporter takes no metadata: they go into its result before that is written.
+            converted.model.metadata_props.update(metadata or {})
             converted.save(file)
     return program
 
 
-def how_to_run(out: Path, names: list[str]) -> str:
-    """Lines of Python that run the file."""
-    inputs = ", ".join(f"{name}={name}" for name in names)
-    return RUN[out.suffix].format(file=str(out), inputs=inputs)
+def _names(free: Any) -> dict[str, dict[int, str]]:
+    """The names of the dimensions, which the program of torch.export has forgotten."""
+    names = {}
+    for name, sizes in free.items():
+        names[name] = {dimension: size.__name__ for dimension, size in sizes.items()}
+    return names
 
 
-def _largest_difference(
-    run: Callable[[Inputs], Any], batches: Sequence[Inputs], wanted: Sequence[Tensor]
-) -> float:
+def how_to_run(out: Path, size: tuple[int, int] | None) -> str:
+    """Lines of Python that run the file: on pictures, or on images of ``size``."""
+    inputs = FROM_PICTURES if size is None else FROM_IMAGES
+    lines = "\n".join([LOAD[out.suffix], inputs, RUN[out.suffix]])
+    return lines.replace("FILE", repr(str(out)))
+
+
+def _load(runtimes: Sequence[str], file: Path, program: Any) -> Iterator[tuple[Kind, Run]]:
+    """The runs of a file in each runtime and precision."""
+    for runtime in runtimes:
+        runs = LOADERS[runtime](file, program)
+        default, *_ = runs  # a loader gives it first
+        for precision, run in runs.items():
+            yield (runtime, precision, precision == default), run
+
+
+def _largest_difference(run: Run, batches: Sequence[Inputs], wanted: Sequence[Tensor]) -> float:
     """Of all batches, relative to the largest output of each; NaN if one has NaN."""
     found = []
     for inputs, want in zip(batches, wanted):
@@ -194,29 +299,43 @@ def _largest_difference(
     return torch.stack(found).max().item()
 
 
-def _torch(file: Path, program: Any) -> Callable[[Inputs], Any]:
+def _torch(file: Path, program: Any) -> dict[str, Run]:
     if file.suffix == ".pt2":
         program = torch.export.load(file)
     module = program.module()
-    return lambda inputs: module(**inputs)
+    return {FLOAT32: lambda inputs: module(**inputs)}
 
 
-def _onnxruntime(file: Path, program: Any) -> Callable[[Inputs], Any]:
+def _onnxruntime(file: Path, program: Any) -> dict[str, Run]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, _numpy(inputs))[0]
+    return {FLOAT32: lambda inputs: session.run(None, _numpy(inputs))[0]}
 
 
-def _openvino(file: Path, program: Any) -> Callable[[Inputs], Any]:
+def _openvino(file: Path, program: Any) -> dict[str, Run]:
+    """Its default depends on the processor: bfloat16 where that has instructions for it."""
     import openvino
 
-    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda inputs: compiled(_numpy(inputs))[0]
+    names = {"f32": FLOAT32, "bf16": "bfloat16", "f16": "float16"}
+    # One for both: where each had its own, processes crashed when they started others (2026.4.1).
+    core = openvino.Core()
+    runs: dict[str, Run] = {}
+    for options in ({}, {"INFERENCE_PRECISION_HINT": "f32"}):
+        compiled = core.compile_model(file, "CPU", options)
+        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        runs[names.get(precision, precision)] = partial(_run_openvino, compiled)
+    return runs
+
+
+def _run_openvino(compiled: Any, inputs: Inputs) -> Any:
+    return compiled(_numpy(inputs))[0]
 
 
 def _numpy(inputs: Inputs) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in inputs.items()}
 
 
+# Each gives a function that runs the file in each precision: in the runtime's default on this
+# machine first, and in float32.
 LOADERS = {"torch.export": _torch, "ONNX Runtime": _onnxruntime, "OpenVINO": _openvino}

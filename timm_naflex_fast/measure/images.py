@@ -75,15 +75,16 @@ def image_files(folder: str | Path, skipped: list[str]) -> list[Path]:
     return sorted(found)
 
 
-def image_sources(folder: str | Path, skipped: list[str]) -> list[Source]:
+def image_sources(folder: str | Path, skipped: list[str] | None = None) -> list[Source]:
     """Name (path inside the folder) and opener of each image under ``folder``.
 
     What :func:`image_files` leaves out goes to ``skipped``; errors as there.
     """
     from PIL import Image
 
+    left_out = [] if skipped is None else skipped
     sources: list[Source] = []
-    for path in image_files(folder, skipped):
+    for path in image_files(folder, left_out):
         name = printable(path.relative_to(folder))
         sources.append((name, partial(Image.open, path)))
     return sources
@@ -204,8 +205,7 @@ class NaFlexImages:
 
     Attributes:
         sources: in the order wanted; see :func:`image_sources`.
-        model: its data configuration (mean, std, interpolation) and patch size are used. It takes 1
-            or 3 channels.
+        model: a NaFlexVit; see :func:`eval_transform`.
         max_seq_len: most patches an image is resized to.
         batch_size: images per batch.
         interpolation: filter of the resize, in place of the data configuration's.
@@ -230,7 +230,7 @@ class NaFlexImages:
         """Batches in order, with a list of "names".
 
         Raises:
-            ValueError: none could be decoded.
+            ValueError: none could be decoded; or as :func:`eval_transform`.
         """
         from timm.data.naflex_dataset import NaFlexCollator
 
@@ -278,22 +278,39 @@ def _grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def eval_transform(model: Any, max_seq_len: int, interpolation: str | None = None) -> Any:
-    """timm's eval transform for the model: from a PIL image to patches.
+    """timm's eval transform for the model: from a PIL image to patches, as the model reads them.
+
+    The one place that decides it: size of a patch, order of the numbers in it, channels, mean,
+    standard deviation and filter are the model's own. Nothing is cropped.
 
     Args:
-        model: its data configuration and patch size are used.
+        model: a NaFlexVit of 1 or 3 channels; its data configuration is used.
         max_seq_len: most patches an image is resized to.
         interpolation: filter of the resize, in place of the data configuration's.
+
+    Raises:
+        ValueError: the model takes no patches, or other channels than pictures have.
     """
     from timm.data import create_transform, resolve_data_config
 
+    embeds = model.embeds
+    if not embeds.is_linear:
+        raise ValueError(
+            "the model's patch embedding is a convolution, which takes no patches; valid: "
+            "embed_proj_type='linear'"
+        )
+    if embeds.in_chans not in (1, 3):
+        raise ValueError(f"the model takes {embeds.in_chans} channels; pictures have 1 or 3")
     config = resolve_data_config({"interpolation": interpolation}, model=model)
     for name in ("mean", "std"):
-        config[name] = config[name][: model.embeds.in_chans]
+        config[name] = config[name][: embeds.in_chans]
+    # Older releases of timm know no other order than (y, x, channel).
+    if not getattr(embeds, "channels_last", True):
+        config["patchify_channels_last"] = False
     return create_transform(
         **config,
         naflex=True,
-        patch_size=tuple(model.embeds.patch_size),
+        patch_size=tuple(embeds.patch_size),
         max_seq_len=max_seq_len,
         patchify=True,
     )

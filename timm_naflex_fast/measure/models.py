@@ -2,14 +2,17 @@
 
 import argparse
 import ast
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..names import did_you_mean
-from .checkpoints import NamesDiffer, check_names, read_checkpoint, sizes
+from .checkpoints import read_checkpoint, sizes
 from .contenders import temporarily
+from .tower_names import NamesDiffer, channels_first, check_names
+from .weight_files import Unusable
 
 HUB_SECONDS = 10
 DTYPES = ("float32", "bfloat16", "float16")
@@ -22,10 +25,9 @@ HOW_TO_FIT = (
     "'pos_embed_grid_size=(24, 24)'"
 )
 HOW_TO_MATCH = (
-    "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers or "
-    f"open_clip saves it; {HOW_TO_FIT}"
+    "the file must hold the state dict of timm's model itself, or SigLIP-2 as transformers, "
+    f"open_clip or Google saves it; {HOW_TO_FIT}"
 )
-HOW_TO_COUNT = "add it to --model-kwargs, e.g. num_heads=12"
 HOW_TO_CONVERT = f"timm's own conversion of these weights failed; {HOW_TO_FIT}"
 HOW_TO_SAVE = "save a file of tensors: .safetensors, or torch.save(model.state_dict(), FILE)"
 
@@ -41,8 +43,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     weights.add_argument(
         "--checkpoint",
         metavar="FILE",
-        help="local weights of timm, or SigLIP-2's of transformers or open_clip: a file "
-        "(.safetensors, .pth, .bin), an index of shards, or a folder",
+        help="local weights of timm, or SigLIP-2's of transformers, open_clip or Google: a file "
+        "(.safetensors, .pth, .bin, .npz), an index of shards, a folder, or the name of a model in "
+        "the hub's cache",
     )
     weights.add_argument("--random-weights", action="store_true", help="the untrained model")
     parser.add_argument(
@@ -112,7 +115,8 @@ def load_model(
         name: a timm model, e.g. ``naflexvit_base_patch16_siglip.v2_webli``; timm turns a ViT into a
             NaFlexVit.
         checkpoint: a local file or folder; see :func:`read_checkpoint`. The model gets as many
-            classes as its head has, and the size of a tower that another library wrote.
+            classes as its head has, and the size of a tower that another library wrote; where that
+            has no head that pools, the model gives its tokens (``global_pool=""``).
         random_weights: keep the initialisation (seed 0), but make a learned position table of sines
             and cosines: neighbouring cells of a trained table are alike, those of noise are not.
         dtype: torch's name of the number type to which the whole model is cast.
@@ -172,15 +176,17 @@ def _smooth(table: Any) -> None:
 def _add_file(options: dict[str, Any], file: str | Path, what: str) -> str:
     """Add the weights of a local file to the options of a model, and say in words what they are."""
     with load_errors(what, HOW_TO_SAVE):
-        checkpoint = read_checkpoint(file)
+        checkpoint = read_checkpoint(file, options.get("pos_embed_grid_size"))
         state = checkpoint.tensors
         classes = len(state.get("head.weight", ()))
-    defaults = {"num_classes": classes}
-    if checkpoint.library != "timm":
-        with load_errors(what, HOW_TO_COUNT):
+        defaults = {"num_classes": classes}
+        if checkpoint.library != "timm":
             defaults |= sizes(checkpoint, options.get("num_heads"))
+            if options.get("patchify_channels_last") is False:
+                state = channels_first(state)
     # As an overlay, timm converts keys and shapes as it does for weights from the hub.
-    overlay = {"state_dict": state, "num_classes": classes}
+    overlay = dict(options.get("pretrained_cfg_overlay") or {})  # e.g. the pictures' mean
+    overlay |= {"state_dict": state, "num_classes": classes}
     options |= {**defaults, **options, "pretrained_cfg_overlay": overlay}
     return checkpoint.words
 
@@ -212,12 +218,25 @@ def load_errors(what: str, advice: str = HOW_TO_GIVE) -> Iterator[None]:
     """
     try:
         yield
+    except NamesDiffer as error:
+        raise RuntimeError(f"{what} cannot be loaded: {error}; {HOW_TO_MATCH}") from error
+    except Unusable as error:  # it says itself what to give
+        raise RuntimeError(f"{what} cannot be loaded: {error}") from error
     # No network, a cut-off file, a pickle of something else, tensors of another model.
     except Exception as error:
         text = " ".join(str(error).split())
         if text.startswith("Weights only load failed"):  # torch goes on with unsafe advice
             text = "Weights only load failed"
         reason = f"{type(error).__name__}: {text}"[:300]
-        if isinstance(error, NamesDiffer):
-            advice = HOW_TO_MATCH
         raise RuntimeError(f"{what} cannot be loaded ({reason}); {advice}") from error
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of the weights, names and all: the same however they were loaded."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

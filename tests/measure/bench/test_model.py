@@ -50,6 +50,15 @@ def test_contenders_run_whole_steps_of_one_model_in_turns(tiny, phase):
     assert tiny.training is (phase == "train")
 
 
+@ran("matmul")
+@pytest.mark.parametrize("phase", ["train", "infer"])
+def test_a_model_that_pools_nothing_is_timed_too(phase):
+    small = dict(embed_dim=32, depth=1, num_heads=2, global_pool="")
+    model, _ = load_model("naflexvit_base_patch16_gap", random_weights=True, **small)
+    rows = measure(model, "stock", "matmul", phase=phase)
+    assert [row["contender"] for row in rows] == ["stock", "matmul"]
+
+
 def test_the_batch_is_what_timms_collator_makes(tiny):
     grids = WORKLOAD.grids(3)
     coords = [coordinates([grid])[0] for grid in grids]

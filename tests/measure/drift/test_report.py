@@ -20,7 +20,7 @@ from timm_naflex_fast.measure.drift.report import (
     record,
     write,
 )
-from timm_naflex_fast.measure.drift.survey import Drift, Survey, survey
+from timm_naflex_fast.measure.drift.survey import Drift, GridDrift, Survey, survey
 
 SAME = Drift(0, 0, 0, 0, 1, 1, 0.9)
 EXACT = Drift(5e-7, 0.2, 6e-8, 1e-14, 1, 1, 0.9)
@@ -36,14 +36,44 @@ MADE = {
 }
 
 
-def one_survey(**drifts):
-    return Survey(40, {"stock": SAME, **drifts}, [], [])
+SHRUNK = GridDrift((6, 6), 20, 2.0, {})
+ENLARGED = GridDrift((20, 20), 20, 0.5, {})
+OWN = GridDrift((12, 12), 20, 1.0, {}, resampled=False)
 
 
-def test_the_headline_answers_for_each_strategy():
-    found = one_survey(grid_sample=MOVED, matmul=EXACT, **{"timm-flag-bilinear": MOVED})
-    assert headline(found) == "Safe to switch to `matmul`: yes; `grid_sample`: no"
-    assert headline(one_survey()) == "No strategy of this package was measured"
+def one_survey(*grids, images=40, **drifts):
+    return Survey(images, {"stock": SAME, **drifts}, list(grids), [])
+
+
+def test_the_headline_says_for_each_strategy_on_how_many_images_and_by_which_number():
+    found = one_survey(SHRUNK, grid_sample=MOVED, matmul=EXACT, interpolate_cached=SAME)
+    assert headline(found) == (
+        "Timm's result on 40 images: `matmul` (0.200 times what rounding explains), "
+        "`interpolate_cached` (no difference). "
+        "Another result on 40 images: `grid_sample` (9.00 times what rounding explains, RMS 12.00 %)"
+    )
+
+
+def test_the_headline_names_what_was_not_measured():
+    found = one_survey(SHRUNK, **{"timm-flag-bilinear": MOVED})
+    assert headline(found) == "No strategy of this package was measured"
+
+
+def test_where_nothing_was_resampled_the_headline_gives_no_answer():
+    found = one_survey(OWN, images=1, matmul=SAME, grid_sample=SAME)
+    assert headline(found) == (
+        "Not known from 1 image: `matmul`, `grid_sample` (every image has the table's own grid, so "
+        "nothing was resampled)"
+    )
+
+
+def test_where_no_table_was_shrunk_grid_sample_gets_no_answer():
+    found = one_survey(OWN, ENLARGED, matmul=EXACT, grid_sample=EXACT)
+    assert headline(found) == (
+        "Timm's result on 40 images: `matmul` (0.200 times what rounding explains). "
+        "Not known from 40 images: `grid_sample` (no image has a grid smaller than the table, where "
+        "it does not antialias)"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +122,12 @@ def test_both_pages_hold_the_cells_of_the_terminal(written, measured):
 
 def test_what_users_named_is_text_and_no_markup(written):
     _, markdown, page = written
-    assert markdown.startswith("# Safe to switch to `matmul`: yes; ")
+    assert markdown.startswith("# Timm's result on 8 images: `matmul` (")
     assert "Drift of `tiny <vit>` on 8 images." in markdown
     for line in ("weights: random & *drawn*", "a.png: <no>"):
         assert f"\n\n    {line}\n" in markdown  # the first line of a block of code
 
-    assert "<h1>Safe to switch to <code>matmul</code>: yes; " in page
+    assert "<h1>Timm&#39;s result on 8 images: <code>matmul</code> (" in page
     assert "tiny &lt;vit&gt;" in page and "<vit>" not in page
     assert "a.png: &lt;no&gt;" in page and "<dd>8 (noise)</dd>" in page
     assert "<dt>code last changed in</dt><dd>d</dd>" in page
@@ -137,15 +167,15 @@ def test_each_mode_has_a_plot_of_its_own_on_the_same_axes(measured):
     assert len(limits) == 1
 
 
-def stage(name, largest, limit, scale=2.0):
-    return {"stage": name, "largest": largest, "limit": limit, "scale": scale}
+def stage(name, share, limit):
+    return {"stage": name, "share": share, "limit": limit}
 
 
 def test_plots_of_stages_show_zeros_and_the_limit_of_rounding():
     from timm_naflex_fast.measure.drift.plots import stages
 
-    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.5, 0.02), stage("pooled", 2e-4, 4e-5)]
-    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.02), stage("pooled", 0.0, 4e-5)]
+    timms = [stage("grid", 0.0, 0.0), stage("pixels", 0.25, 0.01), stage("pooled", 1e-4, 2e-5)]
+    same = [stage("grid", 0.0, 0.0), stage("pixels", 0.0, 0.01), stage("pooled", 0.0, 2e-5)]
     figures = stages({"stages": timms, "modes": {"matmul": {"stages": same}}})
     assert [*figures] == ["stock", "matmul"]
     for figure, shares in zip(figures.values(), ([0, 0.25, 1e-4], [0, 0, 0])):

@@ -40,8 +40,15 @@ def test_what_is_exact_and_what_is_not(measured):
 
 def test_each_grid_has_its_own_figures(measured):
     assert measured.images == 8
-    found = {grid["grid"]: (grid["images"], grid["shrink"]) for grid in measured.grids}
+    found = {grid.grid: (grid.images, grid.shrink) for grid in measured.grids}
     assert found == {(5, 2): (2, 4), (6, 6): (2, 2), (3, 4): (2, 4), (2, 9): (2, 6)}
+
+
+@ran("matmul")
+@pytest.mark.parametrize("kind", ["learned", "factorized"])
+def test_the_tables_own_grid_is_not_resampled(kind):
+    found = survey(small_vit(pos_embed=kind, pos_embed_grid_size=(3, 4)), batches(), ["matmul"])
+    assert [grid.grid for grid in found.grids if not grid.resampled] == [(3, 4)]
 
 
 def test_pictures_are_the_worst_and_the_median(measured):
@@ -60,6 +67,48 @@ def test_without_labels_or_classes_there_are_no_columns_of_them(classes, last):
     model.reset_classifier(classes)
     drift = survey(model, batches(labels=not classes), ["matmul"]).drift["matmul"]
     assert list(cells("matmul", drift))[-1] == last
+
+
+@ran("grid_sample")
+def test_of_two_images_the_nearest_other_one_says_nothing():
+    two = {key: value[:2] for key, value in vit_batch(GRIDS).items()}
+    three = {key: value[:3] for key, value in vit_batch(GRIDS).items()}
+    model = table_model(pos_embed_grid_size=(16, 16))
+    assert survey(model, [(two, None)], ["grid_sample"]).drift["grid_sample"].neighbours is None
+    assert survey(model, [(three, None)], ["grid_sample"]).drift["stock"].neighbours == 1
+
+
+@ran("grid_sample", "matmul")
+def test_of_a_model_that_pools_nothing_the_last_tokens_are_compared():
+    model = table_model(pos_embed_grid_size=(16, 16), global_pool="")
+    batch = vit_batch(GRIDS)
+    found = survey(model, [(batch, None)], ["grid_sample", "matmul"]).drift
+    moved = found["grid_sample"]
+    assert moved.pooled_cosine_distance is moved.neighbours is moved.agreement is None
+    assert found["stock"].tokens_cosine_distance == 0
+    assert 0 < found["matmul"].tokens_cosine_distance < 1e-10
+
+    # By hand: the mean over an image's own tokens, and then over images.
+    with torch.no_grad(), use("stock", model):
+        timms = model.forward_features(**batch)["patches"].double()
+    with torch.no_grad(), use("grid_sample", model):
+        ours = model.forward_features(**batch)["patches"].double()
+    cosine = torch.nn.functional.cosine_similarity(ours, timms, dim=-1)[
+        :, -batch["patches"].shape[1] :
+    ]
+    images = [1 - one[valid].mean() for one, valid in zip(cosine, batch["patch_valid"])]
+    assert moved.tokens_cosine_distance == pytest.approx(torch.stack(images).mean().item())
+
+
+@ran("matmul")
+def test_rounding_alone_makes_no_picture_of_noise(monkeypatch):
+    def only_stock(found, name):
+        return name == "stock"
+
+    monkeypatch.setattr("timm_naflex_fast.measure.drift.survey.Survey.exact", only_stock)
+    found = survey(table_model(pos_embed_grid_size=(12, 8)), list(batches()), ["matmul"], True)
+    assert found.pictures and found.drift["matmul"].embed_max_abs > 0
+    assert all((shown.map == 0).all() for shown in found.pictures)
 
 
 @ran("grid_sample", "matmul")

@@ -208,6 +208,8 @@ def make_step(model: Any, dtype: str, phase: str) -> Step:
     def train(run: Any, batch: dict[str, Tensor]) -> None:
         with autocast():
             out = run(batch)  # (B, classes)
+        if out.ndim == 3:  # of a model that pools nothing: (B, N, C)
+            out = out.mean(1)
         classes = torch.zeros(len(out), dtype=torch.long, device=device)
         nn.functional.cross_entropy(out.float(), classes).backward()
         optimizer.step()

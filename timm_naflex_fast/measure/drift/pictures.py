@@ -44,7 +44,10 @@ def pixels_of(patches: Tensor, embeds: Any) -> Tensor:
         patches: (h, w, patch height * patch width * channels).
         embeds: the model's NaFlexEmbeds.
     """
-    parts = patches.unflatten(2, (*embeds.patch_size, embeds.in_chans))
+    if getattr(embeds, "channels_last", True):  # older releases of timm know no other order
+        parts = patches.unflatten(2, (*embeds.patch_size, embeds.in_chans))
+    else:
+        parts = patches.unflatten(2, (embeds.in_chans, *embeds.patch_size)).movedim(2, -1)
     rows = parts.transpose(1, 2)  # (h, height, w, width, C)
     pixels = rows.flatten(2, 3).flatten(0, 1)  # (h * height, w * width, C)
     pixels = pixels - pixels.min()

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from ..contenders import BASELINE
+from .survey import GridDrift
 
 INK = "#7d8590"  # a middle tone, readable on light and dark pages
 FAINT = "#7d859055"
@@ -38,18 +39,18 @@ STYLE: dict[str, Any] = {
 
 
 @rc_context(STYLE)
-def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
+def curves(grids: Sequence[GridDrift], modes: Sequence[str]) -> Figure:
     """Drift of the embeddings over downsampling, a mark per patch grid and a panel per mode.
 
     The vertical axis has room for every mode that was measured, so plots of two modes compare.
     """
-    largest = max(max(grid["embed_rel_rms"].values()) for grid in grids)
+    largest = max(max(grid.embed_rel_rms.values()) for grid in grids)
     top = 100 * largest or 1.0  # percent
-    shrinks = [grid["shrink"] for grid in grids]
+    shrinks = [grid.shrink for grid in grids]
     figure = Figure((WIDTH * len(modes), 2.6), layout="constrained")
     figure.subplots(1, len(modes), sharex=True, sharey=True)
     for axes, name in zip(figure.axes, modes):
-        drift = [100 * grid["embed_rel_rms"][name] for grid in grids]
+        drift = [100 * grid.embed_rel_rms[name] for grid in grids]
         axes.plot(shrinks, drift, "o", color=TONE, alpha=0.6, clip_on=False)
         axes.set_ylim(-0.04 * top, 1.04 * top)
         axes.set_title(name)
@@ -58,7 +59,7 @@ def curves(grids: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
     return figure
 
 
-def curve_of_each(grids: Sequence[dict[str, Any]], modes: Iterable[str]) -> dict[str, Figure]:
+def curve_of_each(grids: Sequence[GridDrift], modes: Iterable[str]) -> dict[str, Figure]:
     """A plot of its own for each mode; timm's own zeros have none."""
     return {name: curves(grids, [name]) for name in modes if name != BASELINE}
 
@@ -74,9 +75,8 @@ def stages(against: Mapping[str, Any]) -> dict[str, Figure]:
     for name, one in {BASELINE: against, **against["modes"]}.items():
         lines = one["stages"]
         rows = range(len(lines))
-        scales = [line["scale"] or 1.0 for line in lines]
-        shares = [line["largest"] / scale for line, scale in zip(lines, scales)]
-        limits = [line["limit"] / scale for line, scale in zip(lines, scales)]
+        shares = [line["share"] for line in lines]
+        limits = [line["limit"] for line in lines]
         figure = Figure((WIDTH, 0.9 + 0.2 * len(lines)), layout="constrained")
         axes = figure.subplots()
         # Each limit as high as its row, so that they join where neighbours have the same.

@@ -7,7 +7,7 @@ from typing import Any
 from ...names import STRATEGY_NAMES
 from ..against import LIMITS, stage_rows
 from ..contenders import CONTENDERS
-from ..output import to_json, write_files
+from ..output import number, to_json, write_files
 from . import FILES
 from .survey import Drift, Survey
 
@@ -15,11 +15,13 @@ HEADINGS = {
     "embed_max_abs": "embedding, largest difference",
     "embed_rel_rms": "embedding, relative RMS",
     "pooled_cosine_distance": "output, cosine distance",
+    "tokens_cosine_distance": "last tokens (nothing is pooled), cosine distance",
     "neighbours": "same nearest image",
     "agreement": "same class",
     "accuracy": "accuracy",
 }
-NUMBERS = ("embed_max_abs", "pooled_cosine_distance")  # the other columns are shares
+# The other columns are shares.
+NUMBERS = ("embed_max_abs", "pooled_cosine_distance", "tokens_cosine_distance")
 TIES = (
     "A nearest image or a class counts as timm's own too where timm's result itself cannot tell "
     "the two apart: its distance (of outputs scaled to length 1) or its logit is within rounding "
@@ -28,13 +30,37 @@ TIES = (
 
 
 def headline(survey: Survey) -> str:
-    """The answer in one line: to which strategies one may switch, those first."""
-    measured = [name for name in reversed(STRATEGY_NAMES) if name in survey.drift]
-    answers = [f"`{name}`: yes" for name in measured if survey.exact(name)]
-    answers += [f"`{name}`: no" for name in measured if not survey.exact(name)]
-    if not answers:
-        return "No strategy of this package was measured"
-    return f"Safe to switch to {'; '.join(answers)}"
+    """The answer in sentences: which strategies gave timm's own result on these images.
+
+    Each with the number that decided, the largest difference of an element over what rounding
+    explains there. Of a strategy that these images cannot tell, no answer is given, but the reason.
+    """
+    images = f"{survey.images:,} image"
+    if survey.images != 1:
+        images += "s"
+    answers: dict[tuple[str, str], list[str]] = {}  # by the words before and after the names
+    for name in reversed(STRATEGY_NAMES):
+        if name not in survey.drift:
+            continue
+        drift = survey.drift[name]
+        decided = f"{number(drift.embed_roundings)} times what rounding explains"
+        if drift.embed_roundings == 0:
+            decided = "no difference"
+        why = survey.unknown(name)
+        if not survey.exact(name):
+            answer = (f"Another result on {images}", "")
+            said = f"`{name}` ({decided}, RMS {percent(drift.embed_rel_rms)})"
+        elif why:
+            answer = (f"Not known from {images}", f" ({why})")
+            said = f"`{name}`"
+        else:
+            answer = (f"Timm's result on {images}", "")
+            said = f"`{name}` ({decided})"
+        answers.setdefault(answer, []).append(said)
+    sentences = []
+    for (before, after), names in answers.items():
+        sentences.append(f"{before}: {', '.join(names)}{after}")
+    return ". ".join(sentences) or "No strategy of this package was measured"
 
 
 def percent(value: float) -> str:

@@ -1,0 +1,261 @@
+"""SigLIP-2's image tower (NaFlex) in NumPy alone: a specification that runs, for those who port it.
+
+It reads the pictures of a recording, and weights under transformers' names, and writes what each
+stage gives. docs/recordings.md describes both folders. Then compare it, or your own port:
+
+    uv run examples/port_in_numpy.py recordings/siglip2_naflex_tiny port
+    uv run naflex-fast compare recordings/siglip2_naflex_tiny port
+
+It takes one picture at a time, so there is no padding. Who computes a padded batch has to mask the
+padding twice: in the attention of each block, and in the pooling. All numbers are float64 here, and
+are written as float32.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+EPS = 1e-6  # of every LayerNorm
+NUMBER_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
+
+
+def grid_of(height, width, patch_size, max_patches):
+    """The grid (h, w) of a picture: as many patches as are allowed, in the picture's shape.
+
+    The original searches the scale between two bounds, so we do it with its bounds and its end.
+    """
+
+    def grid_at(scale):
+        h = max(1, math.ceil(height * scale / patch_size))
+        w = max(1, math.ceil(width * scale / patch_size))
+        return h, w
+
+    fits = 1e-6
+    too_large = 100.0
+    while too_large - fits >= 1e-5:
+        scale = (fits + too_large) / 2
+        h, w = grid_at(scale)
+        if h * w <= max_patches:
+            fits = scale
+        else:
+            too_large = scale
+    return grid_at(fits)
+
+
+def read_pixels(file, patch_size, max_patches):
+    """A picture's grid (h, w), and its patches (h * w, p * p * 3) from -1 to 1."""
+    picture = Image.open(file).convert("RGB")
+    h, w = grid_of(picture.height, picture.width, patch_size, max_patches)
+
+    # The picture fills the grid, so its shape changes a little. Pillow antialiases.
+    size = (w * patch_size, h * patch_size)  # Pillow wants the width first
+    picture = picture.resize(size, Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture) / 255 * 2 - 1  # (h * p, w * p, 3): red, green, blue
+
+    # Cut it into patches: grid row by row, and inside a patch row by row of pixels.
+    patches = pixels.reshape(h, patch_size, w, patch_size, 3)
+    patches = patches.transpose(0, 2, 1, 3, 4)  # (h, w, y, x, channel)
+    return (h, w), patches.reshape(h * w, patch_size * patch_size * 3)
+
+
+def resize_matrix(length, table_length):
+    """A (n, n0): what each of n0 table cells weighs in each of n grid cells, along one axis."""
+    scale = table_length / length
+    centres = scale * (np.arange(length) + 0.5)  # (n,) where the grid cells lie in the table
+    cells = np.arange(table_length) + 0.5  # (n0,)
+
+    # A triangle around each centre. Where the table is made smaller it is wider (antialiasing).
+    reach = max(scale, 1)
+    distance = np.abs(cells - centres[:, None]) / reach  # (n, n0)
+    weights = np.maximum(1 - distance, 0)
+
+    # Taps outside the table are dropped, and those that remain sum to 1.
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def position_embeddings(table, h, w):
+    """The table (H0, W0, C) resized to a grid, (h * w, C): A_h . P . A_w^T for each channel."""
+    rows = np.einsum("ij,jkc->ikc", resize_matrix(h, table.shape[0]), table)  # (h, W0, C)
+    cells = np.einsum("lk,ikc->ilc", resize_matrix(w, table.shape[1]), rows)  # (h, w, C)
+    return cells.reshape(h * w, -1)
+
+
+def linear(x, weights, name):
+    """Multiply tokens (N, C) by a kernel (D, C), and add a bias (D,)."""
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def layer_norm(x, weights, name):
+    """Give each token mean 0 and variance 1, then scale and shift each channel."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    normed = centred / np.sqrt(variance + EPS)
+    return normed * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def gelu(x):
+    """GELU in its approximation by tanh, not the exact one."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def mlp(x, weights, name):
+    """Two layers with GELU between them."""
+    hidden = gelu(linear(x, weights, f"{name}.fc1"))
+    return linear(hidden, weights, f"{name}.fc2")
+
+
+def attention(query, key, value, heads):
+    """Queries (M, C) look at keys and values (N, C); each head sees its own channels."""
+    head_size = query.shape[1] // heads
+    scale = 1 / math.sqrt(head_size)
+    outputs = []
+    for head in range(heads):
+        own = slice(head * head_size, (head + 1) * head_size)
+        scores = query[:, own] @ key[:, own].T * scale  # (M, N)
+        # Softmax. The largest score is taken off first, so that nothing overflows.
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares = shares / shares.sum(axis=1, keepdims=True)
+        outputs.append(shares @ value[:, own])  # (M, head_size)
+    return np.concatenate(outputs, axis=1)  # (M, C)
+
+
+def block(x, weights, name, heads):
+    """A transformer block: each half reads normed tokens and adds to the tokens."""
+    normed = layer_norm(x, weights, f"{name}.layer_norm1")
+    query = linear(normed, weights, f"{name}.self_attn.q_proj")
+    key = linear(normed, weights, f"{name}.self_attn.k_proj")
+    value = linear(normed, weights, f"{name}.self_attn.v_proj")
+    mixed = attention(query, key, value, heads)
+    x = x + linear(mixed, weights, f"{name}.self_attn.out_proj")
+
+    normed = layer_norm(x, weights, f"{name}.layer_norm2")
+    return x + mlp(normed, weights, f"{name}.mlp")
+
+
+def pool(x, weights, heads):
+    """The attention pooling head: one learned query, the probe, looks at all tokens."""
+    # The kernels of query, key and value lie one below the other.
+    query_kernel, key_kernel, value_kernel = np.split(weights["head.attention.in_proj_weight"], 3)
+    query_bias, key_bias, value_bias = np.split(weights["head.attention.in_proj_bias"], 3)
+    probe = weights["head.probe"][0]  # (1, C)
+    query = probe @ query_kernel.T + query_bias
+    key = x @ key_kernel.T + key_bias
+    value = x @ value_kernel.T + value_bias
+    pooled = attention(query, key, value, heads)  # (1, C)
+    pooled = linear(pooled, weights, "head.attention.out_proj")
+
+    # The probe itself is not added. The head's MLP has a LayerNorm and adds to its input.
+    normed = layer_norm(pooled, weights, "head.layernorm")
+    pooled = pooled + mlp(normed, weights, "head.mlp")
+    return pooled[0]  # (C,)
+
+
+def tower(pixels, h, w, table, weights, heads):
+    """Each stage after the pixels (h * w, p * p * 3), in order."""
+    stages = {}
+    x = linear(pixels, weights, "embeddings.patch_embedding")  # (h * w, C)
+    stages["patch_embedding"] = x
+    x = x + position_embeddings(table, h, w)
+    stages["position_embedding"] = x
+
+    number = 0
+    while f"encoder.layers.{number}.layer_norm1.weight" in weights:
+        x = block(x, weights, f"encoder.layers.{number}", heads)
+        stages[f"block_{number}"] = x
+        number += 1
+
+    x = layer_norm(x, weights, "post_layernorm")
+    stages["norm"] = x
+    stages["pooled"] = pool(x, weights, heads)
+    return stages
+
+
+def read_safetensors(file):
+    """Every array of a file, in float64."""
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__", None)
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        numbers = np.frombuffer(content[start + begin : start + end], NUMBER_TYPES[entry["dtype"]])
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            numbers = (numbers.astype("<u4") << 16).view("<f4")
+        arrays[name] = numbers.reshape(entry["shape"]).astype(np.float64)
+    return arrays
+
+
+def write_safetensors(file, arrays):
+    """Write arrays as float32, and grids as integers."""
+    header = {}
+    content = b""
+    for name, numbers in arrays.items():
+        dtype = "I32" if name.endswith(".grid") else "F32"
+        numbers = np.asarray(numbers, NUMBER_TYPES[dtype])
+        offsets = [len(content), len(content) + numbers.nbytes]
+        header[name] = {"dtype": dtype, "shape": numbers.shape, "data_offsets": offsets}
+        content += numbers.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("reference", metavar="REFERENCE", type=Path, help="folder of a recording")
+    parser.add_argument(
+        "port", metavar="PORT", type=Path, help="folder; stages.safetensors is written there"
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        type=Path,
+        help="safetensors under transformers' names "
+        "(default: REFERENCE/weights/transformers.safetensors)",
+    )
+    parser.add_argument(
+        "--pixels",
+        action="store_true",
+        help="begin with the recorded pixels; grid and pixels are not written then",
+    )
+    options = parser.parse_args()
+    reference = options.reference
+    weights_file = options.weights or reference / "weights" / "transformers.safetensors"
+
+    about = json.loads((reference / "recording.json").read_text(encoding="utf-8"))
+    recorded = read_safetensors(reference / "stages.safetensors")
+    # A whole model holds a text tower too, and names the image tower before each name.
+    weights = {}
+    for name, numbers in read_safetensors(weights_file).items():
+        weights[name.removeprefix("vision_model.")] = numbers
+    # transformers holds the table as rows (H0 * W0, C).
+    rows = weights["embeddings.position_embedding.weight"]
+    table = rows.reshape(*about["table_size"], rows.shape[1])
+
+    written = {}
+    for number, picture in enumerate(about["pictures"]):
+        if options.pixels:
+            h, w = recorded[f"{number:03}.grid"].astype(int)
+            pixels = recorded[f"{number:03}.pixels"]
+        else:
+            file = reference / picture["file"]
+            (h, w), pixels = read_pixels(file, about["patch_size"], about["max_patches"])
+            written[f"{number:03}.grid"] = (h, w)
+            written[f"{number:03}.pixels"] = pixels
+        for stage, numbers in tower(pixels, h, w, table, weights, about["heads"]).items():
+            written[f"{number:03}.{stage}"] = numbers
+
+    options.port.mkdir(parents=True, exist_ok=True)
+    write_safetensors(options.port / "stages.safetensors", written)
+    print(f"written: {options.port / 'stages.safetensors'} ({len(about['pictures'])} pictures)")
+
+
+if __name__ == "__main__":
+    main()

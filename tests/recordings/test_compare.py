@@ -1,0 +1,317 @@
+"""Where a port parts from a recording: transformers' tower with planted faults, the forms in which a
+port may write its stages, and words for what no known mistake explains."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support import tiny_recordings
+from timm_naflex_fast.recordings.compare import Comparison, compare_recordings
+from timm_naflex_fast.recordings.format import read_port, read_recording, write_recording
+from timm_naflex_fast.recordings.verdict import cells, sentences
+
+LENGTH = tiny_recordings.LENGTH
+SIZE = tiny_recordings.PATCH
+
+
+@pytest.fixture(scope="module")
+def reference():
+    _, recording = tiny_recordings.reference()
+    return recording
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return tiny_recordings.smooth_pictures()
+
+
+# Faults, planted in transformers' tower, its processor or what the processor gives.
+
+
+@pytest.fixture
+def tower():
+    """transformers' tower with the weights of the recording; each test may spoil its own."""
+    pytest.importorskip("transformers")
+    from timm_naflex_fast.measure.pipelines import build_tower
+
+    model, _ = tiny_recordings.reference()
+    return build_tower(model, {})
+
+
+def processor(**options):
+    pytest.importorskip("torchvision")
+    from transformers import Siglip2ImageProcessor
+
+    return Siglip2ImageProcessor(patch_size=SIZE, max_num_patches=LENGTH, **options)
+
+
+def with_changed(name, change):
+    """A processor that changes one tensor of what it gives."""
+    made = processor()
+
+    def changed(**given):
+        batch = made(**given)
+        batch[name] = change(batch[name])
+        return batch
+
+    return changed
+
+
+def right(tower):
+    return processor()
+
+
+def bicubic_pixels(tower):
+    return processor(resample=3)
+
+
+def swapped_coordinates(tower):
+    return with_changed("spatial_shapes", lambda shapes: shapes[:, [1, 0]])
+
+
+def channels_first(tower):
+    def reordered(pixels):
+        return pixels.view(-1, LENGTH, SIZE, SIZE, 3).permute(0, 1, 4, 2, 3).flatten(2)
+
+    return with_changed("pixel_values", reordered)
+
+
+def transposed_table(tower):
+    table = core(tower).embeddings.position_embedding.weight
+    table.data = table.data.view(6, 6, 32).transpose(0, 1).reshape(36, 32)
+
+
+def no_mask(tower):
+    forward = core(tower).encoder.forward
+
+    def unmasked(*given, attention_mask=None, **more):
+        return forward(*given, attention_mask=None, **more)
+
+    core(tower).encoder.forward = unmasked
+
+
+def one_block_changed(tower):
+    with torch.no_grad():
+        core(tower).encoder.layers[1].mlp.fc1.weight[3, 5] += 0.1
+
+
+def product_under_autocast(tower):
+    embeddings = core(tower).embeddings
+    resize = embeddings.resize_positional_embeddings
+
+    def in_bfloat16(*args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return resize(*args, **kwargs)
+
+    embeddings.resize_positional_embeddings = in_bfloat16
+
+
+def no_mask_in_the_pooling_head(tower):
+    head = core(tower).head.forward
+    core(tower).head.forward = lambda tokens, mask: head(tokens, None)
+
+
+def core(tower):
+    return getattr(tower, "vision_model", tower)
+
+
+def stages_of_transformers(tower, processor, inputs, pictures):
+    """What transformers' tower makes of inputs or, without them, of pictures."""
+    from timm_naflex_fast.measure.pipelines import stages_of, transformers_pipeline
+
+    pipeline = transformers_pipeline(tower, processor)
+    inputs = inputs or pipeline.read(pictures)
+    return stages_of(inputs, pipeline.tower(inputs))
+
+
+# Fault: the stage, how many of the pictures are beyond rounding there, and the reason.
+BEFORE_THE_TOWER = {
+    bicubic_pixels: ("pixels", 4, "pictures resized by bicubic"),
+    swapped_coordinates: ("grid", 3, "the grid is written as (columns, rows)"),
+    channels_first: ("pixels", 4, "a patch in the order (channel, y, x), not (y, x, channel)"),
+}
+IN_THE_TOWER = {
+    transposed_table: ("position_embedding", 4, "the table is read transposed"),
+    no_mask: ("block_0", 2, "padding is not masked in the blocks"),
+    one_block_changed: ("block_1", 4, None),
+    product_under_autocast: ("position_embedding", 4, "the table is read in bfloat16"),
+    no_mask_in_the_pooling_head: ("pooled", 2, "padding is not masked in the pooling"),
+}
+
+
+@pytest.mark.parametrize("fault", [*BEFORE_THE_TOWER, *IN_THE_TOWER], ids=lambda one: one.__name__)
+def test_a_fault_in_transformers_is_named_at_its_stage(fault, tower, reference, pictures):
+    from timm_naflex_fast.measure.record import inputs_of
+
+    inputs = None
+    if fault in IN_THE_TOWER:
+        inputs = inputs_of(reference.stages, LENGTH)
+    made = fault(tower) or processor()
+    ports = stages_of_transformers(tower, made, inputs, pictures)
+    comparison, (reason,) = compare_recordings(reference, ports)
+    stage, count, words = (BEFORE_THE_TOWER | IN_THE_TOWER)[fault]
+    first = comparison.first()
+    assert (first.stage, reason.stage, len(first.parting)) == (stage, stage, count)
+    assert reason.known == (words is not None)
+    if words:
+        assert reason.words == words
+    else:
+        assert reason.words.startswith("none of the known mistakes; ")
+
+
+@pytest.mark.parametrize("begins_with", ["pictures", "pixels"])
+def test_transformers_itself_parts_nowhere(begins_with, tower, reference, pictures):
+    from timm_naflex_fast.measure.record import inputs_of
+
+    inputs = None
+    if begins_with == "pixels":
+        inputs = inputs_of(reference.stages, LENGTH)
+    ports = stages_of_transformers(tower, processor(), inputs, pictures)
+    comparison, reasons = compare_recordings(reference, ports)
+    assert (comparison.first(), reasons, comparison.precision) == (None, [], "float32")
+
+
+# The forms in which a port may write.
+
+
+@pytest.fixture(scope="module")
+def folder(reference, pictures, tmp_path_factory):
+    """The recording as a folder."""
+    out = tmp_path_factory.mktemp("recordings") / "reference"
+    write_recording(reference, pictures, out)
+    return out
+
+
+def by_picture(reference):
+    """A right port's arrays, by the names under which it writes them."""
+    arrays = {}
+    for number, stages in enumerate(reference.stages):
+        for stage, numbers in stages.items():
+            arrays[f"{number:03}.{stage}"] = torch.tensor(np.array(numbers))
+    return arrays
+
+
+def padded_batch(reference):
+    """The same as one batch, of which padding is not a number."""
+    arrays = {}
+    for stage in reference.order:
+        every = [torch.tensor(np.array(own[stage])) for own in reference.stages]
+        if stage in ("grid", "pooled"):
+            arrays[stage] = torch.stack(every)
+        else:
+            shape = (len(every), LENGTH + 4, every[0].shape[1])
+            arrays[stage] = torch.full(shape, float("nan"))
+            for number, one in enumerate(every):
+                arrays[stage][number, : len(one)] = one
+    return arrays
+
+
+def compared(out, folder):
+    """The comparison of a folder, after it was read."""
+    read = read_recording(folder)
+    return compare_recordings(read, read_port(out, read))
+
+
+@pytest.mark.parametrize("form", [by_picture, padded_batch], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("precision", ["float64", "float32", "float16", "bfloat16"])
+def test_a_right_port_is_equal_in_each_form(form, precision, reference, folder, tmp_path):
+    dtype = getattr(torch, precision)
+    arrays = {}
+    for name, numbers in form(reference).items():
+        is_grid = not numbers.is_floating_point()
+        arrays[name] = numbers if is_grid else numbers.to(dtype).contiguous()
+    save_file(arrays, tmp_path / "stages.safetensors")
+    comparison, reasons = compared(tmp_path, folder)
+    assert (comparison.first(), reasons, comparison.pictures) == (None, [], 4)
+    assert comparison.precision == precision.replace("64", "32")
+
+
+def test_files_of_numpy_are_read(reference, folder, tmp_path):
+    for name, numbers in by_picture(reference).items():
+        np.save(tmp_path / f"{name}.npy", numbers.numpy())
+    comparison, reasons = compared(tmp_path, folder)
+    assert (comparison.first(), reasons, comparison.missing) == (None, [], [])
+    assert comparison.pictures == 4
+
+
+def test_a_recording_is_equal_to_itself(folder):
+    comparison, reasons = compared(folder, folder)
+    assert (comparison.first(), reasons) == (None, [])
+    assert {row.largest for row in comparison.rows()} == {0.0}
+
+
+def test_an_axis_for_the_batch_and_one_for_the_probe_are_taken_off(reference, folder, tmp_path):
+    own = reference.stages[0]
+    np.save(tmp_path / "000.block_0.npy", own["block_0"][None])
+    np.save(tmp_path / "000.pooled.npy", own["pooled"][None, None])
+    comparison, reasons = compared(tmp_path, folder)
+    assert (comparison.first(), reasons) == (None, [])
+
+
+def test_what_a_port_did_not_write_is_said(reference, folder, tmp_path):
+    np.save(tmp_path / "001.pooled.npy", reference.stages[1]["pooled"])
+    comparison, reasons = compared(tmp_path, folder)
+    assert comparison.missing == reference.order[:-1]
+    assert comparison.pictures == 1
+    said = sentences(comparison, reasons)
+    assert said[0].startswith("equal within float32's rounding, on 1 pictures: pooled differs by 0")
+    assert said[1].startswith("not written by the port, so not compared: grid, pixels, patch_emb")
+
+
+# Words for what no known mistake explains.
+
+UNKNOWN = {
+    "every number is 1.37 times the reference's": lambda x: 1.37 * x,
+    "every number is the reference's plus 2.5": lambda x: x + 2.5,
+    "every number is the reference's times 3 plus 0.5": lambda x: 3 * x + 0.5,
+    "each channel has an offset of its own": lambda x: x + np.linspace(-1, 1, x.shape[1]),
+    "the tokens are in another order (0 holds 1, 1 holds 2": lambda x: np.roll(x, -1, 0),
+    "the channels are in another order (0 holds 1, 1 holds 2": lambda x: np.roll(x, -1, 1),
+    "in 1 of 36 tokens (first: 5)": lambda x: np.where(np.arange(36)[:, None] == 5, 2 * x, x),
+    "in 1 of 32 channels (first: 7)": lambda x: np.where(np.arange(32) == 7, x + 1 + x**2, x),
+}
+
+
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_the_kind_of_an_unknown_difference_is_said(words, reference):
+    wrong = UNKNOWN[words](reference.stages[0]["block_1"])
+    _, (reason,) = compare_recordings(reference, [{"block_1": wrong}, {}, {}, {}])
+    assert not reason.known
+    assert words in reason.words
+
+
+def test_numbers_of_an_earlier_stage_are_recognised(reference):
+    port = {"norm": reference.stages[0]["block_0"]}
+    _, (reason,) = compare_recordings(reference, [port, {}, {}, {}])
+    assert "the numbers are those of block_0: what comes between is left out" in reason.words
+
+
+def test_pictures_that_part_are_described(reference):
+    ports = [{"block_1": own["block_1"]} for own in reference.stages]
+    for number in (2, 3):  # those that are wider than high
+        ports[number]["block_1"] = 1.37 * ports[number]["block_1"]
+    _, (reason,) = compare_recordings(reference, ports)
+    assert reason.words.endswith("; only in pictures that are wider than high")
+
+
+# Any numbers are compared.
+
+
+@pytest.mark.parametrize("shift", [3.0, float("nan")])
+def test_a_picture_of_another_grid_is_compared_where_its_shapes_fit(shift):
+    limits = {stage: {"float32": 0.0} for stage in ("grid", "pixels", "pooled")}
+    comparison = Comparison([*limits], limits)
+    grid, pixels, pooled = np.array([1, 2]), np.zeros((2, 3)), np.ones(5)
+    reference = {"grid": grid, "pixels": pixels, "pooled": pooled}
+    own_pixels = np.array([[0.5] * 3, [0.0] * 3])
+    comparison.add(0, reference, reference | {"pixels": own_pixels, "pooled": pooled + shift})
+    other = {"grid": np.array([1, 4]), "pixels": np.zeros((4, 3)), "pooled": pooled + shift}
+    comparison.add(1, reference, other)
+    grid, pixels, pooled = comparison.rows()
+    assert comparison.first() == grid
+    assert [row.parting for row in (grid, pixels, pooled)] == [(1,), (0,), (0, 1)]
+    assert [row.compared for row in (grid, pixels, pooled)] == [2, 1, 2]
+    assert [pixels.largest, pixels.rms] == pytest.approx([0.5, 0.125**0.5])
+    assert [pooled.largest, pooled.rms] == pytest.approx([shift, abs(shift)], nan_ok=True)
+    assert cells(pooled)["pictures beyond it"] == "2 of 2"

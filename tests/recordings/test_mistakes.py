@@ -1,0 +1,491 @@
+"""Each known mistake is found in a port that makes it: at its stage, with its words.
+
+The ports are written a second time, in NumPy (``tests/support/numpy_tower.py``).
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support import tiny_recordings
+from tests.support.numpy_tower import (
+    exact_gelu,
+    quick_gelu,
+    relu,
+    resized,
+    silu,
+)
+from timm_naflex_fast.recordings import mistakes as lists
+from timm_naflex_fast.recordings.compare import compare_recordings
+from timm_naflex_fast.recordings.conventions import conventions
+
+SIZE = tiny_recordings.PATCH
+
+
+# Ports that read the pictures themselves, each with a mistake: from an RGB picture and the right
+# grid to a grid and patches.
+
+
+def cut(image, grid):
+    """Colours (H, W, 3) as patches (h * w, p * p * 3)."""
+    h, w = grid
+    rows = []
+    for y in range(h):
+        for x in range(w):
+            rows.append(image[y * SIZE : (y + 1) * SIZE, x * SIZE : (x + 1) * SIZE].ravel())
+    return np.array(rows, np.float32)
+
+
+def colours(picture, grid, resample=Image.Resampling.BILINEAR):
+    """A resized picture (H, W, 3), from 0 to 255."""
+    h, w = grid
+    return np.asarray(picture.resize((w * SIZE, h * SIZE), resample), np.float32)
+
+
+def read(picture, grid, change=lambda c: c / 127.5 - 1, **options):
+    grid = tuple(map(int, grid))
+    return grid, cut(change(colours(picture, grid, **options)), grid)
+
+
+def imagenet(c):
+    return (c / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
+
+
+def gray(picture, grid):
+    return read(picture.convert("L").convert("RGB"), grid)
+
+
+def squeezed(picture, grid):
+    return read(picture, (6, 6))
+
+
+def width_first(picture, grid):
+    _, patches = read(picture, grid)
+    return tuple(grid[::-1]), patches
+
+
+def turned(picture, grid, how):
+    sides = grid if how is Image.Transpose.ROTATE_180 else grid[::-1]
+    return read(picture.transpose(how), sides)
+
+
+def pointwise(picture, grid, mode):
+    """Resized with a filter that is not widened."""
+    h, w = map(int, grid)
+    pixels = torch.tensor(np.array(picture, np.float64)).permute(2, 0, 1)[None]
+    small = torch.nn.functional.interpolate(pixels, (h * SIZE, w * SIZE), mode=mode)
+    image = small[0].permute(1, 2, 0).numpy().clip(0, 255)
+    return (h, w), cut(image / 127.5 - 1, (h, w))
+
+
+def by(filter_name):
+    return partial(read, resample=Image.Resampling[filter_name])
+
+
+READERS = {
+    "grid_width_first": width_first,
+    "squeezed": squeezed,
+    "bgr": partial(read, change=lambda c: c[..., ::-1] / 127.5 - 1),
+    "from_0_to_1": partial(read, change=lambda c: c / 255),
+    "from_0_to_255": partial(read, change=lambda c: c),
+    "imagenet": partial(read, change=imagenet),
+    "imagenet_bgr": partial(read, change=lambda c: imagenet(c[..., ::-1])),
+    "gray": gray,
+    "nearest": by("NEAREST"),
+    "bilinear": by("BILINEAR"),
+    "bilinear_not_antialiased": partial(pointwise, mode="bilinear"),
+    "bicubic": by("BICUBIC"),
+    "bicubic_not_antialiased": partial(pointwise, mode="bicubic"),
+    "lanczos": by("LANCZOS"),
+    "box": by("BOX"),
+    "hamming": by("HAMMING"),
+    "upside_down": partial(turned, how=Image.Transpose.ROTATE_180),
+    "turned_left": partial(turned, how=Image.Transpose.ROTATE_90),
+    "turned_right": partial(turned, how=Image.Transpose.ROTATE_270),
+}
+
+
+# Ports that begin with the reference's pixels, and hold the numbers of a patch otherwise.
+
+
+def in_patches(axes):
+    return lambda h, w, pixels: pixels.reshape(-1, SIZE, SIZE, 3).transpose(0, *axes)
+
+
+ORDERS = {
+    "patch_cyx": in_patches((3, 1, 2)),
+    "patch_xyc": in_patches((2, 1, 3)),
+    "patch_cxy": in_patches((3, 2, 1)),
+    "tokens_by_column": lambda h, w, pixels: pixels.reshape(h, w, -1).swapaxes(0, 1),
+}
+
+
+# Position embeddings: from a table (H, W, C), h and w to tokens.
+
+
+def first_rows(table, h, w):
+    rows = table.reshape(-1, table.shape[2])
+    return rows[np.arange(h * w) % len(rows)]
+
+
+def corner(table, h, w):
+    return table[np.arange(h).clip(max=5)][:, np.arange(w).clip(max=5)].reshape(h * w, -1)
+
+
+def transposed_table(table, h, w):
+    return resized(table.swapaxes(0, 1), h, w)
+
+
+def transposed_size(table, h, w):
+    return resized(table, w, h)
+
+
+def by_column(table, h, w):
+    return resized(table, h, w).reshape(h, w, -1).swapaxes(0, 1).reshape(h * w, -1)
+
+
+def in_bfloat16(table, h, w):
+    return resized(torch.tensor(table).bfloat16().double().numpy(), h, w)
+
+
+def by_torch(**options):
+    """PyTorch's own resize of the table."""
+
+    def tokens(table, h, w):
+        pixels = torch.tensor(table).permute(2, 0, 1)[None]
+        found = torch.nn.functional.interpolate(pixels, (h, w), **options)
+        return found[0].permute(1, 2, 0).reshape(h * w, -1).numpy()
+
+    return tokens
+
+
+POSITIONS = {
+    "position_left_out": lambda table, h, w: np.zeros((h * w, table.shape[2])),
+    "position_twice": lambda table, h, w: 2 * resized(table, h, w),
+    "table_first_rows": first_rows,
+    "table_corner": corner,
+    "table_transposed": transposed_table,
+    "size_transposed": transposed_size,
+    "positions_by_column": by_column,
+    "table_in_bfloat16": in_bfloat16,
+    "table_bicubic": by_torch(mode="bicubic", antialias=True),
+    "table_not_antialiased": by_torch(mode="bilinear"),
+    "table_bicubic_not_antialiased": by_torch(mode="bicubic"),
+    "table_align_corners": by_torch(mode="bilinear", align_corners=True),
+}
+
+
+# Towers: choices of ``numpy_tower.Port``.
+
+TOWERS = {
+    "padding_not_masked": dict(masks=False),
+    "exact_gelu": dict(act=exact_gelu),
+    "quick_gelu": dict(act=quick_gelu),
+    "relu": dict(act=relu),
+    "silu": dict(act=silu),
+    "eps_1e-5": dict(eps=1e-5),
+    "eps_1e-12": dict(eps=1e-12),
+    "heads_halved": dict(block_heads=0.5),
+    "heads_doubled": dict(block_heads=2),
+    "no_scale": dict(scale=lambda size: 1.0),
+    "scale_twice": dict(scale=lambda size: 1 / size),
+    "scale_of_width": dict(scale=lambda size: (4 * size) ** -0.5),
+    "order_k_q_v": dict(order=(1, 0, 2)),
+    "order_v_k_q": dict(order=(2, 1, 0)),
+    "order_q_v_k": dict(order=(0, 2, 1)),
+    "order_k_v_q": dict(order=(1, 2, 0)),
+    "order_v_q_k": dict(order=(2, 0, 1)),
+    "interleaved": dict(interleaved=True),
+    "no_qkv_bias": dict(without=("q", "k", "v")),
+    "no_q_bias": dict(without=("q",)),
+    "no_v_bias": dict(without=("v",)),
+    "no_out_bias": dict(without=("proj",)),
+    "no_fc1_bias": dict(without=("fc1",)),
+    "no_fc2_bias": dict(without=("fc2",)),
+    "post_norm": dict(block="post_norm"),
+    "swapped_norms": dict(block="swapped_norms"),
+    "no_norms": dict(block="no_norms"),
+    "no_attention_residual": dict(block="no_attention_residual"),
+    "no_mlp_residual": dict(block="no_mlp_residual"),
+    "parallel": dict(block="parallel"),
+    "causal": dict(causal=True),
+    "blocks_reversed": dict(blocks=(2, 1, 0)),
+    "block_0_left_out": dict(blocks=(None, 1, 2)),
+    "block_1_left_out": dict(blocks=(0, None, 2)),
+    "block_2_left_out": dict(blocks=(0, 1, None)),
+    "no_last_norm": dict(last_norm=False),
+    "mean_pooled": dict(head={"mean": "valid"}),
+    "mean_of_padding_too": dict(head={"mean": "all"}),
+    "first_token": dict(head={"first": True}),
+    "pooling_not_masked": dict(head={"unmasked": True}),
+    "no_pooling_residual": dict(head={"no_residual": True}),
+    "no_pooling_mlp": dict(head={"no_mlp": True}),
+    "no_pooling_norm": dict(head={"no_norm": True}),
+    "probe_not_projected": dict(head={"probe": True}),
+    "no_pooling_projection": dict(head={"no_projection": True}),
+    "pooling_k_v": dict(head={"k_v": True}),
+    "pooling_no_scale": dict(head={"no_scale": True}),
+    "pooling_one_head": dict(head={"one_head": True}),
+    "normalized": dict(head={"normalized": True}),
+}
+# Where padding shows, what it holds does too.
+for name in ("padding_not_masked", "mean_of_padding_too", "pooling_not_masked"):
+    TOWERS[f"{name}_in_transformers"] = dict(TOWERS[name], padded_as_in="transformers")
+NOT_SHOWN = {"bilinear", "tanh_gelu"}  # what the reference itself does
+
+
+@pytest.fixture(scope="module")
+def model():
+    model, _ = tiny_recordings.reference()
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference():
+    _, recording = tiny_recordings.reference()
+    return recording
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return tiny_recordings.smooth_pictures()
+
+
+@pytest.fixture(scope="module")
+def make(model, reference, pictures):
+    """The function that makes the stages of a port with this mistake, for each picture."""
+
+    def make(name):
+        right = tiny_recordings.port_of(model)
+        if name in READERS:
+            made = []
+            for picture, own in zip(pictures, reference.stages):
+                made.append(right(*READERS[name](picture, own["grid"])))
+            return made
+        if name in ORDERS:
+            made = []
+            for own in reference.stages:
+                pixels = ORDERS[name](*own["grid"], own["pixels"]).reshape(own["pixels"].shape)
+                made.append(right(own["grid"], pixels))
+            return made
+        choices = TOWERS.get(name) or dict(position=POSITIONS[name])
+        ports = tiny_recordings.run_port(tiny_recordings.port_of(model, **choices), reference)
+        for port in ports:
+            del port["pixels"]
+        return ports
+
+    return make
+
+
+def entry_of(reference, name):
+    """What recording.json says of a mistake."""
+    (found,) = [one for one in reference.about["mistakes"] if one["name"] == name]
+    return found
+
+
+def words_of(reference, name, stage, picture):
+    """The words of a mistake, and of those that give the same numbers at a stage."""
+    key = f"{picture:03}.{stage}"
+    right = reference.mistakes[f"{name}/{key}"]
+    words = set()
+    for one in reference.about["mistakes"]:
+        numbers = reference.mistakes.get(f"{one['name']}/{key}")
+        if numbers is None or numbers.shape != right.shape:
+            continue
+        if np.abs(numbers - right).max() <= 1e-4 * np.abs(right).max():
+            words.add(one["words"])
+    return words
+
+
+ALL = [*READERS, *ORDERS, *POSITIONS, *TOWERS]
+
+
+def test_each_mistake_of_the_lists_has_a_port_here(model):
+    every = [*lists.PICTURES, *lists.PATCHES, *lists.POSITIONS, *lists.BLOCKS, *lists.HEAD]
+    every += lists.blocks_left_out(model)
+    assert {mistake.name for mistake in every} == {*ALL, *NOT_SHOWN}
+
+
+def test_each_mistake_shows_in_the_recording(reference):
+    assert {one["name"] for one in reference.about["mistakes"]} == {*ALL} - NOT_SHOWN
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NOT_SHOWN])
+def test_a_port_with_a_mistake_is_told_so(name, make, reference):
+    comparison, reasons = compare_recordings(reference, make(name))
+    (reason,) = reasons
+    entry = entry_of(reference, name)
+    assert comparison.first().stage == reason.stage == entry["stage"]
+    assert reason.known, reason.words
+    assert reason.words in words_of(reference, name, reason.stage, reason.picture)
+
+
+@pytest.mark.parametrize("name", [*ORDERS, *POSITIONS, *TOWERS])
+def test_the_pooled_output_alone_is_enough(name, make, reference):
+    ports = [{"pooled": port["pooled"]} for port in make(name)]
+    comparison, reasons = compare_recordings(reference, ports)
+    picture = entry_of(reference, name)["picture"]
+    (reason,) = reasons
+    assert (comparison.precision, reason.stage) == ("float32", "pooled")
+    assert reason.known, reason.words
+    assert reason.words in words_of(reference, name, "pooled", picture)
+
+
+def test_what_a_reference_does_itself_is_told_to_a_port_of_another(monkeypatch, pictures):
+    only = {name: [] for name in ("PICTURES", "PATCHES", "POSITIONS", "BLOCKS", "HEAD")}
+    for name in ("PICTURES", "BLOCKS"):
+        only[name] = [mistake for mistake in getattr(lists, name) if mistake.name in NOT_SHOWN]
+    for name, mistakes in only.items():
+        monkeypatch.setattr(lists, name, mistakes)
+    model = tiny_recordings.tiny_model(depth=1, act_layer="gelu")
+    recording = tiny_recordings.recording_of(model, pictures[:1], "bicubic")
+    (own,) = recording.stages
+    port = tiny_recordings.port_of(model)
+    _, (pixels,) = compare_recordings(recording, [port(*read(pictures[0], own["grid"]))])
+    _, (block,) = compare_recordings(recording, tiny_recordings.run_port(port, recording))
+    assert (pixels.stage, pixels.words) == ("pixels", "pictures resized by bilinear")
+    assert block.stage == "block_0"
+    assert block.words == "GELU's approximation by tanh, not the exact one"
+
+
+@pytest.mark.parametrize("padded_as_in", ["timm", "transformers"])
+@pytest.mark.parametrize(
+    ("choices", "stage", "words"),
+    [
+        (dict(masks=False), "block_0", "padding is not masked in the blocks"),
+        (dict(head={"unmasked": True}), "pooled", "padding is not masked in the pooling"),
+        (dict(head={"mean": "all"}), "pooled", "the mean of all tokens, padding too"),
+    ],
+)
+def test_padding_is_that_of_the_most_patches(
+    choices, stage, words, padded_as_in, model, pictures, padded
+):
+    port = tiny_recordings.port_of(model, padded_as_in=padded_as_in, **choices)
+    _, (reason,) = compare_recordings(padded, tiny_recordings.run_port(port, padded))
+    assert (reason.stage, reason.words) == (stage, words)
+
+
+@pytest.fixture(scope="module")
+def padded(model, pictures):
+    """A recording of pictures none of which fills all patches; of mistakes about padding."""
+    keep = {"BLOCKS": lists.BLOCKS, "HEAD": lists.HEAD}
+    about_padding = {name: [] for name in ("PICTURES", "PATCHES", "POSITIONS")}
+    for name, mistakes in keep.items():
+        about_padding[name] = [mistake for mistake in mistakes if "padding" in mistake.words]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, mistakes in about_padding.items():
+            patch.setattr(lists, name, mistakes)
+        return tiny_recordings.recording_of(model, pictures[1:3])
+
+
+def test_three_mistakes_are_named_one_after_the_other(model, reference, pictures):
+    def port(reader, **choices):
+        made = tiny_recordings.port_of(model, **choices)
+        return [made(*reader(one, own["grid"])) for one, own in zip(pictures, reference.stages)]
+
+    bgr, right = READERS["bgr"], READERS["bilinear"]
+    table = dict(position=POSITIONS["table_transposed"])
+    norms = dict(block="swapped_norms")
+    walk = [port(bgr, **table, **norms), port(right, **table, **norms), port(right, **norms)]
+    told = []
+    for ports in [*walk, port(right)]:
+        _, reasons = compare_recordings(reference, ports)
+        told.append([(reason.stage, reason.words) for reason in reasons])
+    assert told == [
+        [("pixels", "colours in the order blue, green, red")],
+        [("position_embedding", "the table is read transposed")],
+        [("block_0", "the two LayerNorms of a block are exchanged")],
+        [],
+    ]
+
+
+def test_each_isolated_stage_has_its_own_reason(model, reference):
+    right = tiny_recordings.run_port(tiny_recordings.port_of(model), reference)
+    names = {"block_0": "quick_gelu", "pooled": "normalized"}
+    for stage, name in names.items():
+        wrong = tiny_recordings.run_port(tiny_recordings.port_of(model, **TOWERS[name]), reference)
+        for port, other in zip(right, wrong):
+            port[f"{stage}.from_reference"] = other[stage]
+    _, reasons = compare_recordings(reference, right)
+    told = {reason.stage: reason.words for reason in reasons}
+    assert told == {
+        f"{stage}.from_reference": entry_of(reference, name)["words"]
+        for stage, name in names.items()
+    }
+
+
+def some_conventions(grid, number=12):
+    """Conventions of ``identify``, from all over the list."""
+    every = [one for one in conventions([(1, *grid)]) if one.merge == 1]
+    return every[:: max(1, len(every) // number)]
+
+
+def test_each_convention_of_identify_is_told_at_the_position_embedding(model, reference):
+    unknown = replace(reference, mistakes={})  # none recorded
+    own = reference.stages[2]
+    grid = tuple(map(int, own["grid"]))
+    table = reference.table
+
+    for convention in some_conventions(grid):
+        position = lists.convention_tokens(convention, table, *grid)
+        port = {"patch_embedding": own["patch_embedding"]}
+        port["position_embedding"] = np.float32(own["patch_embedding"] + position)
+        comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}])
+        if comparison.first() is None:
+            continue  # the right one, or one that gives the same here
+        (reason,) = reasons
+        assert reason.known, convention
+        assert reason.words.startswith("the table is resampled otherwise: ")
+
+
+# Ports without a mistake.
+
+
+@pytest.fixture(scope="module")
+def timms(model, reference):
+    """Function: the stages that timm's tower of this dtype gives from the recorded pixels."""
+    import copy
+
+    from timm_naflex_fast.measure.pipelines import stages_of
+    from timm_naflex_fast.measure.record import inputs_of
+
+    def timms(dtype):
+        tower = tiny_recordings.source_of(copy.deepcopy(model).to(dtype)).pipeline.tower
+        inputs = inputs_of(reference.stages, tiny_recordings.LENGTH)
+        return stages_of(inputs, tower(inputs))
+
+    return timms
+
+
+@pytest.mark.parametrize("kept", ["all stages", "tower's stages", "pooled alone"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_right_port_is_equal_in_its_precision(dtype, kept, timms, reference):
+    ports = timms(dtype)
+    if kept == "pooled alone":
+        ports = [{"pooled": port["pooled"]} for port in ports]
+    if kept == "tower's stages":
+        for port in ports:
+            del port["grid"], port["pixels"]
+    comparison, reasons = compare_recordings(reference, ports)
+    assert reasons == []
+    assert comparison.first() is None
+    assert comparison.precision == str(dtype).removeprefix("torch.")
+
+
+def test_a_right_port_that_reads_the_pictures_with_another_resizer_is_equal(
+    model, reference, pictures
+):
+    port = tiny_recordings.port_of(model)
+    noise = np.random.default_rng(0)
+    made = []
+    for picture, own in zip(pictures, reference.stages):
+        grid, pixels = READERS["bilinear"](picture, own["grid"])
+        levels = noise.integers(-1, 2, pixels.shape) / 127.5
+        made.append(port(grid, (pixels + levels).clip(-1, 1)))
+    comparison, reasons = compare_recordings(reference, made)
+    assert reasons == []
+    assert comparison.has_own_pixels and comparison.first() is None

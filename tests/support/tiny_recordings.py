@@ -1,0 +1,76 @@
+"""A recording of a tiny SigLIP-2 in memory, with all known mistakes, and the port that agrees with
+it."""
+
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+from tests.support.numpy_tower import Port, weights_of
+
+PATCH = 8
+LENGTH = 36  # most patches
+# (height, width): none fills all patches; the first is nearly square.
+SIZES = ((130, 150), (250, 160), (40, 420), (133, 200))
+
+
+def smooth_pictures(sizes=SIZES):
+    """Colours that change within a few pixels: what two filters see otherwise."""
+    noise = np.random.default_rng(0)
+    pictures = []
+    for height, width in sizes:
+        colours = noise.integers(20, 230, (height // 4, width // 4, 3), np.uint8)
+        pictures.append(Image.fromarray(colours).resize((width, height)))
+    return pictures
+
+
+def tiny_model(**settings):
+    """A NaFlexVit of SigLIP-2's design, in which each mistake shows."""
+    import timm
+    import torch
+
+    sizes = dict(embed_dim=32, depth=3, num_heads=4, mlp_ratio=2, patch_size=PATCH)
+    table = dict(pos_embed_grid_size=(6, 6), pos_embed_interp_mode="bilinear")
+    name = "naflexvit_base_patch16_siglip.v2_webli"
+    model = timm.create_model(name, num_classes=0, **{**sizes, **table, **settings}).eval()
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        # Tokens begin small, so that LayerNorm's eps shows.
+        std = 0.02 if name.startswith("embeds.") else 0.3
+        torch.nn.init.normal_(parameter, std=std)
+        if "norm" in name and name.endswith("weight"):
+            parameter.data += 1
+    return model
+
+
+def source_of(model, interpolation="bilinear", **options):
+    from timm_naflex_fast.measure.pipelines import timm_pipeline
+    from timm_naflex_fast.measure.record import Source
+
+    def twin(one):
+        return timm_pipeline(one, LENGTH, interpolation, **options)
+
+    return Source(twin(model), twin, model, LENGTH, interpolation)
+
+
+def recording_of(model, pictures, interpolation="bilinear", **options):
+    from timm_naflex_fast.measure.record import make_recording
+
+    names = [f"picture {number}" for number in range(len(pictures))]
+    return make_recording(source_of(model, interpolation, **options), pictures, names, {})
+
+
+@cache
+def reference():
+    """The model, and its recording; nobody changes them."""
+    model = tiny_model()
+    return model, recording_of(model, smooth_pictures())
+
+
+def port_of(model, **mistake):
+    return Port(weights_of(model), model.blocks[0].attn.num_heads, LENGTH, **mistake)
+
+
+def run_port(port, recording):
+    """A port's stages, from the recording's pixels."""
+    return [port(own["grid"], own["pixels"]) for own in recording.stages]

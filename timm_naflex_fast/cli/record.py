@@ -1,0 +1,166 @@
+"""``naflex-fast record``: its options, and the way from a model and pictures to a recording."""
+
+import argparse
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..measure import images
+from ..measure.contenders import BASELINE, CONTENDERS
+from ..measure.models import add_model_arguments, fingerprint, load_model
+from ..measure.output import check_name, positive, progress, provenance
+from ..measure.weight_files import find_weights
+from .against import FILTERS
+from .checks import announce, announce_skipped, check_model_options, check_readable
+
+DEFAULT = 6  # every sixth of scikit-image's photos: each photo once, in another shape
+LIBRARIES = ("timm", "transformers")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options with which a model, its weights and pictures are chosen."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="the folder of the recording")
+    add("--force", action="store_true", help="replace the folder if it is there")
+    add("--images", metavar="DIR", help="folder of images (default: 5 of scikit-image's photos)")
+    add("--library", choices=LIBRARIES, default="timm", help="whose pipeline is recorded (timm)")
+    add(
+        "--contender",
+        choices=CONTENDERS,
+        default=BASELINE,
+        help=f"what resamples timm's table: of {' '.join(CONTENDERS)} ({BASELINE})",
+    )
+    add("--interpolation", choices=FILTERS, help="filter with which timm resizes pictures")
+    add("--max-seq-len", type=positive, default=256, metavar="N", help="most patches (256)")
+    add(
+        "--inside",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="attention and MLP of these blocks are stages too (timm)",
+    )
+
+
+def record(options: argparse.Namespace) -> int:
+    """Write a recording of a named model on images.
+
+    Raises:
+        ValueError: no model or no images, or options that do not go together.
+        FileExistsError: the folder is there, and no ``--force``.
+        RuntimeError: the weights cannot be loaded, or transformers is not installed.
+    """
+    out = Path(options.out)
+    check(options, out)
+    skipped: list[str] = []
+    if options.images:
+        sources = images.image_sources(options.images, skipped)
+        check_readable(sources)
+    else:
+        sources = images.photos()[::DEFAULT]
+    announce(f"loading {options.model} ...")
+    model, weights = load_model(
+        options.model,
+        options.checkpoint,
+        **dict(options.model_kwargs),
+        random_weights=options.random_weights,
+    )
+    from ..measure.record import count_runs, make_recording
+    from ..recordings.format import sha256, write_recording
+
+    source = _source(options, model)
+    names = []
+    pictures = []
+    for name, (picture, _) in images.read(sources, partial(images.convert, colours="RGB"), skipped):
+        names.append(name)
+        pictures.append(picture)
+    announce_skipped(skipped)
+    digest = fingerprint(model)
+    if options.checkpoint:
+        digest = sha256(find_weights(options.checkpoint))
+    made = provenance(options.command)
+    about = {
+        "written_by": {
+            "program": "naflex-fast record",
+            "pipeline": _pipeline_words(options),
+            **made,
+        },
+        "weights": {"words": weights, "sha256": digest},
+    }
+    with progress("recording", count_runs(model)) as bar:
+        recording = make_recording(source, pictures, names, about, bar.update)
+    write_recording(recording, pictures, out)
+    print(
+        f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
+        f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
+    )
+    return 0
+
+
+def check(options: argparse.Namespace, out: Path) -> None:
+    """Find out before the work whether it can be done; errors as ``record``."""
+    check_model_options(options)
+    check_name(out)
+    if out.exists() and not options.force:
+        raise FileExistsError(f"{out} is there already; --force replaces it")
+    if out.exists() and not (out / "recording.json").is_file():
+        raise FileExistsError(f"{out} is no recording, so --force does not replace it")
+    if not out.resolve().parent.is_dir():
+        raise FileNotFoundError(f"{out.resolve().parent} is no folder")
+    if options.library == LIBRARIES[0]:
+        return
+    if options.contender != BASELINE or options.interpolation or options.inside:
+        raise ValueError("--contender, --interpolation and --inside go with --library timm")
+    for package in ("transformers", "torchvision"):
+        if find_spec(package) is None:
+            raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
+
+
+def _pipeline_words(options: argparse.Namespace) -> str:
+    """Which pipeline is recorded."""
+    if options.library == "transformers":
+        from importlib.metadata import version
+
+        return f"transformers {version('transformers')}"
+    return f"timm, {options.contender}"
+
+
+def _source(options: argparse.Namespace, model: Any) -> Any:
+    """The pipeline that the options name."""
+    from PIL.Image import Resampling
+    from timm.data import resolve_data_config
+
+    from ..measure.checkpoints import read_config
+    from ..measure.pipelines import (
+        build_processor,
+        build_tower,
+        timm_pipeline,
+        transformers_pipeline,
+    )
+    from ..measure.record import Source, as_trained
+
+    length = options.max_seq_len
+    if options.library == "timm":
+        filters = resolve_data_config({"interpolation": options.interpolation}, model=model)
+
+        def twin(one: Any) -> Any:
+            return timm_pipeline(
+                one, length, options.interpolation, options.contender, options.inside
+            )
+
+        return Source(twin(model), twin, model, length, filters["interpolation"])
+    folder = None
+    config = {}
+    if options.checkpoint:
+        folder = find_weights(options.checkpoint).parent
+        config = dict(read_config(folder))
+    processor = build_processor(model, length, folder)
+    return Source(
+        transformers_pipeline(build_tower(model, config), processor),
+        lambda one: as_trained(one, timm_pipeline(one, length)),
+        model,
+        length,
+        Resampling(processor.resample).name.lower(),
+    )

@@ -1,0 +1,250 @@
+"""The conventions by which models and their ports resample a position table, as one list.
+
+Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers
+them all. This file writes the formula out and does not read it off ``F.interpolate``, which has no
+other cubic coefficient and no other positions. Nor does ``closed_form`` have them, whose positions
+are rounded as PyTorch rounds them. It needs NumPy alone, so ``compare`` answers at once.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from .format import Array, Stages
+
+FrameSizes = Sequence[tuple[int, int, int]]  # frames, rows, columns
+Rounded = Callable[[Array], Array]
+# align_corners, positions: in words, the plainest first
+POSITIONS = {
+    (False, "half_pixel"): "half-pixel positions",
+    (True, "corners"): "aligned corners",
+    (False, "asymmetric"): "cell i at i * scale",
+    (True, "half_pixel"): "the table from centre to centre, the grid from edge to edge",
+    (False, "corners"): "the table from edge to edge, the grid from centre to centre",
+}
+# mode, cubic_coefficient
+KERNELS = [("bilinear", None), ("bicubic", -0.5), ("bicubic", -0.75), ("nearest", None)]
+# antialias, outside: in words, where it is not what PyTorch does
+BORDERS = {
+    (True, "dropped"): "",
+    (False, "border"): "",
+    (False, "dropped"): "taps outside dropped",
+    (False, "zeros"): "taps outside zero",
+    (True, "border"): "taps outside moved to the border",
+    (True, "zeros"): "taps outside zero",
+}
+TRANSPOSED = {
+    None: "",
+    "order": "tokens column by column",
+    "size": "sizes read as (w, h)",
+    "table": "the table transposed",
+}
+
+
+class Convention(NamedTuple):
+    """How a table (H0, W0, C) becomes the tokens of an (h, w) grid.
+
+    Args:
+        mode: "bilinear", "bicubic" or "nearest".
+        cubic_coefficient: Keys' coefficient (bicubic only); PyTorch's is -0.5 with antialiasing and
+            -0.75 without.
+        antialias: the filter is as much wider as the table becomes smaller.
+        outside: taps outside the table are "dropped" and the others made larger, so that they add
+            up to 1 (PyTorch with antialiasing). Or they take the table's "border" (PyTorch without;
+            ONNX with ``exclude_outside=0``), or are "zeros" (``grid_sample``'s own padding).
+        align_corners: the table's axis goes from the centre of its first cell to that of its last
+            one; without it, from edge to edge.
+        positions: the grid's axis goes from edge to edge ("half_pixel"), or from centre to centre
+            ("corners"). Or cell i lies at i * scale ("asymmetric").
+        ar_preserving: resized to (L, L), L = max(h, w), then cut to the top-left (h, w).
+        transposed: None, or what was taken for its transpose: the tokens' "order", the "size", or
+            the "table".
+        merge: tokens come in blocks of merge x merge cells.
+    """
+
+    mode: str = "bicubic"
+    cubic_coefficient: float | None = -0.5
+    antialias: bool = True
+    outside: str = "dropped"
+    align_corners: bool = False
+    positions: str = "half_pixel"
+    ar_preserving: bool = False
+    transposed: str | None = None
+    merge: int = 1
+
+    def matrix(self, n: int, n0: int) -> Array:
+        """``A_n`` (n, n0), float64. It may be shared: do not change it."""
+        # What follows the two products does not change them.
+        axis = self._replace(ar_preserving=False, transposed=None, merge=1)
+        return _matrix(axis, n, n0)
+
+    def aspects(self) -> list[str]:
+        """What the convention says of each question, in words; the same questions in each list."""
+        kernel = self.mode
+        if self.cubic_coefficient is not None:
+            kernel += f", coefficient {self.cubic_coefficient}"
+        cut = blocks = ""
+        if self.ar_preserving:
+            cut = "resized to a square and cut"
+        if self.merge > 1:
+            blocks = f"tokens in blocks of {self.merge} x {self.merge}"
+        return [
+            kernel,
+            "antialiased" if self.antialias else "no antialiasing",
+            BORDERS[self.antialias, self.outside],
+            POSITIONS[self.align_corners, self.positions],
+            cut,
+            TRANSPOSED[self.transposed],
+            blocks,
+        ]
+
+    def words(self) -> str:
+        """The convention in words.
+
+        >>> Convention("bicubic", -0.75, antialias=False, outside="dropped").words()
+        'bicubic, coefficient -0.75, no antialiasing, taps outside dropped'
+        """
+        plain = POSITIONS[False, "half_pixel"]
+        return ", ".join(aspect for aspect in self.aspects() if aspect not in ("", plain))
+
+    def differences(self, reference: "Convention") -> str:
+        """What it says in other words than the reference does, or "the reference".
+
+        >>> Convention("bilinear", None).differences(Convention(merge=2))
+        'bilinear instead of bicubic, coefficient -0.5; not tokens in blocks of 2 x 2'
+        """
+        differences = []
+        for own, expected in zip(self.aspects(), reference.aspects()):
+            if own == expected:
+                continue
+            if not own:
+                differences.append(f"not {expected}")
+            elif not expected:
+                differences.append(own)
+            else:
+                differences.append(f"{own} instead of {expected}")
+        return "; ".join(differences) or "the reference"
+
+    def tokens(
+        self, table: Array, sizes: FrameSizes, round_weights: Rounded = lambda weights: weights
+    ) -> Array:
+        """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64.
+
+        ``round_weights``: rounds the weights as a port does; the sums are float64's.
+        """
+        if self.transposed in ("size", "table"):
+            table = table.transpose(1, 0, 2)
+        packed = []
+        for frames, h, w in sizes:
+            resized = [h, w]
+            if self.ar_preserving:
+                resized = [max(h, w)] * 2
+            rows = round_weights(self.matrix(resized[0], table.shape[0])[:h])  # (h, H0)
+            columns = round_weights(self.matrix(resized[1], table.shape[1])[:w])  # (w, W0)
+            grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
+            if self.transposed in ("size", "order"):
+                grid = grid.transpose(1, 0, 2)
+            high, wide, channels = grid.shape
+            side = self.merge
+            blocks = grid.reshape(high // side, side, wide // side, side, channels)
+            one = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, channels)
+            packed.append(np.tile(one, (frames, 1)))
+        return np.concatenate(packed)
+
+
+@lru_cache(maxsize=256)
+def _matrix(axis: Convention, n: int, n0: int) -> Array:
+    """The matrix (n, n0) of one axis, float64."""
+    # How far each axis goes beyond the centres of its outermost cells.
+    table_edge = 0.0 if axis.align_corners else 0.5
+    grid_edge = 0.0 if axis.positions == "corners" else 0.5
+    length = n - 1 + 2 * grid_edge
+    step = 0.0
+    if length:
+        step = (n0 - 1 + 2 * table_edge) / length
+    if axis.positions == "asymmetric":
+        table_edge = grid_edge = 0.0
+    elif axis.align_corners and axis.antialias:
+        table_edge = grid_edge = 0.5  # PyTorch changes the step here and not the centres
+    centres = step * (np.arange(n) + grid_edge) - table_edge  # (n,)
+    stretch = 1.0
+    if axis.antialias:
+        stretch = max(step, 1.0)
+    return _weights(axis, centres, stretch, n0)
+
+
+def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array:
+    """What each of n0 cells, at 0, 1, ..., gives to n centres, (n, n0)."""
+    beyond = math.ceil(2 * stretch) + 1  # how many cells outside a tap can reach
+    cells = np.arange(-beyond, n0 + beyond)
+    if axis.mode == "nearest":
+        nearest = np.floor(centres + 0.5)
+        if axis.positions == "asymmetric":
+            nearest = np.floor(centres)
+        weights = (cells == nearest[:, None]).astype(float)  # (n, cells)
+    else:
+        distance = np.abs(cells - centres[:, None]) / stretch
+        if axis.cubic_coefficient is not None:
+            weights = _cubic_kernel(distance, axis.cubic_coefficient)
+        else:
+            weights = np.maximum(1 - distance, 0)
+    weights = weights / weights.sum(1, keepdims=True)
+    before, matrix, after = np.split(weights, [beyond, beyond + n0], 1)
+    matrix = matrix.copy()
+    if axis.outside == "dropped":
+        matrix = matrix / matrix.sum(1, keepdims=True)
+    elif axis.outside == "border":
+        matrix[:, 0] += before.sum(1)
+        matrix[:, -1] += after.sum(1)
+    return matrix
+
+
+def _cubic_kernel(distance: Array, a: float) -> Array:
+    """The cubic convolution kernel of Keys (1981) at distances of 0 and more."""
+    near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+    far = a * (distance - 1) * (distance - 2) ** 2
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+
+
+def conventions(sizes: FrameSizes) -> Iterator[Convention]:
+    """Every convention that these sizes allow, the plainest ones first.
+
+    Those that share the matrices of their axes follow one another, so each is made once.
+    """
+    merges = [m for m in (1, 2, 3, 4) if all(h % m == w % m == 0 for _, h, w in sizes)]
+    for position, border, kernel in product(POSITIONS, BORDERS, KERNELS):
+        axis = Convention(*kernel, *border, *position)
+        if _is_another_name(axis):
+            continue
+        for merge, transposed, cut in product(merges, TRANSPOSED, (False, True)):
+            yield axis._replace(ar_preserving=cut, transposed=transposed, merge=merge)
+
+
+def _is_another_name(axis: Convention) -> bool:
+    """Whether another convention, which is listed, gives the same matrices."""
+    if axis.mode == "nearest":
+        return (axis.antialias, axis.outside) != (False, "border")
+    if axis.mode == "bicubic" or axis.antialias:
+        return False
+    # With bilinear weights "dropped" gives what "border" gives; with aligned corners nothing lies
+    # outside.
+    return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")
+
+
+def resampled(table: Array, reference: Stages) -> Iterator[tuple[str, Array]]:
+    """What each convention gives at the position embedding of a picture: words and tokens.
+
+    Args:
+        table: (H0, W0, C).
+        reference: the stages of the picture.
+    """
+    h, w = map(int, reference["grid"])
+    table = np.asarray(table, np.float64)
+    for convention in conventions([(1, h, w)]):
+        tokens = convention.tokens(table, [(1, h, w)])  # (h * w, C)
+        words = f"the table is resampled otherwise: {convention.words()}"
+        yield words, reference["patch_embedding"] + tokens

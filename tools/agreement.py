@@ -1,0 +1,145 @@
+"""Who agrees with SigLIP-2's original implementation, and to how much.
+
+    uv run tools/agreement.py                                   # everything that runs in this environment
+    uv run tools/agreement.py --port "mlx-vlm 0.7.10 lfm2_vl=FOLDER"   # and ports that wrote a folder
+
+Each begins with the pixels of the kit, recordings/siglip2_naflex_tiny, which big_vision wrote. What
+is said of it goes to results/recordings/agreement.json. tools/port_of_mlx_vlm.py writes such folders
+from mlx-vlm, in an environment of its own.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from timm_naflex_fast.cli import main as cli
+from timm_naflex_fast.measure.bench.workloads import coordinates
+from timm_naflex_fast.measure.models import load_model
+from timm_naflex_fast.measure.output import provenance
+from timm_naflex_fast.measure.pipelines import (
+    build_processor,
+    build_tower,
+    stages_of,
+    timm_pipeline,
+    transformers_pipeline,
+)
+from timm_naflex_fast.measure.record import inputs_of
+from timm_naflex_fast.names import STRATEGY_NAMES
+from timm_naflex_fast.recordings.compare import compare_recordings
+from timm_naflex_fast.recordings.format import Recording, Stages, read_port, read_recording
+
+ROOT = Path(__file__).parents[1]
+KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
+OUT = ROOT / "results" / "recordings" / "agreement.json"
+MODEL = "naflexvit_base_patch16_siglip.v2_webli"
+
+
+def row(name: str, recording: Recording, ports: Sequence[Stages]) -> dict[str, Any]:
+    """What is said of one port."""
+    comparison, reasons = compare_recordings(recording, ports)
+    first = comparison.first()
+    return {
+        "who": name,
+        "stages": {one.stage: one.share for one in comparison.rows()},
+        "precision": comparison.precision,
+        "parts at": first and first.stage,
+        "reason": [reason.words for reason in reasons],
+    }
+
+
+def without_pixels(ports: Sequence[Stages]) -> list[Stages]:
+    """The stages that follow the pixels."""
+    return [{name: one[name] for name in one if name != "pixels"} for one in ports]
+
+
+def towers(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
+    """timm under each mode, and transformers, from the kit's pixels."""
+    heads = recording.about["heads"]
+    length = recording.about["max_patches"]
+    model, _ = load_model(MODEL, KIT / "weights" / "transformers.safetensors", num_heads=heads)
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
+    for contender in ("stock", *STRATEGY_NAMES):
+        name = f"timm {version('timm')}"
+        if contender != "stock":
+            name += f", {contender} of this package"
+        pipeline = timm_pipeline(model, length, "bilinear", contender)
+        yield name, stages_of(inputs, pipeline.tower(inputs))
+    pipeline = transformers_pipeline(
+        build_tower(model, {"num_attention_heads": heads}), build_processor(model, length)
+    )
+    yield f"transformers {version('transformers')}", stages_of(inputs, pipeline.tower(inputs))
+
+
+def runtimes(recording: Recording) -> Iterator[tuple[str, list[Stages]]]:
+    """The pooled output of the exported model in ONNX Runtime and OpenVINO."""
+    import onnxruntime
+    import openvino
+
+    inputs = inputs_of(recording.stages, recording.about["max_patches"])
+    arrays = {
+        "patches": inputs.pixels.numpy(),
+        "patch_coord": coordinates(inputs.grid.tolist(), inputs.pixels.shape[1]).numpy(),
+        "patch_valid": inputs.valid.numpy(),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "kit.onnx"))
+        weights = str(KIT / "weights" / "transformers.safetensors")
+        given = ["export", "--model", MODEL, "--checkpoint", weights, "--out", file]
+        if cli.main([*given, "--model-kwargs", f"num_heads={recording.about['heads']}"]):
+            raise SystemExit("the export failed")
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        (pooled,) = session.run(None, arrays)
+        yield f"ONNX Runtime {version('onnxruntime')}, exported", outputs(pooled)
+        for name, setting in (("float32", {"INFERENCE_PRECISION_HINT": "f32"}), ("default", {})):
+            compiled = openvino.Core().compile_model(file, "CPU", setting)
+            precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+            words = f"OpenVINO {version('openvino')}, exported, {name} ({precision})"
+            yield words, outputs(compiled(arrays)[0])
+
+
+def outputs(pooled: Any) -> list[Stages]:
+    """Pooled outputs (B, D) as stages of pictures."""
+    return [{"pooled": np.asarray(one, np.float64)} for one in pooled]
+
+
+def main() -> int:
+    """Compare all of them, print a line for each, and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", action="append", default=[], metavar="NAME=FOLDER")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    recording = read_recording(KIT)
+    jax = json.loads((OUT.parent / "jax_float64.json").read_text())
+    versions = jax["made"]["versions"]
+    rows = [
+        {
+            "who": f"big_vision itself, JAX {versions['jax']} in float64",
+            "stages": jax["stages"],
+            "precision": "float32",
+            "parts at": None,
+            "reason": [],
+        }
+    ]
+    for name, ports in (*towers(recording), *runtimes(recording)):
+        rows.append(row(name, recording, without_pixels(ports)))
+    for text in options.port:
+        name, folder = text.rsplit("=", 1)
+        rows.append(row(name, recording, read_port(Path(folder), recording)))
+    for one in rows:
+        print(one["who"], one["stages"].get("pooled"), one["parts at"], *one["reason"])
+    command = "uv run tools/agreement.py" + ' --port "NAME=FOLDER"' * len(options.port)
+    record = {**provenance(command), "pictures": len(recording.stages), "rows": rows}
+    OUT.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
