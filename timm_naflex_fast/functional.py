@@ -90,9 +90,11 @@ def add_pos_embed_(
     check_interpolation(mode)
     tables = LearnedTable((table,))
     spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
+    # Everything is checked before the first write: an error leaves ``x`` as it was.
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is None:
+        # Sizes become coordinates, so that from here on there is one way.
         check_tokens(x, table.shape[-1])
         context = context_of(x, table)
         patch_coord = coordinates_of(grid_sizes, x, context)
@@ -207,6 +209,7 @@ def resample_pos_embeds(
     tables = LearnedTable((table,))
     spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
+    # Nobody writes into the table, so only its own class and transforms count.
     return dispatch.resample(tables, sizes, tables.spec_of(spec), chosen, context_of(table))
 
 
@@ -233,6 +236,7 @@ def resample_pos_embed(
     """
     table = _checked_table(table, "table", "H0, W0, C")
     h, w = check_size(size)
+    # First, because the embeddings come back in the dtype of the table.
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     cells = resample_pos_embeds(
         table,
@@ -290,6 +294,7 @@ def _checked_strategy(name: str) -> Strategy:
 def _checked_table(table: Any, name: str, shape: str) -> Tensor:
     """A table of this shape, with a leading 1 or not."""
     table = _checked_floats(table, name)
+    # timm's parameters have a leading 1, other libraries' have none.
     ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
     if table.ndim != ndim and not has_batch_axis:

@@ -62,6 +62,7 @@ def by_interpolate(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Em
         yield size, tables.by_interpolate(size, how)
 
 
+# ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
     Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True, resizes_square=True),
     Strategy("grid_sample", by_sums, reference=FLAG, for_grid_sample="grid_sample"),

@@ -30,6 +30,8 @@ Where the table trains, ``eager.add_plan`` goes on otherwise::
     backward:  tokens.AddedInPlace -> eager._gradients -> sparse.gradients -> tokens.Tokens.sum_over_samples
 
 A frozen table whose grids are new goes the second way without autograd.
+
+``tests/contract`` tests every way.
 """
 
 import torch

@@ -55,6 +55,7 @@ def factorized_gradients(
     table_size = (shapes[0][0], shapes[1][0])
     for h, w in sizes:
         a_h, a_w = axis_matrices(h, w, table_size, spec, device)
+        # A line is added in every cell of its row or column, so their gradients are summed first.
         g = gradient_of((h, w)).unflatten(0, (h, w))  # (h, w, C)
         total_y += a_h.t() @ g.sum(1, dtype=torch.float64)
         total_x += a_w.t() @ g.sum(0, dtype=torch.float64)

@@ -141,6 +141,7 @@ def embeddings(
     again: dict[Any, Size] = {}  # by their keys
     others = []
     cells_read = 0
+    # From now on each size has been met.
     for size in sizes:
         key = (size, resample)
         if key in of_tables.made and size != own_size:
@@ -155,6 +156,7 @@ def embeddings(
     cells_compared = 0
     for table in tables.tensors:
         cells_compared += table.numel() // table.shape[-1]
+    # So a table that is much larger than its grids is never compared.
     if 2 * cells_compared >= 8 * cells_read:
         return resample(tables, sizes)
 
@@ -226,6 +228,7 @@ def forget(sources: Sources) -> None:
     """Drop what is kept of these sources: they are about to change."""
     global _nbytes
     with _lock:
+        # Its copies would hold the old numbers, and memory that training needs.
         _nbytes -= _bytes_of(_entries.pop(tuple(map(id, sources)), None))
 
 
@@ -264,6 +267,7 @@ def _keep(entries: dict[Any, Any], key: Any, value: Any) -> None:
     with _lock:
         _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
         entries[key] = value
+        # What was just put in may go as well, if it alone is larger than the bound.
         while _nbytes > _limit and _entries:
             _, oldest = _entries.popitem(last=False)
             _nbytes -= _bytes_of(oldest)

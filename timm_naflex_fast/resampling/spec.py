@@ -1,4 +1,7 @@
-"""How a library resizes its position table, and which of timm's methods the result follows."""
+"""How a library resizes its position table, and which of timm's methods the result follows.
+
+``tests/resampling/test_tables.py`` tests what it says, ``tests/contract`` what follows from it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -52,6 +52,7 @@ class _Tables:
         self, sizes: Iterable[Size], spec: ResizeSpec, token_dtype: torch.dtype
     ) -> Embeddings:
         """The embeddings of each size by dense matrices. PyTorch can derive them again."""
+        # Once for all sizes. Neither autocast nor TF32 rounds a product in float64.
         exact = type(self)(tuple(tensor.double() for tensor in self.without_leading_1))
         for size in sizes:
             how = spec
@@ -77,6 +78,7 @@ class LearnedTable(_Tables):
     @staticmethod
     def spec_of(spec: ResizeSpec) -> ResizeSpec:
         """How such a table is resized by these options and this reference."""
+        # The flag has no filter to widen, whatever the model's setting for it says.
         if spec.reference.antialiases:
             return spec
         return replace(spec, antialias=False)
@@ -106,6 +108,7 @@ class LearnedTable(_Tables):
     def at(self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
         (table,) = self.without_leading_1
+        # Both give the same sums. Which one costs less, the table's size tells.
         by = by_position.by_taps if by_position.few_taps(table, spec) else by_position.by_product
         return by(table, positions, spec).to(token_dtype)
 
@@ -135,6 +138,7 @@ class FactorizedTables(_Tables):
     @staticmethod
     def spec_of(spec: ResizeSpec) -> ResizeSpec:
         """How such tables are resized, whatever the options of a learned table are."""
+        # In every release timm takes the lines of its flag from an affine grid.
         of_lines = OLDER_FLAG if spec.reference.samples else LOOP
         return ResizeSpec("linear", False, False, spec.ar_preserving, of_lines)
 
@@ -145,6 +149,7 @@ class FactorizedTables(_Tables):
     def by_interpolate(self, size: Size, how: Resampling) -> Tensor:
         """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32."""
         lines = []
+        # timm resizes a line only if its length differs, and crops it after that.
         for table, keep, length in zip(self.tensors, size, how.spec.resized_size(*size)):
             line = table if table.shape[-2] == length else interpolate(table, (length,), how.spec)
             lines.append(line.flatten(0, -2)[:keep].to(how.token_dtype))
