@@ -123,6 +123,14 @@ def test_every_other_kind_of_table_is_named():
         add_factorized(f"^table_x must be .*{name}", table_x=line)
 
 
+def test_a_table_elsewhere_than_the_tokens_is_named():
+    message = "^table must be on the device of x, cpu; got meta"
+    add(message, table=TABLE.to("meta"))
+    add_factorized("^table_x must be on the device of x", table_x=LINE.to("meta"))
+    for function in (resample, partial(is_refused, fast.resample_pos_embed)):
+        function("^table is on the device meta", table=TABLE.to("meta"))
+
+
 def test_every_other_kind_of_tokens_is_named():
     for name, x in kinds(torch.ones(2, 6, 4)):
         with pytest.raises(ValueError, match=f"^x must be .*{name}"):
@@ -131,7 +139,10 @@ def test_every_other_kind_of_tokens_is_named():
 
 def test_every_other_kind_of_coordinates_and_sizes_is_named():
     for name, coord in kinds(COORD):
-        add(f"^patch_coord must be .*{name}", patch_coord=coord)
+        if name == "torch.float8_e5m2":  # whole numbers, like those of every float
+            assert torch.equal(embedded(coord=coord), embedded())
+        else:
+            add(f"^patch_coord must be .*{name}", patch_coord=coord)
     for name, sizes in kinds(torch.tensor(SIZES)):
         if name != "torch.float8_e5m2":  # no integers, like every float
             add(f"^grid_sizes must be .*{name}", patch_coord=None, grid_sizes=sizes)

@@ -71,10 +71,10 @@ def add_pos_embed_(
         they get the cell that their coordinate names, (0, 0).
 
     Raises:
-        ValueError: unknown strategy or mode, another dtype, a sparse, quantized or nested tensor,
-            shapes that do not fit, negative coordinates, a grid far larger than the number of tokens. In an exported or traced program, and in a CUDA
-            graph, nothing is read back to the host, so a negative coordinate raises no error: the
-            token becomes NaN.
+        ValueError: unknown strategy or mode, another dtype or device, a sparse, quantized or nested
+            tensor, shapes that do not fit, negative coordinates, a grid far larger than the number
+            of tokens. In an exported or traced program, and in a CUDA graph, nothing is read back
+            to the host, so a negative coordinate raises no error: the token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
@@ -85,7 +85,7 @@ def add_pos_embed_(
     (True, True)
     """
     x = _checked_floats(x, "x")
-    table = _checked_table(table, "table", "H0, W0, C")
+    table = _checked_table(table, "table", "H0, W0, C", x)
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     tables = LearnedTable((table,))
@@ -140,8 +140,8 @@ def add_factorized_pos_embed_(
     torch.Size([1, 12, 8])
     """
     x = _checked_floats(x, "x")
-    table_y = _checked_table(table_y, "table_y", "H0, C")
-    table_x = _checked_table(table_x, "table_x", "W0, C")
+    table_y = _checked_table(table_y, "table_y", "H0, C", x)
+    table_x = _checked_table(table_x, "table_x", "W0, C", x)
     check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
     tables = FactorizedTables((table_y, table_x))
@@ -188,9 +188,8 @@ def resample_pos_embeds(
 
     Raises:
         ValueError: unknown mode, strategy or padding, a table that :func:`add_pos_embed_` refuses,
-            shapes that do not fit, a size below 1, a
-            ``merge`` that does not divide a size, a ``length`` too small for an image. In a graph,
-            packed embeddings need sizes on the host.
+            shapes that do not fit, a size below 1, a ``merge`` that does not divide a size, a
+            ``length`` too small for an image. In a graph, packed embeddings need sizes on the host.
         RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
 
     >>> table = torch.randn(16, 16, 8)
@@ -291,9 +290,14 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Any, name: str, shape: str) -> Tensor:
-    """A table of this shape, with a leading 1 or not."""
+def _checked_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> Tensor:
+    """A table of this shape, with a leading 1 or not; if there are tokens ``x``, on their device."""
     table = _checked_floats(table, name)
+    if x is None and table.device.type == "meta":
+        raise ValueError(f"{name} is on the device meta, where tensors hold no numbers")
+    # PyTorch itself adds whatever is in memory where a table of the device meta should be.
+    if x is not None and table.device != x.device:
+        raise ValueError(f"{name} must be on the device of x, {x.device}; got {table.device}")
     # timm's parameters have a leading 1, other libraries' have none.
     ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1

@@ -191,8 +191,11 @@ def test_plain_operations_never_wait(where, options, same_bits):
 def test_what_plain_operations_would_copy_no_cuda_graph_records(same_bits):
     by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
     same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
-    where = lambda to: Sizes(to(torch.tensor(SIZES)), length=31)
-    same_bits(partial(by_plain_operations, where=where, tokens=None), refused=NAMED_ERROR)
+
+    def sizes(to):
+        return Sizes(to(torch.tensor(SIZES)), length=31)
+
+    same_bits(partial(by_plain_operations, where=sizes, tokens=None), refused=NAMED_ERROR)
 
 
 @pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])

@@ -50,7 +50,7 @@ assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 
 
-def test_one_object_and_one_name(tmp_path):
+def test_a_new_strategy_costs_one_object_and_one_name(tmp_path):
     package = tmp_path / "copy" / "timm_naflex_fast"
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)
     with (package / "strategies.py").open("a") as strategies:

@@ -73,14 +73,14 @@ class Coordinates(NamedTuple):
 
         embeds_padding = spec.reference.embeds_padding
         # The one copy from the device in a call: what follows is known on the host.
-        found = read_grids(self.values, embeds_padding)
+        grids = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
-        if found.cell is not None:
-            cells = torch.from_numpy(found.cell).to(x.device, non_blocking=True).unbind()
+        if grids.cell is not None:
+            cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
 
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
-        for sample, size in enumerate(zip(found.heights, found.widths)):
+        for sample, size in enumerate(zip(grids.heights, grids.widths)):
             group = groups.get(size)
             if group is None:
                 group = Group(*size, embeds_padding=embeds_padding)
@@ -91,7 +91,7 @@ class Coordinates(NamedTuple):
             # Samples of one grid share its embeddings, and their gradients are summed before the table's.
             group.samples.append(sample)
             tokens = min(length, group.h * group.w)
-            if found.reordered[sample]:
+            if grids.reordered[sample]:
                 if embeds_padding:  # padding gets the cell that it names
                     tokens = length
                 cell = cells[sample]
@@ -101,7 +101,7 @@ class Coordinates(NamedTuple):
 
         # Positions are rounded as part of the longest grid's.
         if spec.reference.rounds_by_batch:
-            longest = spec.resized_size(max(found.heights), max(found.widths))
+            longest = spec.resized_size(max(grids.heights), max(grids.widths))
             spec = replace(spec, batch_max=longest)
         return Plan(groups, counts, spec, x.dtype)
 

@@ -101,12 +101,12 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
         if watched():
             return function(*args)
         key = (function, *args)
-        found: Result | None = _use(key)
-        if found is None:
+        result: Result | None = _use(key)
+        if result is None:
             with without_autograd():
-                found = function(*args)
-            _keep(_entries, key, found)
-        return found
+                result = function(*args)
+            _keep(_entries, key, result)
+        return result
 
     return call
 
@@ -190,11 +190,11 @@ def _made_of(sources: Sources) -> _Made:
         # An inference tensor has no version, so any constant will do.
         versions.append(True if source.is_inference() else source._version)
     key = tuple(map(id, sources))  # ``swap_tensors`` refuses tensors that have weak references
-    found: _Made | None = _use(key)
-    if found is None or found.versions != versions:
-        found = _Made(key, versions)
-        _keep(_entries, key, found)
-    return found
+    of_sources: _Made | None = _use(key)
+    if of_sources is None or of_sources.versions != versions:
+        of_sources = _Made(key, versions)
+        _keep(_entries, key, of_sources)
+    return of_sources
 
 
 def _take(
