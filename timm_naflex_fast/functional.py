@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from .backends import dispatch
-from .batch.checks import check_interpolation, check_size, check_tokens
-from .batch.layout import Coordinates, Sizes, coordinates_of
+from .batch.checks import check_interpolation, check_numbers, check_size
+from .batch.layout import Coordinates, Sizes, check_tokens, coordinates_of
 from .names import StrategyName
 from .patch_embed.kernels import resample_patch_kernel
 from .recordings.identify import identify_resampling
 from .resampling.matrices import axis_matrix
-from .resampling.spec import ResizeSpec
+from .resampling.spec import LOOP, ResizeSpec
+from .resampling.tables import FactorizedTables, LearnedTable
 from .strategies import STRATEGIES, Strategy
-from .tracing import context_of, is_dtensor
+from .tracing import context_of
 
 __all__ = [
     "add_factorized_pos_embed_",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 Interpolation = Literal["bilinear", "bicubic"]
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 GridSizes = Tensor | Sequence[Sequence[int]]
 
 
@@ -50,9 +52,9 @@ def add_pos_embed_(
     ``mode="bilinear"``.
 
     Args:
-        x: (B, N, C) tokens, floating point; modified.
-        table: (H0, W0, C) or (1, H0, W0, C), any floating dtype; resampled in float32 and cast to
-            ``x.dtype``.
+        x: (B, N, C) tokens, float16, bfloat16, float32 or float64; modified.
+        table: (H0, W0, C) or (1, H0, W0, C), of one of these dtypes; resampled in float32 and cast
+            to ``x.dtype``.
         patch_coord: (B, N, 2) coordinates (y, x) in any number dtype; a sample's grid is its
             largest + 1.
         grid_sizes: instead of coordinates, (B, 2) sizes (h, w); the tokens of a sample are in
@@ -69,8 +71,8 @@ def add_pos_embed_(
         they get the cell that their coordinate names, (0, 0).
 
     Raises:
-        ValueError: unknown strategy or mode, shapes that do not fit, negative coordinates, a grid
-            far larger than the number of tokens. In an exported or traced program, and in a CUDA
+        ValueError: unknown strategy or mode, another dtype, a sparse, quantized or nested tensor,
+            shapes that do not fit, negative coordinates, a grid far larger than the number of tokens. In an exported or traced program, and in a CUDA
             graph, nothing is read back to the host, so a negative coordinate raises no error: the
             token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
@@ -82,11 +84,12 @@ def add_pos_embed_(
     >>> y is x, bool((x[1, 10:] == 0).all())  # tokens after the second grid are padding
     (True, True)
     """
-    x = _checked_numbers(x, "x")
+    x = _checked_floats(x, "x")
     table = _checked_table(table, "table", "H0, W0, C")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
-    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable(table)
+    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is None:
@@ -94,9 +97,9 @@ def add_pos_embed_(
         context = context_of(x, table)
         patch_coord = coordinates_of(grid_sizes, x, context)
     else:
-        patch_coord = _checked_numbers(patch_coord, "patch_coord")
+        _check_coordinates(patch_coord)
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, (table,), Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -123,8 +126,8 @@ def add_factorized_pos_embed_(
         ``x``.
 
     Raises:
-        ValueError: unknown strategy, shapes that do not fit, negative coordinates (in a graph the
-            token becomes NaN).
+        ValueError: unknown strategy, tensors that :func:`add_pos_embed_` refuses, shapes that do
+            not fit, negative coordinates (in a graph the token becomes NaN).
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_factorized_naflex_pos_embed``.
@@ -134,14 +137,15 @@ def add_factorized_pos_embed_(
     >>> add_factorized_pos_embed_(torch.zeros(1, 12, 8), rows, columns, coord).shape
     torch.Size([1, 12, 8])
     """
-    x = _checked_numbers(x, "x")
+    x = _checked_floats(x, "x")
     table_y = _checked_table(table_y, "table_y", "H0, C")
     table_x = _checked_table(table_x, "table_x", "W0, C")
-    patch_coord = _checked_numbers(patch_coord, "patch_coord")
+    _check_coordinates(patch_coord)
     chosen = _checked_strategy(strategy)
-    spec = chosen.spec("linear", antialias=False, align_corners=False, ar_preserving=ar_preserving)
+    tables = FactorizedTables(table_y, table_x)
+    spec = tables.spec(chosen.reference, "linear", False, False, ar_preserving)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, (table_y, table_x), Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
     return x
 
 
@@ -181,7 +185,8 @@ def resample_pos_embeds(
         at least.
 
     Raises:
-        ValueError: unknown mode, strategy or padding, shapes that do not fit, a size below 1, a
+        ValueError: unknown mode, strategy or padding, a table that :func:`add_pos_embed_` refuses,
+            shapes that do not fit, a size below 1, a
             ``merge`` that does not divide a size, a ``length`` too small for an image. In a graph,
             packed embeddings need sizes on the host.
         RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
@@ -193,17 +198,16 @@ def resample_pos_embeds(
     torch.Size([2, 64, 8])
     """
     table = _checked_table(table, "table", "H0, W0, C")
-    if not table.is_floating_point():
-        raise ValueError(f"table must be floating point; got {table.dtype}")
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
     if padding not in ("zeros", "first"):
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    spec = chosen.spec(mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable(table)
+    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
-    return dispatch.resample(table, sizes, spec, chosen, context_of(table))
+    return dispatch.resample(tables, sizes, spec, chosen, context_of(table))
 
 
 def resample_pos_embed(
@@ -221,7 +225,8 @@ def resample_pos_embed(
     table; differentiable in the table. SigLIP-2 needs ``mode="bilinear"``.
 
     Raises:
-        ValueError: unknown mode, another shape of the table, or a size below 1.
+        ValueError: unknown mode, a table that :func:`add_pos_embed_` refuses, another shape of the
+            table, or a size below 1.
 
     >>> resample_pos_embed(torch.randn(16, 16, 8), (9, 28), mode="bilinear").shape
     torch.Size([9, 28, 8])
@@ -265,10 +270,12 @@ def resize_matrix(
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],
             [0.0000, 0.0000, 0.5000, 0.5000]])
     """
-    if mode != "linear":
-        check_interpolation(mode)
     n, n0 = check_size((n, n0))
-    spec = ResizeSpec(mode, antialias, align_corners)
+    if mode == "linear":
+        antialias = False
+    else:
+        check_interpolation(mode)
+    spec = ResizeSpec(mode, antialias, align_corners, reference=LOOP)
     return axis_matrix(0, (n, n), n0, spec, dtype).to(device)
 
 
@@ -280,9 +287,9 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Tensor, name: str, shape: str) -> Tensor:
+def _checked_table(table: Any, name: str, shape: str) -> Tensor:
     """A table of this shape, with a leading 1 or not."""
-    table = _checked_numbers(table, name)
+    table = _checked_floats(table, name)
     ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
     if table.ndim != ndim and not has_batch_axis:
@@ -291,10 +298,20 @@ def _checked_table(table: Tensor, name: str, shape: str) -> Tensor:
     return table
 
 
-def _checked_numbers(tensor: Any, name: str) -> Tensor:
-    """The tensor itself."""
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} must be a tensor of real numbers; got {type(tensor).__name__}")
-    if is_dtensor(tensor):
-        raise ValueError(f"{name} is a DTensor; give {name}.to_local() or {name}.full_tensor()")
+def _checked_floats(tensor: Any, name: str) -> Tensor:
+    """The tensor itself, of one of the dtypes that PyTorch computes in."""
+    check_numbers(tensor, name)
+    if tensor.dtype not in FLOATS:
+        valid = "float16, bfloat16, float32 or float64"
+        raise ValueError(f"{name} must be floating point, {valid}; got {tensor.dtype}")
     return tensor
+
+
+def _check_coordinates(patch_coord: Any) -> None:
+    """Numbers of which the largest can be told."""
+    check_numbers(patch_coord, "patch_coord")
+    if patch_coord.is_floating_point() and patch_coord.dtype not in FLOATS:
+        raise ValueError(
+            f"patch_coord must be integers, or float16, bfloat16, float32 or float64; "
+            f"got {patch_coord.dtype}"
+        )

@@ -8,27 +8,18 @@
 - ``grid_sample``: the result of timm's ``pos_embed_use_grid_sample``, by the same sums, with
   weights that are read off ``F.grid_sample`` at timm's positions.
 
-The gradient needs no strategy: the transposed sums of ``resampling/sparse.py`` serve all learned
-tables, and ``dense.factorized_gradients`` all factorized ones.
+The gradient needs no strategy: it is the tables' own (``resampling/tables.py``), one for all.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .names import StrategyName
-from .resampling import dense, sparse
 from .resampling.dense import Embeddings
-from .resampling.matrices import interpolate
-from .resampling.spec import ResizeSpec, Size
-
-Tables = tuple[Tensor, ...]
-"""One learned table ([1,] H0, W0, C), or the two of a factorized embedding.
-
-These are ([1,] H0, C) and ([1,] W0, C).
-"""
+from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
+from .resampling.tables import Tables
 
 
 @dataclass(eq=False)
@@ -44,11 +35,10 @@ class Strategy:
     Args:
         name: as in ``names.STRATEGY_NAMES``.
         resample: see above.
-        reference: whose result it gives: "interpolate", that of ``F.interpolate``, or
-            "grid_sample", that of timm's ``pos_embed_use_grid_sample``, which is for NaFlex batches
-            alone.
-        is_differentiable: ``resample`` consists of PyTorch's own differentiable operators, in
-            float32: it runs on any device, and autograd derives it there.
+        reference: whose result it gives: that of timm's loop, or of ``pos_embed_use_grid_sample``,
+            which is for NaFlex batches alone.
+        runs_on_any_device: ``resample`` consists of PyTorch's own differentiable operators, in
+            float32, so that it runs on any device, and autograd derives it there.
         resizes_square: with ``ar_preserving`` it computes all of (L, L), not the first (h, w)
             alone.
         for_grid_sample: the strategy that a model made with ``pos_embed_use_grid_sample`` takes
@@ -57,16 +47,24 @@ class Strategy:
 
     name: str
     resample: Callable[[Tables, Iterable[Size], ResizeSpec, torch.dtype, torch.dtype], Embeddings]
-    reference: str = "interpolate"
-    is_differentiable: bool = False
+    reference: Reference = LOOP
+    runs_on_any_device: bool = False
     resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
-    def spec(
-        self, interpolation: str, antialias: bool, align_corners: bool, ar_preserving: bool
-    ) -> ResizeSpec:
-        """How it resizes, in the words of ``ResizeSpec``."""
-        return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, self.reference)
+
+@dataclass(frozen=True)
+class Resampling:
+    """A strategy with all that it needs besides the tables and the sizes."""
+
+    strategy: Strategy
+    spec: ResizeSpec
+    dtype: torch.dtype
+    token_dtype: torch.dtype
+
+    def __call__(self, tables: Tables, sizes: Iterable[Size]) -> Embeddings:
+        """The embeddings of these sizes."""
+        return self.strategy.resample(tables, sizes, self.spec, self.dtype, self.token_dtype)
 
 
 def by_sums(
@@ -77,9 +75,7 @@ def by_sums(
     token_dtype: torch.dtype,
 ) -> Embeddings:
     """Sparse sums of one table; thin products of two."""
-    if len(tables) == 2:
-        return dense.resample_factorized(tables, sizes, spec, token_dtype)
-    return sparse.resample(tables[0], sizes, spec, dtype)
+    return tables.by_sums(sizes, spec, dtype, token_dtype)
 
 
 def by_interpolate(
@@ -91,38 +87,12 @@ def by_interpolate(
 ) -> Embeddings:
     """timm's own calls of ``F.interpolate``, in float32 whatever ``dtype`` is."""
     for size in sizes:
-        if len(tables) == 1:
-            yield size, _interpolate_learned(tables[0], size, spec)
-        else:
-            yield size, _interpolate_factorized(tables, size, spec, token_dtype)
-
-
-def _interpolate_learned(table: Tensor, size: Size, spec: ResizeSpec) -> Tensor:
-    """The embeddings (h*w, C); those of the table's own size are the table itself."""
-    h, w = size
-    if table.shape[-3:-1] == size:
-        return table.reshape(h * w, -1)
-    resized = interpolate(table, spec.resized_size(h, w), spec)
-    if spec.ar_preserving:
-        resized = resized[:, :h, :w]
-    return resized.reshape(h * w, -1)
-
-
-def _interpolate_factorized(
-    tables: Tables, size: Size, spec: ResizeSpec, token_dtype: torch.dtype
-) -> Tensor:
-    """The embeddings (h*w, C): the sum of two lines."""
-    lines = []
-    for table, keep, length in zip(tables, size, spec.resized_size(*size)):
-        line = table if table.shape[-2] == length else interpolate(table, (length,), spec)
-        lines.append(line.flatten(0, -2)[:keep].to(token_dtype))
-    y, x = lines  # (h, C), (w, C)
-    return (y[:, None] + x).flatten(0, 1)
+        yield size, tables.by_interpolate(size, spec, token_dtype)
 
 
 _ALL = (
-    Strategy("interpolate_cached", by_interpolate, is_differentiable=True, resizes_square=True),
-    Strategy("grid_sample", by_sums, reference="grid_sample", for_grid_sample="grid_sample"),
+    Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True, resizes_square=True),
+    Strategy("grid_sample", by_sums, reference=FLAG, for_grid_sample="grid_sample"),
     Strategy("matmul", by_sums, for_grid_sample="grid_sample"),
 )
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}

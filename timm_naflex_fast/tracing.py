@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Context = Literal["compile", "export", "transform", "capture", "device"] | None
+Context = Literal["compile", "export", "transform", "capture", "other_device"] | None
 OWN_MEMORY: tuple[type, ...] = (Tensor, torch.nn.Parameter)  # the classes whose memory is their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,7 +28,7 @@ def context_of(*tensors: Tensor) -> Context:
       compiled function, or ``tensors`` that our in-place sums cannot take (see
       :func:`why_unsupported`).
     - ``"capture"``: a CUDA graph is being captured, and the first of ``tensors`` lies on a GPU.
-    - ``"device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
+    - ``"other_device"``: nobody, but the first of ``tensors`` lies neither on a CPU nor on a CUDA device.
     """
     if torch.compiler.is_dynamo_compiling():  # only in the code that TorchDynamo reads
         if _exports_while_traced():
@@ -42,7 +42,7 @@ def context_of(*tensors: Tensor) -> Context:
         return None
     device = tensors[0].device
     if device.type not in ("cpu", "cuda"):
-        return "device"
+        return "other_device"
     return "capture" if in_cuda_graph(device) else None
 
 

@@ -31,9 +31,12 @@ from timm_naflex_fast.measure.drift.report import cells
 from timm_naflex_fast.measure.drift.survey import Drift, GridDrift
 from timm_naflex_fast.measure.output import number
 from timm_naflex_fast.patching.install import Handle, Status
+from timm_naflex_fast.recordings.format import read_recording
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+KIT = ROOT / "recordings" / "siglip2_naflex_tiny"
+AGREEMENT_STAGES = ("patch_embedding", "position_embedding", "block_1", "norm", "pooled")
 LEAST = 0.9  # of the library's own speed: what is slower stops a release
 OURS = "matmul"
 PLAIN_ADD = "plain-add"
@@ -368,26 +371,82 @@ def model_sentence() -> str:
     )
 
 
+def pooled_of(row: Row) -> float:
+    """How far a row's pooled output is, as a share of its largest number, from the same pixels."""
+    (share,) = [stage["share"] for stage in row["stages"] if stage["stage"] == "pooled"]
+    return float(share)
+
+
 def siglip2_sentence() -> str:
-    """How far SigLIP-2's tower is from transformers' own."""
-    record = read_one("against/bilinear")
-    pooled = record["against"]["modes"][OURS]["stages"][-1]
+    """How far the default mode is from the code that trained SigLIP-2."""
+    (ours,) = [
+        row for row in read_one("recordings/agreement")["rows"] if f", {OURS} of" in row["who"]
+    ]
     return (
-        "- **SigLIP-2's tower** in timm gives transformers' pooled output within "
-        f"{pooled['largest'] / pooled['scale']:.0e} of its largest number\n"
-        "  (random weights; [command](docs/choosing-a-mode.md#where-do-two-pipelines-part))."
+        "- **The embeddings that the weights were trained with.** From the same pixels, this package "
+        f"gives the pooled output of\n  big_vision, which trained SigLIP-2, within "
+        f"{ours['stages']['pooled']:.0e} of its largest number "
+        "([random weights](docs/recordings.md#who-agrees-with-the-original))."
     )
+
+
+def agreement() -> str:
+    """Who agrees with SigLIP-2's original implementation, stage by stage."""
+    record = read_one("recordings/agreement")
+    lines = []
+    reasons = []
+    for row in record["rows"]:
+        shares = []
+        for stage in AGREEMENT_STAGES:
+            share = row["stages"].get(stage)
+            shares.append("" if share is None else f"{share:.1e}")
+        lines.append([row["who"], *shares, row["parts at"] or "nowhere"])
+        if row["reason"]:
+            reasons.append(f"- {row['who']}: {'; '.join(row['reason'])}.")
+    headings = ["who", *AGREEMENT_STAGES, "parts at"]
+    text = table(headings, lines, [record], record["command"])
+    return "\n".join(["Where they part, and why:", *reasons, "", text])
+
+
+def worked_example() -> str:
+    """Ten numbers of the kit, to try a reader with."""
+    recording = read_recording(KIT)
+    stages = recording.stages[0]
+    assert recording.table is not None
+    numbers = [
+        ("000.grid", stages["grid"]),
+        ("000.pixels, first pixel", stages["pixels"][0, :3]),
+        ("000.position_embedding, last token, last channel", stages["position_embedding"][-1, -1:]),
+        ("000.block_1, first token, first two channels", stages["block_1"][0, :2]),
+        ("000.pooled, first", stages["pooled"][:1]),
+        ("table, row 2, column 5, channel 7", recording.table[2, 5, 7:8]),
+    ]
+    lines = []
+    for name, values in numbers:
+        lines.append({"array": name, "numbers": ", ".join(f"{value:.7g}" for value in values)})
+    return tabulate(lines, headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def mistakes() -> str:
+    """The mistakes whose numbers are kept beside a recording."""
+    about = read_recording(KIT).about
+    lines = []
+    for mistake in about["mistakes"]:
+        lines.append(f"| `{mistake['name']}` | {mistake['words']} | `{mistake['stage']}` |")
+    return "\n".join(["| name | what it is | first shows at |", "| --- | --- | --- |", *lines])
 
 
 def siglip2_figures() -> str:
     """By how much two resize filters part timm's SigLIP-2 from transformers', and the same one."""
     _, pixels, *_ = read_one("against/bicubic")["against"]["stages"]
-    *_, pooled = read_one("against/bilinear")["against"]["stages"]
+    same = read_one("against/bilinear")["against"]
+    _, rounded, *_ = same["stages"]
     return (
         f"They differ by up to {pixels['largest']:.2f}, RMS {pixels['rms']:.3f}, where black is -1 "
-        "and white 1.\nWith `--interpolation bilinear` pixels differ by one grey level of 255 at "
-        "most, and no stage parts:\nfrom the same pixels, the pooled outputs differ by "
-        f"{pooled['largest'] / pooled['scale']:.0e} of their largest number."
+        "and white 1.\nWith `--interpolation bilinear` pixels differ by at most "
+        f"{rounded['largest'] * 255 / 2:.1f} grey levels of 255 on {same['pictures']} pictures, and "
+        f"no stage parts:\nfrom the same pixels, the pooled outputs differ by {pooled_of(same):.0e} "
+        "of their largest number."
     )
 
 
@@ -554,6 +613,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "never_slower": never_slower,
     "rounding": rounding,
     "siglip2_sentence": siglip2_sentence,
+    "agreement": agreement,
+    "worked_example": worked_example,
+    "mistakes": mistakes,
     "siglip2_figures": siglip2_figures,
     "exported_sentence": exported_sentence,
     "drift_peers": drift_peers,

@@ -1,7 +1,6 @@
 """The plain operations; see contract/ for their result."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,10 @@ import torch
 from tests.support.oracles import NEW_TIMM, Case, relative, row_major, stock, tables
 from timm_naflex_fast.backends import dispatch, traceable
 from timm_naflex_fast.batch.layout import Coordinates, OneGrid
-from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.patching.timm import tables_of
+from timm_naflex_fast.resampling import by_position
+from timm_naflex_fast.resampling.spec import FLAG, LOOP, ResizeSpec
+from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable
 from timm_naflex_fast.strategies import STRATEGIES
 
 MATMUL = STRATEGIES["matmul"]
@@ -28,13 +30,6 @@ def coordinates_of_any_kind(case):
     return kinds
 
 
-def spec_of_flag(case):
-    """How timm's flag resizes the tables of a case."""
-    if case.kind == "learned":
-        return replace(case.spec, reference="grid_sample")
-    return ResizeSpec("linear", False, ar_preserving=case.ar_preserving, reference="affine_grid")
-
-
 @pytest.mark.skipif(not NEW_TIMM, reason="older timm takes whole coordinates for its flag")
 @pytest.mark.parametrize("kind", ["learned", "factorized"])
 @pytest.mark.parametrize("ar_preserving", [False, True])
@@ -48,11 +43,12 @@ def test_timms_flag_at_any_coordinate(table_size, mode, align_corners, ar_preser
         kind=kind, sizes=sizes, table_size=table_size, channels=16, use_grid_sample=True, **how
     )
     embeds = case.embeds().requires_grad_(False)
+    spec = tables_of(embeds).spec(FLAG, *case.options.values())
     largest = max(1, *(table.abs().max() for table in tables(embeds)))
     for coord in coordinates_of_any_kind(case):
         want, got = torch.zeros(2, *coord.shape[:2], 16)
         stock(case, embeds, want, coord)
-        traceable.add(got, tuple(tables(embeds)), coord, spec_of_flag(case))
+        traceable.add(got, tables_of(embeds), coord, spec)
         assert (got - want).abs().max() <= 2e-6 * largest
 
 
@@ -65,26 +61,28 @@ def added(x, tables, layout, spec, context):
     """The result and the gradients of the tables."""
     out = x.clone()
     dispatch.add(out, tables, layout, spec, MATMUL, context)
-    return out, *torch.autograd.grad(out.float().square().sum(), tables)
+    return out, *torch.autograd.grad(out.float().square().sum(), tables.tensors)
 
 
 TABLES = [
-    ("bicubic", [(6, 5)]),
-    ("linear", [(6,), (5,)]),
-    ("bilinear", [(128, 2)]),
-    ("bicubic", [(130, 3)]),
+    (LearnedTable, "bicubic", [(6, 5)]),
+    (FactorizedTables, "linear", [(6,), (5,)]),
+    (LearnedTable, "bilinear", [(128, 2)]),
+    (LearnedTable, "bicubic", [(130, 3)]),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ar_preserving", [False, True])
-@pytest.mark.parametrize("mode, shapes", TABLES, ids=str)
-def test_equals_the_eager_backend_rounded_as_often(mode, shapes, ar_preserving, dtype, monkeypatch):
+@pytest.mark.parametrize("kind, mode, shapes", TABLES, ids=str)
+def test_equals_the_eager_backend_rounded_as_often(
+    kind, mode, shapes, ar_preserving, dtype, monkeypatch
+):
     is_large = shapes[0][0] >= 128
     if is_large:
-        monkeypatch.setattr(traceable, "_by_product", None)  # without antialiasing it is gathered
-    spec = ResizeSpec(mode, not is_large, is_large, ar_preserving)
-    tables = tuple(torch.randn(*shape, 16).to(dtype).requires_grad_() for shape in shapes)
+        monkeypatch.setattr(by_position, "by_product", None)  # without antialiasing it is gathered
+    spec = kind.spec(LOOP, mode, not is_large, is_large, ar_preserving)
+    tables = kind(*(torch.randn(*shape, 16).to(dtype).requires_grad_() for shape in shapes))
 
     for grid in ((6, 5), (6, 9), (4, 5), (shapes[0][0], 3)):
         for layout in layouts_of(grid):
@@ -119,6 +117,6 @@ def test_tokens_of_the_largest_grid_do_not():
 
 
 def test_coordinates_of_8_bits_are_counted_in_more():
-    flag = ResizeSpec("bilinear", reference="grid_sample")
+    flag = ResizeSpec("bilinear", antialias=False, reference=FLAG)
     coord = torch.full((1, 1, 2), 255, dtype=torch.uint8)
     assert traceable.token_positions(coord, flag).h.item() == 256

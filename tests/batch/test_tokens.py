@@ -17,4 +17,4 @@ def test_an_order_of_cells_is_undone_in_the_sum():
     tokens = Tokens(x, [(4, 0)] * 2)
     tokens.add(group, cells)
     assert x[0].flatten().tolist() == [0, 2, 1, 3]
-    assert torch.equal(tokens.sum(group, torch.float32), 2 * cells)
+    assert torch.equal(tokens.sum_over_samples(group, torch.float32), 2 * cells)

@@ -10,7 +10,7 @@ import timm_naflex_fast
 STRATEGY = '''
 def by_loop(tables, sizes, spec, dtype, token_dtype):
     """Products of dense matrices, grid by grid."""
-    return dense.resample(tables[0], sizes, spec)
+    return tables.by_definition(sizes, spec)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)

@@ -27,6 +27,7 @@ from timm_naflex_fast import disable, enable, status
 from timm_naflex_fast.patch_embed import kernels
 from timm_naflex_fast.patching import timm as patching
 from timm_naflex_fast.resampling import kept
+from timm_naflex_fast.resampling.spec import FLAG
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -206,7 +207,7 @@ def test_who_computes_the_position_embeddings(kind, mode, flagged, who, plain):
 
 
 @pytest.mark.skipif(
-    patching.TIMM_REFERENCE != "grid_sample", reason="the flag of older timm cannot be vmapped"
+    patching.TIMM_FLAG is not FLAG, reason="the flag of older timm cannot be vmapped"
 )
 def test_fallbacks_are_named_and_the_chosen_result_is_kept():
     embeds = small_vit().requires_grad_(False).embeds

@@ -10,7 +10,14 @@ from torch.nn.utils.rnn import pad_sequence
 from tests.support.checks import slow
 from timm_naflex_fast.functional import identify_resampling, resample_pos_embed
 from timm_naflex_fast.recordings.conventions import Convention, conventions
-from timm_naflex_fast.recordings.identify import DECIMALS, checked, ranked, rounding, verdict
+from timm_naflex_fast.recordings.identify import (
+    DECIMALS,
+    checked,
+    ranked,
+    rounding,
+    tokens_of,
+    verdict,
+)
 
 SIZES = [(1, 4, 6), (1, 12, 8), (2, 6, 2)]  # (t, h, w)
 ALL = list(conventions(SIZES))
@@ -26,7 +33,7 @@ def random_table(seed, channels=3, size=(8, 9)):
 @pytest.mark.parametrize("convention", [ALL[0], *map(slow, MORE)], ids=str)
 def test_each_is_identified_from_float32_whatever_the_padding_holds(convention):
     table = random_table(3)
-    tokens = convention.tokens(table.double(), SIZES).float()
+    tokens = tokens_of(convention, table.double(), SIZES).float()
     images = tokens.split([t * h * w for t, h, w in SIZES])
     padded = pad_sequence(images, batch_first=True, padding_value=9.0)
     found = identify_resampling(table[None], torch.tensor(SIZES), padded)
@@ -110,8 +117,8 @@ def port(table, rounded, dtype, convention=BILINEAR):
     """What a port makes of a table that rounds what ``rounded`` names to ``dtype``."""
     packed = []
     for _, h, w in SIZES[:2]:
-        rows = convention.matrix(h, table.shape[0]).float()
-        columns = convention.matrix(w, table.shape[1]).float()
+        rows = torch.from_numpy(convention.matrix(h, table.shape[0])).float()
+        columns = torch.from_numpy(convention.matrix(w, table.shape[1])).float()
         if "weights" in rounded:
             rows, columns = rows.to(dtype).float(), columns.to(dtype).float()
         if "table" in rounded:
@@ -243,7 +250,7 @@ def test_conventions_that_the_sizes_do_not_tell_apart_are_counted():
 
 
 def port_of(convention, table, size):
-    return convention.tokens(table.double(), [(1, *size)]).float()
+    return tokens_of(convention, table.double(), [(1, *size)]).float()
 
 
 def test_the_verdict_needs_sizes_that_the_reference_allows():

@@ -21,6 +21,7 @@ from tests.support.numpy_tower import (
 )
 from timm_naflex_fast.recordings import mistakes as lists
 from timm_naflex_fast.recordings.compare import compare_recordings
+from timm_naflex_fast.recordings.conventions import conventions
 
 SIZE = tiny_recordings.PATCH
 
@@ -429,14 +430,11 @@ def test_each_convention_of_identify_is_told_at_the_position_embedding(model, re
     grid = tuple(map(int, own["grid"]))
     table = reference.table
 
-    def more(stage, picture):
-        return lists.resampled(table, reference.stages[picture])
-
     for convention in some_conventions(grid):
         position = lists.convention_tokens(convention, table, *grid)
         port = {"patch_embedding": own["patch_embedding"]}
         port["position_embedding"] = np.float32(own["patch_embedding"] + position)
-        comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}], more)
+        comparison, reasons = compare_recordings(unknown, [{}, {}, port, {}])
         if comparison.first() is None:
             continue  # the right one, or one that gives the same here
         (reason,) = reasons

@@ -86,7 +86,7 @@ def test_what_replaces_an_entry_is_counted_in_its_place(monkeypatch, change):
     if change == "add_":
         table.add_(1)
     else:
-        kept.forget(table)
+        kept.forget((table,))
     assert met(table, *sizes) == sizes
 
     assert nbytes() == full
@@ -112,7 +112,7 @@ def test_what_is_kept_is_dropped_when_any_source_changes(changed):
 
     sources[changed].add_(1)
 
-    assert not kept.met_keys(sources)
+    assert not kept._made_of(sources).made
 
 
 def test_what_another_thread_made_meanwhile_counts_once():

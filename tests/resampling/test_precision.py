@@ -11,7 +11,7 @@ def gradients(a, b):
 
 
 def test_a_backward_pass_inside_autocast_rounds_nothing(monkeypatch):
-    monkeypatch.setattr(precision, "context_of", lambda *tensors: "device")
+    monkeypatch.setattr(precision, "context_of", lambda *tensors: "other_device")
     a, b = torch.randn(2, 5, 5).requires_grad_().unbind()
     want = gradients(a, b)
     with torch.autocast("cpu", torch.bfloat16):

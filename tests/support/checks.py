@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.oracles import seeded, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
-from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.patching.timm import tables_of
+from timm_naflex_fast.resampling.spec import LOOP
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
@@ -58,10 +59,9 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
 
 def by_backend(case, embeds, x, coord, backend):
     """What ``stock`` does, by one backend."""
-    spec = case.spec
-    if case.kind == "factorized":
-        spec = ResizeSpec("linear", antialias=False, ar_preserving=case.ar_preserving)
-    backend.add(x, tuple(tables(embeds)), coord, spec)
+    kind = tables_of(embeds)
+    spec = kind.spec(LOOP, *case.options.values())
+    backend.add(x, kind, coord, spec)
     return x
 
 

@@ -303,8 +303,8 @@ def finished_tables():
     """How many resized tables and kernels are kept."""
     count = 0
     for entry in kept._entries.values():
-        tables = getattr(entry, "tables", {})
-        count += sum(table is not None for table in tables.values())
+        made = getattr(entry, "made", {})
+        count += sum(tensor is not None for tensor in made.values())
     return count
 
 
@@ -317,8 +317,8 @@ def kept_tensors():
         parts = ()
         if isinstance(value, tuple):
             parts = value
-        elif hasattr(value, "tables"):
-            parts = (*(copy.tensor for copy in value.copies), *value.tables.values())
+        elif hasattr(value, "made"):
+            parts = (*(copy.tensor for copy in value.copies), *value.made.values())
         found = []
         for part in parts:
             found += tensors(part)

@@ -23,11 +23,12 @@ model under ``torch.func`` timm's own code runs. The path of a call::
 import torch
 from torch import Tensor
 
-from ..batch.checks import check_writable
 from ..batch.layout import OneGrid, Sizes, TokenLayout, row_major, sizes_on_host
+from ..batch.tokens import check_no_shared_elements
 from ..resampling.precision import has_float64
 from ..resampling.spec import ResizeSpec
-from ..strategies import Strategy, Tables
+from ..resampling.tables import LearnedTable, Tables
+from ..strategies import Strategy
 from ..tracing import Context, constant_while_traced
 from . import eager, traceable
 
@@ -49,21 +50,20 @@ def add(
 
     Args:
         x: tokens, floating point; modified.
-        tables: one table ([1,] H0, W0, C), or the two of a factorized embedding, ([1,] H0, C) and
-            ([1,] W0, C): they are resized by 1-D ``linear``, and their sum is added.
+        tables: one learned table, or the two of a factorized embedding.
         layout: where the tokens lie.
         spec: how the tables are resized.
         strategy: what computes in eager code, and in a compiled graph.
         context: what ``context_of`` says of the tensors.
 
     Raises:
-        ValueError: shapes that do not fit, or coordinates that name no cell; in eager code, with
-            timm's grid_sample flag, these are an ``InvalidCoordinateError``.
+        ValueError: shapes that do not fit; in eager code coordinates that name no cell, an
+            ``InvalidCoordinateError``.
         RuntimeError: ``x`` may not be changed in place; in a CUDA graph, what lies on the host.
     """
-    layout.check(x, tables[0].shape[-1])
-    if context is None or (context == "device" and strategy.is_differentiable):
-        check_writable(x)
+    layout.check(x, tables.channels)
+    if context is None or (context == "other_device" and strategy.runs_on_any_device):
+        check_no_shared_elements(x)
         plan = layout.plan(x, spec, strategy.resizes_square)
         eager.add_plan(x, tables, plan, strategy)
     elif isinstance(layout, OneGrid):
@@ -73,13 +73,13 @@ def add(
 
 
 def resample(
-    table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, context: Context
+    table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy, context: Context
 ) -> Tensor:
-    """The table ([1,] H0, W0, C) resampled to ``sizes``: packed (T, C), or padded (B, N, C).
+    """The table resampled to ``sizes``: packed (T, C), or padded (B, N, C).
 
     It is padded if the sizes have a ``length``; tokens after an image get zeros, or its first cell.
     """
-    if context is None or (context == "device" and strategy.is_differentiable):
+    if context is None or (context == "other_device" and strategy.runs_on_any_device):
         return eager.resample(table, sizes, spec, strategy)
     if context == "capture":
         raise RuntimeError(FROM_HOST)
@@ -87,7 +87,7 @@ def resample(
         return _resample_in_graph(table, sizes, sizes.length, spec, strategy, context)
 
     # Pad all images to the longest, and take the tokens that each has.
-    if isinstance(sizes.values, Tensor) and context != "device":
+    if isinstance(sizes.values, Tensor) and context != "other_device":
         raise ValueError(
             "in a graph, packed embeddings need sizes on the host: give a sequence, or a length"
         )
@@ -110,17 +110,17 @@ def _add_in_graph(
     """:func:`add` by coordinates, where nothing may be read on the host."""
     if context == "capture" and patch_coord.device != x.device:
         raise RuntimeError(FROM_HOST)
-    if context == "compile" and len(tables) == 1 and has_float64(x.device):
+    if context == "compile" and tables.has_operator and has_float64(x.device):
         _import_operator()
         from . import operator
 
-        operator.add(x, tables[0], patch_coord, spec, strategy.name)
+        operator.add(x, tables.tensors[0], patch_coord, spec, strategy.name)
     else:
         traceable.add(x, tables, patch_coord, spec)
 
 
 def _resample_in_graph(
-    table: Tensor,
+    table: LearnedTable,
     sizes: Sizes,
     length: int,
     spec: ResizeSpec,
@@ -128,10 +128,10 @@ def _resample_in_graph(
     context: Context,
 ) -> Tensor:
     """The embeddings (B, length, C) of all images, each padded."""
-    on_device = sizes.as_tensor(length, context).to(table.device, non_blocking=True)
+    on_device = sizes.as_tensor(length, context).to(table.values.device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
-    out = table.new_zeros(*patch_coord.shape[:2], table.shape[-1])
-    _add_in_graph(out, (table,), patch_coord, spec, strategy, context)
+    out = table.values.new_zeros(*patch_coord.shape[:2], table.channels)
+    _add_in_graph(out, table, patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
 
 

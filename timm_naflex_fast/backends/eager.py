@@ -5,10 +5,8 @@ tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the 
 gradient of the tokens passes through untouched, and is read once for the tables.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +14,10 @@ from torch import Tensor
 from ..batch.layout import Coordinates, Sizes
 from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble
-from ..resampling import dense, kept, sparse
-from ..resampling.dense import Embeddings
+from ..resampling import kept
 from ..resampling.spec import ResizeSpec, Size
-from ..strategies import Strategy, Tables
+from ..resampling.tables import LearnedTable, Tables
+from ..strategies import Resampling, Strategy
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 
 NEEDS_HOST = (
@@ -28,16 +26,16 @@ NEEDS_HOST = (
 )
 
 
-def resample(table: Tensor, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
-    """The table ([1,] H0, W0, C) resampled to ``sizes``; see ``dispatch.resample``."""
-    plan = sizes.plan(table, spec)
+def resample(table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
+    """The table resampled to ``sizes``; see ``dispatch.resample``."""
+    plan = sizes.plan(table.values, spec)
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
-    channels = table.shape[-1]
-    out = torch.zeros(tokens, channels, dtype=table.dtype, device=table.device)
-    add_plan(out, (table,), plan, strategy)
+    device = table.values.device
+    out = torch.zeros(tokens, table.channels, dtype=plan.token_dtype, device=device)
+    add_plan(out, table, plan, strategy)
     if sizes.length is None:
         return out
-    return out.view(len(sizes.values), sizes.length, channels)
+    return out.view(len(sizes.values), sizes.length, table.channels)
 
 
 def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
@@ -47,21 +45,25 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
+    resample = Resampling(strategy, plan.spec, plan.dtype, plan.token_dtype)
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
-        _add_at_once(x, _resample(tables, plan.groups, plan, strategy), plan)
+        _add_at_once(x, resample(tables, plan.groups), plan)
         return
-    trains = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
+    has_grad = torch.is_grad_enabled()
+    trains = has_grad and tables.requires_grad
     watched = kept.watched()
-    _before_writing(x, tables if trains else (), plan, watched=watched)
+    if trains or watched or (has_grad and x.requires_grad):
+        _before_writing(x, tables, plan, trains=trains, watched=watched)
 
     with torch.no_grad():
         # On an accelerator nothing is kept: the host would wait for the comparison, and the sums
         # cost no more.
-        if trains or watched or not tables[0].is_cpu:
-            embeddings = _resample(tables, plan.groups, plan, strategy)
+        if trains or watched or not x.is_cpu:
+            embeddings: Iterable[tuple[Size, Tensor]] = resample(tables, plan.groups)
         else:
-            embeddings = _kept_embeddings(tables, plan, strategy)
+            own_size = tables.own_size(plan.spec)
+            embeddings = kept.embeddings(tables, plan.groups, resample, own_size, plan.token_dtype)
         if watched:
             _add_at_once(x, embeddings, plan)
             return
@@ -70,22 +72,25 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
             tokens.add(plan.groups[size], of_grid)
 
 
-def _before_writing(x: Tensor, trained: Tables, plan: Plan, *, watched: bool) -> None:
-    """Tell who has to know that ``x`` changes: autograd may forbid it."""
-    if trained:
-        kept.forget(*trained)
+def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watched: bool) -> None:
+    """Tell who has to know that ``x`` changes: autograd may forbid it.
+
+    ``trains``: the tables get gradients.
+    """
     if watched:
         # ``allow_mutation_on_saved_tensors`` copies ``x`` at the first write, and looks it up as it
         # was saved: this has to come before autograd hears of the change.
         with torch.no_grad():
             x[:1, :1].add_(-0.0)
-    if trained or (x.requires_grad and torch.is_grad_enabled()):
-        axes = 3 if len(trained) == 1 else 2
-        shapes = [table.shape[-axes:] for table in trained]
-        AddedInPlace.apply(x, partial(_gradients, shapes, plan), *trained)
+    if trains:
+        kept.forget(tables.tensors)
+        gradients = partial(_gradients, type(tables), tables.gradient_shapes, plan)
+        AddedInPlace.apply(x, gradients, *tables.tensors)
+    elif x.requires_grad and torch.is_grad_enabled():
+        AddedInPlace.apply(x, None)
 
 
-def _add_at_once(x: Tensor, embeddings: Embeddings, plan: Plan) -> None:
+def _add_at_once(x: Tensor, embeddings: Iterable[tuple[Size, Tensor]], plan: Plan) -> None:
     """One write to ``x`` itself: a selective checkpoint may hand back views of an earlier x."""
     cast = ((plan.groups[size], of_grid.to(x.dtype)) for size, of_grid in embeddings)
     x.add_(assemble(cast, plan.counts).view(x.shape))
@@ -102,91 +107,39 @@ def gradient(
     plan = Coordinates(patch_coord).plan(g, spec)._replace(dtype=dtype)
     if not plan.groups:
         return g.new_zeros(table_shape, dtype=dtype)
-    return _gradients([table_shape], plan, g)[0]
+    return _gradients(LearnedTable, [table_shape], plan, g)[0]
 
 
-def _resample(tables: Tables, sizes: Iterable[Size], plan: Plan, strategy: Strategy) -> Embeddings:
-    """The embeddings of these sizes, as the plan wants them."""
-    return strategy.resample(tables, sizes, plan.spec, plan.dtype, plan.token_dtype)
-
-
-def _kept_embeddings(tables: Tables, plan: Plan, strategy: Strategy) -> Embeddings:
-    """The embeddings of tables that need no gradient: those of a grid that comes again are kept.
-
-    If that costs less: to compare a table costs two reads of each of its cells; to sum, about eight
-    reads of each cell of a grid.
-    """
-    met = kept.met_keys(tables)
-    # A grid of a learned table's own size takes the table as it is: nothing is kept, nothing
-    # compared.
-    own_size = None
-    if len(tables) == 1 and not plan.spec.use_grid_sample:
-        own_size = tables[0].shape[-3:-1]
-    again: dict[Any, Size] = {}
-    others = []
-    for size in plan.groups:
-        key = (size, strategy, plan.spec, plan.token_dtype, plan.dtype)
-        if key in met and size != own_size:
-            again[key] = size
-        else:
-            others.append(size)
-            met.setdefault(key)
-
-    cells_read = 8 * sum(h * w for h, w in again.values())
-    cells_compared = 2 * tables[0].shape[-3:-1].numel() if len(tables) == 1 else 0
-    if cells_compared >= cells_read:
-        return _resample(tables, plan.groups, plan, strategy)
-    found = _take_kept(tables, again, plan, strategy)
-    if not others:
-        return found
-    return chain(found, _resample(tables, others, plan, strategy))
-
-
-def _take_kept(
-    tables: Tables, again: dict[Any, Size], plan: Plan, strategy: Strategy
-) -> Iterator[tuple[Size, Tensor]]:
-    """The embeddings of the sizes that came before, by their keys."""
-
-    def resample_one(copies: Tables, key: Any) -> Tensor:
-        ((_, of_grid),) = _resample(copies, [again[key]], plan, strategy)
-        return of_grid.to(plan.token_dtype)
-
-    return zip(again.values(), kept.kept_of(tables, list(again), resample_one))
-
-
-def _gradients(shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor) -> Sequence[Tensor]:
-    """The gradients of tables of these shapes from that of the tokens ``g``."""
+def _gradients(
+    kind: type[Tables], shapes: list[Sequence[int]], plan: Plan, g: Tensor
+) -> Sequence[Tensor]:
+    """The gradients of tables of a kind, of these shapes, from that of the tokens ``g``."""
     refuse_in_cuda_graph(g.device, NEEDS_HOST)
     if not plan.counts:  # an empty batch of plain images
         return [g.new_zeros(shape) for shape in shapes]
     if why_unsupported(g) or (torch.is_grad_enabled() and g.requires_grad):
-        return _gradients_by_autograd(shapes, plan, g)
+        return _gradients_by_autograd(kind, shapes, plan, g)
 
     dtype = torch.promote_types(plan.dtype, g.dtype)
     with torch.no_grad():
         tokens = Tokens(g.detach(), plan.counts)
 
         def gradient_of(size: Size) -> Tensor:
-            return tokens.sum(plan.groups[size], dtype)
+            return tokens.sum_over_samples(plan.groups[size], dtype)
 
-        if len(shapes) == 2:
-            return dense.factorized_gradients(plan.groups, gradient_of, shapes, plan.spec, g.device)
-        return [sparse.gradient(plan.groups, gradient_of, shapes[0], plan.spec, dtype, g.device)]
+        return kind.gradients(plan.groups, gradient_of, shapes, plan.spec, dtype, g.device)
 
 
 def _gradients_by_autograd(
-    shapes: Sequence[Sequence[int]], plan: Plan, g: Tensor
+    kind: type[Tables], shapes: list[Sequence[int]], plan: Plan, g: Tensor
 ) -> Sequence[Tensor]:
     """The same by the definition, float64, which PyTorch can derive again."""
     with torch.enable_grad():
-        tables = [
-            torch.zeros(*shape, dtype=torch.float64, device=g.device, requires_grad=True)
-            for shape in shapes
-        ]
-        if len(tables) == 1:
-            embeddings = dense.resample(tables[0], plan.groups, plan.spec)
-        else:
-            embeddings = dense.resample_factorized(tables, plan.groups, plan.spec, torch.float64)
+        zeros = []
+        for shape in shapes:
+            zeros.append(torch.zeros(*shape, dtype=torch.float64, device=g.device))
+            zeros[-1].requires_grad_()
+        embeddings = kind(*zeros).by_definition(plan.groups, plan.spec)
         of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
         tokens = assemble(of_groups, plan.counts).view(g.shape)
-    return torch.autograd.grad(tokens, tables, g.double(), create_graph=torch.is_grad_enabled())
+    return torch.autograd.grad(tokens, zeros, g.double(), create_graph=torch.is_grad_enabled())

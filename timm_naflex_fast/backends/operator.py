@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..batch.layout import Coordinates
-from ..resampling.spec import ResizeSpec
+from ..resampling.spec import REFERENCES, ResizeSpec
+from ..resampling.tables import LearnedTable
 from ..strategies import STRATEGIES
 from . import eager
 
@@ -49,10 +50,15 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
         spec.antialias,
         spec.align_corners,
         spec.ar_preserving,
-        spec.reference,
+        spec.reference.name,
         strategy,
     )
     x.copy_(total)  # the compiler removes this copy
+
+
+def _spec_of(how: tuple[Any, ...]) -> ResizeSpec:
+    interpolation, antialias, align_corners, ar_preserving, reference, _ = how
+    return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, REFERENCES[reference])
 
 
 @torch.library.custom_op(
@@ -62,11 +68,10 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
 )
 def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
     """``x`` plus the table, and a copy of the coordinates for the backward pass."""
-    *fields, name = how
-    strategy = STRATEGIES[name]
+    strategy = STRATEGIES[how[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
-    plan = Coordinates(patch_coord).plan(out, ResizeSpec(*fields), strategy.resizes_square)
-    eager.add_plan(out, (table.detach(),), plan, strategy)
+    plan = Coordinates(patch_coord).plan(out, _spec_of(how), strategy.resizes_square)
+    eager.add_plan(out, LearnedTable(table.detach()), plan, strategy)
     return out, patch_coord.clone()
 
 
@@ -77,9 +82,8 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
 )
 def learned_grad(g: Tensor, patch_coord: Tensor, rows: int, cols: int, *how: Any) -> Tensor:
     """The table's gradient (rows, cols, C), float32 at least; the same for every strategy."""
-    *fields, _ = how
     shape = (rows, cols, g.shape[-1])
-    return eager.gradient(g, shape, patch_coord, ResizeSpec(*fields))
+    return eager.gradient(g, shape, patch_coord, _spec_of(how))
 
 
 @add_learned.register_fake

@@ -54,8 +54,8 @@ def read_grids(patch_coord: Tensor, embeds_padding: bool = False) -> Grids:
     By NumPy: on so few numbers its operations cost a third of PyTorch's.
 
     Raises:
-        ValueError: a negative, non-finite or huge coordinate among a grid's own tokens; with
-            ``embeds_padding`` also among its padding, and one that is no whole number.
+        InvalidCoordinateError: a negative, non-finite or huge coordinate among a grid's own tokens;
+            with ``embeds_padding`` also among its padding, and one that is no whole number.
     """
     on_host = patch_coord.cpu()
     whole = on_host if on_host.dtype is torch.int64 else whole_numbers(on_host)
@@ -128,7 +128,7 @@ def _told_by_maxima(coord: Any, embeds_padding: bool) -> Grids:
     largest = np.maximum.reduce(axes.view(np.uint64), 2).tolist()
     if max(map(max, largest)) >= MAX_COORDINATE:
         largest = axes.max(2).tolist()
-        _check_cells(coord, largest, InvalidCoordinateError if embeds_padding else ValueError)
+        _check_cells(coord, largest)
         if embeds_padding and axes.min() < 0:
             raise _no_whole_number()
 
@@ -154,7 +154,7 @@ def _told_by_maxima(coord: Any, embeds_padding: bool) -> Grids:
     return Grids(heights, widths, all_cells, reordered)
 
 
-def _check_cells(coord: Any, largest: list[list[int]], error: type[ValueError]) -> None:
+def _check_cells(coord: Any, largest: list[list[int]]) -> None:
     """Each sample's grid must have cells, and its tokens must name them.
 
     ``largest``: of each sample the largest y, then the largest x.
@@ -162,7 +162,7 @@ def _check_cells(coord: Any, largest: list[list[int]], error: type[ValueError]) 
     for sample, (y, x) in enumerate(zip(*largest)):
         has_cells = 0 <= y < MAX_COORDINATE and 0 <= x < MAX_COORDINATE
         if not has_cells or coord[sample, : (y + 1) * (x + 1)].min() < 0:
-            raise error(
+            raise InvalidCoordinateError(
                 f"patch_coord of sample {sample} holds a negative or non-finite coordinate, or one "
                 f"beyond {MAX_COORDINATE}; coordinates count from 0, and padding tokens carry "
                 "(0, 0)"

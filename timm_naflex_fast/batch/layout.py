@@ -10,12 +10,32 @@ from torch import Tensor
 
 from ..resampling.spec import ResizeSpec, Size
 from ..tracing import Context
-from .checks import check_length, check_tokens
+from .checks import check_numbers
 from .grids import read_grids
 from .plan import Group, Plan, TokenCounts
 
 FrameSizes = list[tuple[int, int, int]]
 """The sizes (t, h, w) of images on the host: t frames of h x w cells."""
+
+
+def check_tokens(x: Tensor, channels: int, patch_coord: Tensor | None = None) -> None:
+    """``x`` must be floating (B, N, channels), and ``patch_coord``, if given, (B, N, 2)."""
+    shape = x.shape
+    if len(shape) != 3 or shape[2] != channels:
+        raise ValueError(
+            f"x must be tokens of shape (B, N, {channels}), as wide as the table; "
+            f"got {tuple(shape)}"
+        )
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point; got {x.dtype}")
+    if patch_coord is None:
+        return
+    valid = (shape[0], shape[1], 2)
+    if patch_coord.shape != valid:
+        raise ValueError(
+            f"patch_coord must hold (y, x) for each token, shape {valid} for the shape of x; "
+            f"got {tuple(patch_coord.shape)}"
+        )
 
 
 class Coordinates(NamedTuple):
@@ -51,7 +71,7 @@ class Coordinates(NamedTuple):
         if batch == 0 or length == 0:
             return Plan({}, [(0, length)] * batch, spec, x.dtype)
 
-        embeds_padding = spec.use_grid_sample
+        embeds_padding = spec.reference.embeds_padding
         found = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
         if found.cell is not None:
@@ -62,8 +82,10 @@ class Coordinates(NamedTuple):
         for sample, size in enumerate(zip(found.heights, found.widths)):
             group = groups.get(size)
             if group is None:
-                _check_cell_count(sample, size, length, resizes_square and spec.ar_preserving)
                 group = Group(*size, embeds_padding=embeds_padding)
+                if group.h * group.w > length:
+                    is_square = resizes_square and spec.ar_preserving
+                    _check_cell_count(sample, size, length, is_square)
                 groups[size] = group
             group.samples.append(sample)
             tokens = min(length, group.h * group.w)
@@ -75,7 +97,7 @@ class Coordinates(NamedTuple):
                 group.cell_index[sample] = cell if tokens == length else cell[:tokens]
             counts.append((tokens, length - tokens))
 
-        if spec.reference == "affine_grid":
+        if spec.reference.rounds_by_batch:
             longest = spec.resized_size(max(found.heights), max(found.widths))
             spec = replace(spec, batch_max=longest)
         return Plan(groups, counts, spec, x.dtype)
@@ -90,7 +112,12 @@ class OneGrid(NamedTuple):
     def check(self, x: Tensor, channels: int) -> None:
         """``x`` must be tokens (B, h*w, channels)."""
         check_tokens(x, channels)
-        check_length(x, self)
+        h, w = self
+        if x.shape[1] != h * w:
+            raise ValueError(
+                f"x must hold one token per cell of the {h} x {w} grid, {h * w}; "
+                f"got shape {tuple(x.shape)}"
+            )
 
     def plan(self, x: Tensor, spec: ResizeSpec, resizes_square: bool = False) -> Plan:
         """One group. ``x`` (B, h*w, C) has one token for each cell."""
@@ -169,7 +196,7 @@ class Sizes(NamedTuple):
         The values are checked now; those of a tensor in a graph when it runs.
         """
         sizes = self.values
-        if not isinstance(sizes, Tensor) or context in (None, "device"):
+        if not isinstance(sizes, Tensor) or context in (None, "other_device"):
             return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
         sizes = sizes.to(torch.int64)
         is_positive = (sizes > 0).all()
@@ -192,6 +219,8 @@ def coordinates_of(grid_sizes: Any, x: Tensor, context: Context) -> Tensor:
     Raises:
         ValueError: not one size (h, w) for each sample, or those of ``Sizes.on_host``.
     """
+    if isinstance(grid_sizes, Tensor):
+        check_numbers(grid_sizes, "grid_sizes")
     batch, length, _ = x.shape
     shape = torch.as_tensor(grid_sizes).shape
     if shape != (batch, 2):
@@ -227,6 +256,8 @@ def sizes_on_host(grid_sizes: Any) -> FrameSizes:
     Raises:
         ValueError: another shape or dtype, or a size below 1.
     """
+    if isinstance(grid_sizes, Tensor):
+        check_numbers(grid_sizes, "grid_sizes")
     listed = grid_sizes.tolist() if hasattr(grid_sizes, "tolist") else grid_sizes
     sizes: FrameSizes = []
     try:
@@ -257,14 +288,12 @@ def _block_order(h: int, w: int, merge: int) -> Tensor:
 def _check_cell_count(sample: int, grid: Size, length: int, is_square: bool) -> None:
     """One token with a huge coordinate must not take memory out of proportion.
 
-    ``is_square``: the square around the grid is resized. Not that of an image that has all its
-    tokens, which may be as long as it is: timm computes its square too.
+    Not asked of an image that has all its tokens, which may be as long as it is: timm computes its
+    square too. ``is_square``: the square around the grid is resized.
     """
     h, w = grid
     most = 64 * length + 4096
-    cells = h * w
-    if is_square and cells > length:
-        cells = max(h, w) ** 2
+    cells = max(h, w) ** 2 if is_square else h * w
     if cells > most:
         raise ValueError(
             f"patch_coord of sample {sample} spans a grid of {h} x {w} cells, too many for "

@@ -1,6 +1,7 @@
 """The tokens of a batch: add embeddings to them, sum gradients over them, and tell autograd."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -13,15 +14,15 @@ from ..resampling.pairwise_sum import PairwiseSum
 from .plan import Group, TokenCounts
 
 
+@dataclass
 class Tokens:
     """The tokens ``x`` of a batch, (B, N, C) or packed (T, C), or their gradients.
 
     ``counts``: of each sample, how many of its tokens lie in the grid, and how many come after.
     """
 
-    def __init__(self, x: Tensor, counts: TokenCounts) -> None:
-        self.x = x
-        self.counts = counts
+    x: Tensor
+    counts: TokenCounts
 
     @cached_property
     def parts(self) -> Sequence[Tensor]:
@@ -87,7 +88,7 @@ class Tokens:
         count, _ = self.counts[sample]
         return embeddings if embeddings.shape[0] == count else embeddings[:count]
 
-    def sum(self, group: Group, dtype: torch.dtype) -> Tensor:
+    def sum_over_samples(self, group: Group, dtype: torch.dtype) -> Tensor:
         """The transpose of ``add``: the sum (h*w, C) over a group's samples, in ``dtype``.
 
         It may be a view of the tokens.
@@ -153,6 +154,21 @@ def assemble(embeddings: Iterable[tuple[Group, Tensor]], counts: TokenCounts) ->
     return torch.cat([parts[sample] for sample in range(len(counts))])
 
 
+def check_no_shared_elements(x: Tensor) -> None:
+    """Raise RuntimeError, as PyTorch's own ``add_`` does, if elements of ``x`` share memory.
+
+    Our sums write into views, where PyTorch cannot see it.
+    """
+    if x.is_contiguous():
+        return
+    for stride, size in zip(x.stride(), x.shape):
+        if stride == 0 and size > 1:
+            raise RuntimeError(
+                "x cannot be added to in place: several of its elements are one and the same "
+                "memory location (as after expand()); clone() it before"
+            )
+
+
 class AddedInPlace(torch.autograd.Function):
     """Tells autograd that something linear in the tables is added into ``x``, in place.
 
@@ -162,9 +178,9 @@ class AddedInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]], *tables: Tensor
+        ctx: Any, x: Tensor, gradients: Callable[[Tensor], Iterable[Tensor]] | None, *tables: Tensor
     ) -> Tensor:
-        """``gradients(g)`` gives the gradients of ``tables``, in any dtype."""
+        """``gradients(g)`` gives the gradients of ``tables``, in any dtype; None without tables."""
         ctx.gradients = gradients
         ctx.shapes = [table.shape for table in tables]
         ctx.mark_dirty(x)

@@ -4,9 +4,7 @@ It needs neither a model nor torch, so it answers at once.
 """
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..measure.output import check_writable, json_file, write_files, write_json
 from ..text_table import table
@@ -45,16 +43,7 @@ def compare(options: argparse.Namespace) -> int:
     ports = read_port(Path(options.port), reference)
     check_writable(options.json)
 
-    def conventions(stage: str, picture: int) -> Iterator[tuple[str, Any]]:
-        """Each convention of ``identify``, tried where no recorded mistake explains the table."""
-        own = reference.stages[picture]
-        is_position = stage.startswith("position_embedding")
-        if is_position and reference.table is not None and "patch_embedding" in own:
-            from ..recordings.mistakes import resampled
-
-            yield from resampled(reference.table, own)
-
-    comparison, reasons = compare_recordings(reference, ports, conventions)
+    comparison, reasons = compare_recordings(reference, ports)
     print(table([cells(row) for row in comparison.rows()]))
     for sentence in sentences(comparison, reasons):
         print(sentence)

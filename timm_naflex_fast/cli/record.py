@@ -67,7 +67,7 @@ def record(options: argparse.Namespace) -> int:
         **dict(options.model_kwargs),
         random_weights=options.random_weights,
     )
-    from ..measure.record import count_runs, make_recording
+    from ..measure.record import all_mistakes, count_runs, make_recording
     from ..recordings.format import sha256, write_recording
 
     source = _source(options, model)
@@ -96,6 +96,8 @@ def record(options: argparse.Namespace) -> int:
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
         f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
     )
+    unseen = len(all_mistakes(model)) - len(recording.about["mistakes"])
+    print(f"not seen with these weights and pictures: {unseen} of the known mistakes")
     return 0
 
 

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..batch.checks import check_interpolation, check_size
-from ..resampling.kept import kept_by_arguments, kept_of, pinned, without_autograd
+from ..batch.checks import check_interpolation, check_numbers, check_size
+from ..resampling.kept import kept_by_arguments, kept_of, pinned, watched, without_autograd
 from ..resampling.matrices import axis_matrix
 from ..resampling.precision import has_float64, product
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import LOOP, ResizeSpec, Size
 from ..tracing import constant_while_traced, context_of, is_tracing, refuse_in_cuda_graph
 
 FIRST_CALL = (
@@ -75,7 +75,9 @@ def _tf32_allowed() -> bool:
 
 def axis_inverse(n: int, n0: int, mode: str, antialias: bool, device: torch.device | str) -> Tensor:
     """pinv(A_n) (n0, n), float64, of the matrix that resizes a line of n0 to n."""
-    a = axis_matrix(0, (n, n), n0, ResizeSpec(mode, antialias), torch.float64, device)
+    # The compiler, which reads this, cannot take an object from a default: so LOOP stands here.
+    spec = ResizeSpec(mode, antialias, reference=LOOP)
+    a = axis_matrix(0, (n, n), n0, spec, torch.float64, device)
     # It has full rank, and a condition that can be squared. ``solve`` would wait for the device, to
     # read whether the matrix was singular.
     wide = a if n < n0 else a.t()
@@ -140,12 +142,13 @@ def resample_patch_kernel(
     height, e.g. (8, 8) -> (5, 1), where timm's antialiased resize matrix is wrong.
 
     Raises:
-        ValueError: weight not 4-D, size not two positive integers, or a mode that is not bilinear
+        ValueError: weight not 4-D, or sparse, quantized, nested or complex; size not two positive integers, or a mode that is not bilinear
             or bicubic.
 
     >>> resample_patch_kernel(torch.randn(768, 3, 16, 16), (14, 20)).shape
     torch.Size([768, 3, 14, 20])
     """
+    check_numbers(weight, "weight")
     if weight.ndim != 4:
         raise ValueError(f"weight must have shape (O, I, H0, W0); got {tuple(weight.shape)}")
     new = check_size(size)
@@ -178,7 +181,8 @@ def resample_linear_kernel(
     shape = (len(weight), h * w * in_chans)
     resize = KernelResize(old, size, mode, antialias, in_chans if channels_last else 1)
     trains = torch.is_grad_enabled() and weight.requires_grad
-    if trains or weight.device.type != "cpu" or context_of(weight) is not None:
+    is_plain = weight.device.type == "cpu" and context_of(weight) is None
+    if trains or not is_plain or watched():
         return _resample(weight, resize).reshape(shape)
     (kernel,) = kept_of((weight,), [resize], lambda copies, _: _resample(copies[0], resize))
     return kernel.view(shape)

@@ -5,13 +5,14 @@
 
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..tracing import Context, constant_while_traced, context_of, why_unsupported
-from .choices import CHOICES_ATTRIBUTE, Counts, Settings
+from .choices import CHOICES_ATTRIBUTE, STOCK, Counts, Settings
 from .library import Key, Library
 from .others import overridden_by
 
@@ -21,7 +22,7 @@ class Decision(NamedTuple):
 
     strategy: str  # "stock": the library's own code
     settings: Settings  # of the module, else those for every model
-    tables: tuple[Tensor, ...] = ()
+    tables: Sequence[Tensor] = ()
     context: Context = None
     reason: str | None = None  # why the library's own code has to run, if ours was chosen
 
@@ -40,7 +41,8 @@ def settings_for(module: nn.Module | None, library: Library) -> Settings:
         own = getattr(module, CHOICES_ATTRIBUTE, None)
     if own is not None and own.settings is not None:
         return own.settings
-    return library.settings
+    # For every model; the property would be one more call in each call.
+    return library.choices.settings or STOCK
 
 
 def choose(
@@ -70,20 +72,20 @@ def choose(
         return Decision("stock", settings)
 
     # Ours was chosen. Does anything forbid it? First what costs least to ask.
-    context = context_of(*tensors)
-    if reason is None and context is not None and tensors:
-        reason = why_unsupported(*tensors)
-    if reason is None:
+    if reason is None and replacement.skips:
         reason = overridden_by(library, module, replacement.skips)
     if reason is not None:
         return Decision("stock", settings, reason=reason)
 
-    # Last what reads the tables.
-    tables: tuple[Tensor, ...] = ()
-    if tables_at:
-        for name in tables_at[1:]:
-            tables += (getattr(tables_at[0], name),)
-        reason = why_unsupported(*tables)
+    # Then what reads the tables; and of all tensors at once, whether our sums can take them.
+    tables: list[Tensor] = []
+    for name in tables_at[1:]:
+        tables.append(getattr(tables_at[0], name))
+    context = None
+    if tensors or tables:
+        context = context_of(*tensors, *tables)
+    if context is not None:
+        reason = why_unsupported(*tensors, *tables)
         if reason is not None:
             return Decision("stock", settings, reason=reason)
     return Decision(strategy, settings, tables, context)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ..resampling.spec import LOOP
 from ..strategies import STRATEGIES
 from .choices import STOCK, Choices, Settings
 
@@ -75,7 +76,7 @@ class Library:
 
 EXACT_STRATEGIES: dict[str, str] = {}
 for _name, _strategy in STRATEGIES.items():
-    if _strategy.reference == "interpolate":
+    if _strategy.reference is LOOP:
         EXACT_STRATEGIES[_name] = _name
 """By mode: the strategies with the result of ``F.interpolate``, for methods that call it."""
 

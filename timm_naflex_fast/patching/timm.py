@@ -14,10 +14,11 @@ from timm.models import naflexvit
 from torch import Tensor
 
 from ..backends import dispatch
-from ..batch.checks import InvalidCoordinateError, check_tokens
-from ..batch.layout import Coordinates, OneGrid
+from ..batch.checks import InvalidCoordinateError
+from ..batch.layout import Coordinates, OneGrid, check_tokens
 from ..patch_embed.kernels import resample_linear_kernel, resample_patch_kernel
-from ..resampling.spec import INTERPOLATIONS, ResizeSpec
+from ..resampling.spec import FLAG, INTERPOLATIONS, LOOP, OLDER_FLAG, ResizeSpec
+from ..resampling.tables import FactorizedTables, LearnedTable, Tables
 from ..rope.batched import batched_rope
 from ..rope.modules import read_rope
 from ..strategies import STRATEGIES
@@ -38,16 +39,23 @@ INTERPOLATOR = "timm.layers.patch_embed:PatchEmbedInterpolator"
 RESAMPLER = "timm.layers.patch_embed:PatchEmbedResamplerFixedOrigSize"
 FUNCTIONS = "timm.layers.patch_embed:"
 # Older releases take the positions of their pos_embed_use_grid_sample from a dense affine grid.
-TIMM_REFERENCE = (
-    "grid_sample" if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords") else "affine_grid"
-)
+TIMM_FLAG = OLDER_FLAG
+if hasattr(naflexvit, "_normalize_naflex_grid_sample_coords"):
+    TIMM_FLAG = FLAG
+
+
+# By ``pos_embed_type``: the kind of its tables, and the names of its parameters.
+TABLES: dict[str, tuple[type[Tables], tuple[str, ...]]] = {
+    "learned": (LearnedTable, ("pos_embed",)),
+    "factorized": (FactorizedTables, ("pos_embed_y", "pos_embed_x")),
+}
 
 
 class Method(NamedTuple):
     """A method of timm's that adds position embeddings."""
 
     name: str
-    tables: tuple[str, ...]  # one learned table, or the two of a factorized embedding
+    table_type: str  # a key of ``TABLES``
     sampled: str = ""  # timm's own method that has the result of "grid_sample", if there is one
 
 
@@ -76,15 +84,8 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
     """Add the tables, resampled as chosen; or call the method of timm's that this one replaces."""
     tensors = (x, layout) if isinstance(layout, Tensor) else (x,)
     key = EMBEDS, method.name
-    interpolation = embeds.pos_embed_interp_mode
-    reason = None
-    if len(method.tables) == 1 and interpolation not in INTERPOLATIONS:
-        valid = ", ".join(INTERPOLATIONS)
-        reason = (
-            f"a position table (replaced are {valid}) with interpolation mode {interpolation!r}"
-        )
-    tables_at = (embeds, *method.tables)
-    decision = choose(LIBRARY, key, embeds, *tensors, tables_at=tables_at, reason=reason)
+    _, names = TABLES[method.table_type]
+    decision = choose(LIBRARY, key, embeds, *tensors, tables_at=(embeds, *names))
     if decision.strategy != "stock":
         reason = _add(embeds, method, x, layout, decision)
         if reason is not None:
@@ -102,18 +103,21 @@ def _apply(embeds: Any, method: Method, x: Tensor, layout: Any) -> None:
 def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision) -> str | None:
     """Add the tables, resampled by the strategy; or say why timm's own code has to do it."""
     strategy = STRATEGIES[decision.strategy]
-    learned = len(method.tables) == 1
-    spec = ResizeSpec(
-        embeds.pos_embed_interp_mode if learned else "linear",
-        getattr(embeds, "pos_embed_antialias", True),
-        learned and getattr(embeds, "pos_embed_align_corners", False),
-        embeds.pos_embed_ar_preserving,
-        "interpolate" if strategy.reference == "interpolate" else TIMM_REFERENCE,
-    )
+    kind, _ = TABLES[method.table_type]
+    tables = kind(*decision.tables)
+    spec = resize_spec(embeds, tables, by_flag=strategy.reference.samples)
+    if spec.interpolation not in tables.interpolations:
+        valid = ", ".join(tables.interpolations)
+        return (
+            f"a position table (replaced are {valid}) with interpolation mode "
+            f"{spec.interpolation!r}"
+        )
     where = Coordinates(layout) if isinstance(layout, Tensor) else OneGrid(*layout)
     try:
-        dispatch.add(x, decision.tables, where, spec, strategy, decision.context)
+        dispatch.add(x, tables, where, spec, strategy, decision.context)
     except InvalidCoordinateError:
+        if not spec.reference.samples:
+            raise
         # timm's grid_sample flag samples wherever a coordinate lies.
         return "coordinates that name no cell"
     except NotImplementedError as error:
@@ -121,11 +125,31 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
     return None
 
 
+def tables_of(embeds: Any) -> Tables | None:
+    """The position tables of a NaFlexEmbeds; None if it has none."""
+    if embeds.pos_embed_type not in TABLES:
+        return None
+    kind, names = TABLES[embeds.pos_embed_type]
+    return kind(*(getattr(embeds, name) for name in names))
+
+
+def resize_spec(embeds: Any, tables: Tables, *, by_flag: bool) -> ResizeSpec:
+    """How a NaFlexEmbeds resizes its tables: by its flag pos_embed_use_grid_sample, or without."""
+    return tables.spec(
+        TIMM_FLAG if by_flag else LOOP,
+        embeds.pos_embed_interp_mode,
+        # Older releases of timm lack these two settings.
+        getattr(embeds, "pos_embed_antialias", True),
+        getattr(embeds, "pos_embed_align_corners", False),
+        embeds.pos_embed_ar_preserving,
+    )
+
+
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:
     """Modifications: the whole batch at once; a token gets the cell its own coordinate names."""
     key = VIT, "_generate_rope_naflex"
     rope = read_rope(self.rope)
-    traceable = context_of(x, patch_coord) not in (None, "capture", "device")
+    traceable = context_of(x, patch_coord) not in (None, "capture", "other_device")
     reason: str | None = None
     if isinstance(rope, str):
         reason = rope
@@ -229,27 +253,29 @@ IMAGE_STRATEGIES = {**EXACT_STRATEGIES, "grid_sample": "matmul"}
 _OWN_INVERSE = "_get_or_create_pinv_matrix"
 
 
-def _position_methods(kind: str, tables: tuple[str, ...]) -> dict[Key, Replacement]:
-    """The entries of the three methods that add one kind of tables."""
-    by_coordinates = f"_apply_{kind}_naflex_pos_embed"
+def _position_methods(table_type: str) -> dict[Key, Replacement]:
+    """The entries of the three methods that add one type of tables."""
+    by_coordinates = f"_apply_{table_type}_naflex_pos_embed"
     sampled = f"{by_coordinates}_grid_sample"
-    by_grid_size = f"_apply_{kind}_pos_embed"
+    by_grid_size = f"_apply_{table_type}_pos_embed"
     return {
         (EMBEDS, by_coordinates): Replacement(
-            "pos_embed", _by_coordinates(Method(by_coordinates, tables, sampled)), BATCH_STRATEGIES
+            "pos_embed",
+            _by_coordinates(Method(by_coordinates, table_type, sampled)),
+            BATCH_STRATEGIES,
         ),
         (EMBEDS, sampled): Replacement(
-            "pos_embed", _by_coordinates(Method(sampled, tables)), FLAG_STRATEGIES
+            "pos_embed", _by_coordinates(Method(sampled, table_type)), FLAG_STRATEGIES
         ),
         (EMBEDS, by_grid_size): Replacement(
-            "pos_embed", _by_grid_size(Method(by_grid_size, tables)), IMAGE_STRATEGIES
+            "pos_embed", _by_grid_size(Method(by_grid_size, table_type)), IMAGE_STRATEGIES
         ),
     }
 
 
 REPLACEMENTS = {
-    **_position_methods("learned", tables=("pos_embed",)),
-    **_position_methods("factorized", tables=("pos_embed_y", "pos_embed_x")),
+    **_position_methods("learned"),
+    **_position_methods("factorized"),
     (INTERPOLATOR, "forward"): Replacement(
         component="patch_embed",
         function=interpolator_forward,

@@ -3,21 +3,21 @@
 Every convention is separable, ``A_h . P . A_w^T``, so one formula for the 1-D matrix ``A_n`` covers
 them all. This file writes the formula out and does not read it off ``F.interpolate``, which has no
 other cubic coefficient and no other positions. Nor does ``closed_form`` have them, whose positions
-are rounded as PyTorch rounds them.
+are rounded as PyTorch rounds them. It needs NumPy alone, so ``compare`` answers at once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from ..batch.layout import FrameSizes
-from ..resampling.closed_form import cubic_kernel
+from .format import Array, Stages
 
+FrameSizes = Sequence[tuple[int, int, int]]  # frames, rows, columns
+Rounded = Callable[[Array], Array]
 # align_corners, positions: in words, the plainest first
 POSITIONS = {
     (False, "half_pixel"): "half-pixel positions",
@@ -76,7 +76,7 @@ class Convention(NamedTuple):
     transposed: str | None = None
     merge: int = 1
 
-    def matrix(self, n: int, n0: int) -> Tensor:
+    def matrix(self, n: int, n0: int) -> Array:
         """``A_n`` (n, n0), float64. It may be shared: do not change it."""
         # What follows the two products does not change them.
         axis = self._replace(ar_preserving=False, transposed=None, merge=1)
@@ -130,32 +130,34 @@ class Convention(NamedTuple):
         return "; ".join(differences) or "the reference"
 
     def tokens(
-        self, table: Tensor, sizes: FrameSizes, weights_in: torch.dtype = torch.float64
-    ) -> Tensor:
+        self, table: Array, sizes: FrameSizes, round_weights: Rounded = lambda weights: weights
+    ) -> Array:
         """The tokens of all grids, packed (sum of t*h*w, C), of a table (H0, W0, C), float64.
 
-        ``weights_in``: the precision to which the weights are rounded; the sums are float64's.
+        ``round_weights``: rounds the weights as a port does; the sums are float64's.
         """
         if self.transposed in ("size", "table"):
-            table = table.transpose(0, 1)
+            table = table.transpose(1, 0, 2)
         packed = []
         for frames, h, w in sizes:
             resized = [h, w]
             if self.ar_preserving:
                 resized = [max(h, w)] * 2
-            rows = self.matrix(resized[0], table.shape[0])[:h]  # (h, H0)
-            columns = self.matrix(resized[1], table.shape[1])[:w]  # (w, W0)
-            rows, columns = (axis.to(weights_in).double() for axis in (rows, columns))
-            grid = torch.einsum("yh,hwc,xw->yxc", rows, table, columns)
+            rows = round_weights(self.matrix(resized[0], table.shape[0])[:h])  # (h, H0)
+            columns = round_weights(self.matrix(resized[1], table.shape[1])[:w])  # (w, W0)
+            grid = columns @ np.tensordot(rows, table, 1)  # (h, w, C)
             if self.transposed in ("size", "order"):
-                grid = grid.transpose(0, 1)
-            blocks = grid.unflatten(1, (-1, self.merge)).unflatten(0, (-1, self.merge))
-            packed.append(blocks.transpose(1, 2).flatten(0, 3).repeat(frames, 1))
-        return torch.cat(packed)
+                grid = grid.transpose(1, 0, 2)
+            high, wide, channels = grid.shape
+            side = self.merge
+            blocks = grid.reshape(high // side, side, wide // side, side, channels)
+            one = blocks.transpose(0, 2, 1, 3, 4).reshape(-1, channels)
+            packed.append(np.tile(one, (frames, 1)))
+        return np.concatenate(packed)
 
 
 @lru_cache(maxsize=256)
-def _matrix(axis: Convention, n: int, n0: int) -> Tensor:
+def _matrix(axis: Convention, n: int, n0: int) -> Array:
     """The matrix (n, n0) of one axis, float64."""
     # How far each axis goes beyond the centres of its outermost cells.
     table_edge = 0.0 if axis.align_corners else 0.5
@@ -168,34 +170,44 @@ def _matrix(axis: Convention, n: int, n0: int) -> Tensor:
         table_edge = grid_edge = 0.0
     elif axis.align_corners and axis.antialias:
         table_edge = grid_edge = 0.5  # PyTorch changes the step here and not the centres
-    centres = step * (torch.arange(n).double() + grid_edge) - table_edge  # (n,)
+    centres = step * (np.arange(n) + grid_edge) - table_edge  # (n,)
     stretch = 1.0
     if axis.antialias:
         stretch = max(step, 1.0)
     return _weights(axis, centres, stretch, n0)
 
 
-def _weights(axis: Convention, centres: Tensor, stretch: float, n0: int) -> Tensor:
+def _weights(axis: Convention, centres: Array, stretch: float, n0: int) -> Array:
     """What each of n0 cells, at 0, 1, ..., gives to n centres, (n, n0)."""
     beyond = math.ceil(2 * stretch) + 1  # how many cells outside a tap can reach
-    cells = torch.arange(-beyond, n0 + beyond)
+    cells = np.arange(-beyond, n0 + beyond)
     if axis.mode == "nearest":
-        nearest = centres.floor() if axis.positions == "asymmetric" else (centres + 0.5).floor()
-        weights = (cells == nearest[:, None]).double()  # (n, cells)
+        nearest = np.floor(centres + 0.5)
+        if axis.positions == "asymmetric":
+            nearest = np.floor(centres)
+        weights = (cells == nearest[:, None]).astype(float)  # (n, cells)
     else:
-        distance = (cells - centres[:, None]).abs() / stretch
+        distance = np.abs(cells - centres[:, None]) / stretch
         if axis.cubic_coefficient is not None:
-            weights = cubic_kernel(distance, axis.cubic_coefficient)
+            weights = _cubic_kernel(distance, axis.cubic_coefficient)
         else:
-            weights = (1 - distance).clamp(min=0)
-    weights = weights / weights.sum(1, keepdim=True)
-    before, matrix, after = weights.split([beyond, n0, beyond], 1)
+            weights = np.maximum(1 - distance, 0)
+    weights = weights / weights.sum(1, keepdims=True)
+    before, matrix, after = np.split(weights, [beyond, beyond + n0], 1)
+    matrix = matrix.copy()
     if axis.outside == "dropped":
-        matrix = matrix / matrix.sum(1, keepdim=True)
+        matrix = matrix / matrix.sum(1, keepdims=True)
     elif axis.outside == "border":
         matrix[:, 0] += before.sum(1)
         matrix[:, -1] += after.sum(1)
     return matrix
+
+
+def _cubic_kernel(distance: Array, a: float) -> Array:
+    """The cubic convolution kernel of Keys (1981) at distances of 0 and more."""
+    near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+    far = a * (distance - 1) * (distance - 2) ** 2
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
 
 
 def conventions(sizes: FrameSizes) -> Iterator[Convention]:
@@ -221,3 +233,18 @@ def _is_another_name(axis: Convention) -> bool:
     # With bilinear weights "dropped" gives what "border" gives; with aligned corners nothing lies
     # outside.
     return axis.outside == "dropped" or (axis.align_corners and axis.outside == "zeros")
+
+
+def resampled(table: Array, reference: Stages) -> Iterator[tuple[str, Array]]:
+    """What each convention gives at the position embedding of a picture: words and tokens.
+
+    Args:
+        table: (H0, W0, C).
+        reference: the stages of the picture.
+    """
+    h, w = map(int, reference["grid"])
+    table = np.asarray(table, np.float64)
+    for convention in conventions([(1, h, w)]):
+        tokens = convention.tokens(table, [(1, h, w)])  # (h * w, C)
+        words = f"the table is resampled otherwise: {convention.words()}"
+        yield words, reference["patch_embedding"] + tokens

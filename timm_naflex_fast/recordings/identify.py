@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..batch.layout import FrameSizes, sizes_on_host
 from .conventions import Convention, conventions
+from .format import Array
 
 DECIMALS = 9  # decimals of an error; conventions that agree on the sizes at hand have the same ones
 SOME_CHANNELS = 16  # all follow the same convention, so that some of them find the best ones
@@ -160,13 +161,27 @@ def ranked(table: Tensor, sizes: FrameSizes, result: Tensor) -> list[tuple[float
     return _by_error(tried, table, sizes, result, largest) + some[BEST:]
 
 
+def tokens_of(
+    convention: Convention,
+    table: Tensor,
+    sizes: FrameSizes,
+    weights_in: torch.dtype = torch.float64,
+) -> Tensor:
+    """``Convention.tokens`` of a tensor; ``weights_in`` is the dtype to which weights are rounded."""
+
+    def rounded(weights: Array) -> Array:
+        return torch.from_numpy(weights).to(weights_in).double().numpy()
+
+    return torch.from_numpy(convention.tokens(table.numpy(), sizes, rounded))
+
+
 def _by_error(
     tried: Iterator[Convention], table: Tensor, sizes: FrameSizes, result: Tensor, largest: Tensor
 ) -> list[tuple[float, Convention]]:
     """The conventions by error, those with the same one in the order in which they come."""
     found = []
     for convention in tried:
-        error = _share(result - convention.tokens(table, sizes), largest)
+        error = _share(result - tokens_of(convention, table, sizes), largest)
         found.append((error, convention))
     return sorted(found, key=lambda pair: round(pair[0], DECIMALS))
 
@@ -200,7 +215,7 @@ def rounding(
         That precision, or None where none of the three explains it.
     """
     largest = result.abs().max()
-    exact = convention.tokens(table, sizes)
+    exact = tokens_of(convention, table, sizes)
     error = _share(result - exact, largest)
     float32_limit = POSITIONS_IN_FLOAT32 * max(table.shape[:2])
     if error <= float32_limit:
@@ -212,9 +227,9 @@ def rounding(
             continue
         rounded_table = table.to(dtype).double()
         simulated = {
-            "the table": convention.tokens(rounded_table, sizes),
-            "the weights": convention.tokens(table, sizes, weights_in=dtype),
-            "table and weights": convention.tokens(rounded_table, sizes, weights_in=dtype),
+            "the table": tokens_of(convention, rounded_table, sizes),
+            "the weights": tokens_of(convention, table, sizes, weights_in=dtype),
+            "table and weights": tokens_of(convention, rounded_table, sizes, weights_in=dtype),
         }
         for rounded, tokens in simulated.items():
             left = _share(result - tokens, largest)
@@ -250,7 +265,7 @@ def verdict(
         raise ValueError(f"sizes must be multiples of the reference's merge, {reference.merge}")
     smallest, best = ranking[0]
     table_in, sizes, tokens = given
-    error = _share(tokens - reference.tokens(table_in, sizes), tokens.abs().max())
+    error = _share(tokens - tokens_of(reference, table_in, sizes), tokens.abs().max())
     explained = rounding(reference, *given, stored_in=table.dtype)
     if explained and smallest + EXACT >= MUCH_NEARER * error:
         first = f"equal to the reference, {explained.words()}. The nearest:"

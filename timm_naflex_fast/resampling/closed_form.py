@@ -97,19 +97,19 @@ def _scale(n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
 def _centre(position: Tensor, n: Tensor, n0: int, spec: ResizeSpec) -> Tensor:
     """Where a position lies on the table's axis, without antialiasing: float32."""
     position, n = position.to(torch.float32), n.to(torch.float32)
-    if spec.reference == "grid_sample":
+    if spec.reference.rounds_by_batch:
+        return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
+    if spec.reference.samples:
         # ``F.grid_sample`` adds 1 to the position, which is exact here, and multiplies. Written so,
         # OpenVINO would cancel the 1 that was taken away, and with it a rounding.
         cells = n0 - 1 if spec.align_corners else n0
         return multiply_add(
             _cell_position(position, n, spec), cells / 2, (n0 - 1) / 2, most=max(cells, 1)
         )
-    if spec.reference == "affine_grid":
-        return multiply_add(_affine_position(position, n) + 1, n0 / 2, -0.5, most=n0)
     scale = _scale(n, n0, spec)
     if spec.align_corners:
         return scale * position
-    if spec.interpolation == "linear":
+    if spec.interpolation == "linear":  # PyTorch's kernel for lines rounds product and sum apart
         return scale * (position + 0.5) - 0.5
     return multiply_add(scale, position + 0.5, -0.5, most=n0)
 

@@ -20,13 +20,8 @@ from .spec import ResizeSpec, Size
 def axis_matrices(
     h: int, w: int, table_size: Size, spec: ResizeSpec, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """``A_h`` (h, H0) and ``A_w`` (w, W0), float64.
-
-    For a learned table of the grid's own size they are identities.
-    """
+    """``A_h`` (h, H0) and ``A_w`` (w, W0), float64."""
     h0, w0 = table_size
-    if spec.interpolation != "linear" and spec.takes_table_itself((h, w), table_size):
-        spec = replace(spec, ar_preserving=False)  # then nothing is resized
     y = axis_matrix(0, (h, w), h0, spec).to(device, torch.float64)
     x = axis_matrix(1, (h, w), w0, spec).to(device, torch.float64)
     return y, x
@@ -43,7 +38,10 @@ def resample(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddin
     table64 = table.view(table.shape[-3:]).double()
     table_size = (table.shape[-3], table.shape[-2])
     for h, w in sizes:
-        a_h, a_w = axis_matrices(h, w, table_size, spec, table.device)
+        how = spec
+        if spec.takes_table_itself((h, w), table_size):
+            how = replace(spec, ar_preserving=False)  # then both matrices are identities
+        a_h, a_w = axis_matrices(h, w, table_size, how, table.device)
         yield (h, w), einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table64, a_w)
 
 

@@ -2,9 +2,9 @@
 
 - ``kept_by_arguments``: results that depend on the arguments alone (unit vectors, the taps of an
   axis, resize steps, pseudo-inverses).
-- ``kept_of``: position tables and patch kernels resized from a library's parameters, for as long as
-  the parameters hold the same bits. Those of a deleted model stay until the bound or ``clear_all``
-  drops them.
+- ``embeddings``, ``kept_of``: position tables and patch kernels resized from a library's parameters,
+  for as long as the parameters hold the same bits. Those of a deleted model stay until the bound or
+  ``clear_all`` drops them.
 - ``pinned``: what a CUDA graph reads stays in memory for good.
 
 Dispatch modes watch operators: a selective checkpoint counts them, others change what they return.
@@ -18,10 +18,11 @@ time goes first.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -31,24 +32,49 @@ from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
 from .same_bits import Copy, copy_of, same_bits
+from .spec import Size
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
+Tables = Any  # of a kind of table of ``tables.py``, which imports this file
+Resample = Callable[[Tables, Iterable[Size]], Iterator[tuple[Size, Tensor]]]
 
 
 @dataclass
-class _OfSources:
+class _Made:
     """What was made from some tensors, the sources, for as long as they hold these bits."""
 
-    versions: tuple[int, ...] = ()
-    copies: tuple[Copy, ...] = ()  # of the sources, taken when the first table is made
-    tables: dict[Hashable, Tensor | None] = field(default_factory=dict)
-    """Resized ones by key. None: the key was met once."""
+    key: tuple[Any, ...]  # among all entries
+    versions: list[int]
+    copies: tuple[Copy, ...] = ()  # of the sources, taken when the first tensor is made
+    made: dict[Hashable, Tensor | None] = field(default_factory=dict)
+    """Tensors by key. None: the key was met once."""
 
 
-_limit = int(os.environ.get("TIMM_NAFLEX_FAST_CACHE_MIB") or 512) * 2**20
+def _limit_of(mib: str) -> int:
+    """The bound in bytes that ``TIMM_NAFLEX_FAST_CACHE_MIB`` sets; "": 512 MiB.
+
+    Raises:
+        ValueError: no whole number of MiB from 0 to ``MOST_MIB``.
+    """
+    try:
+        limit = int(mib or 512)
+    except ValueError:
+        limit = -1
+    # Whoever gives more has most likely counted in bytes.
+    if not 0 <= limit <= MOST_MIB:
+        raise ValueError(
+            f"the environment variable {VARIABLE} must be a whole number of MiB from 0 (nothing is "
+            f"kept) to {MOST_MIB}; got {mib[:40]!r}"
+        )
+    return limit * 2**20
+
+
+VARIABLE = "TIMM_NAFLEX_FAST_CACHE_MIB"
+MOST_MIB = 2**24  # 16 TiB
+_limit = _limit_of(os.environ.get(VARIABLE, ""))
 _lock = threading.RLock()
-# (function, ...) to a result, (None, ...) to an _OfSources; the oldest use first.
+# (function, arguments) to a result, ids of sources to a _Made; the oldest use first.
 _entries: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _nbytes = 0
 _pinned: dict[int, Any] = {}  # what CUDA graphs read
@@ -97,61 +123,118 @@ def pinned(result: Result, device: torch.device) -> Result:
     return result
 
 
-def met_keys(sources: Sources) -> dict[Hashable, Tensor | None]:
-    """The keys that were met with these sources, and what is kept for each; None: nothing yet.
+def embeddings(
+    tables: Tables,
+    sizes: Iterable[Size],
+    resample: Resample,
+    own_size: Size | None,
+    dtype: torch.dtype,
+) -> Iterable[tuple[Size, Tensor]]:
+    """The embeddings of each size from tables that need no gradient; those of a size that comes
+    again are kept.
 
-    Callers enter the keys that they meet, and call :func:`kept_of` for those that they met before:
-    a grid that never comes again would only cost memory, and to compare the bits of the sources
-    costs time. The dictionary is empty where the sources have changed, as far as their versions
-    tell: the weights of a teacher change in each step. So of a table that stays, the first call
-    with a grid enters its key, the second keeps its embeddings, and later ones take them.
+    Of tables that stay as they are, the first call with a size writes down that it was met, the
+    second keeps its embeddings, and later ones take them: a grid that never comes again would only
+    cost memory. What is kept is taken only if the tables, on a CPU, hold the same bits as then.
+
+    Args:
+        tables: of either kind.
+        sizes: of the grids.
+        resample: ``resample(tables, sizes)`` computes them; hashable, and equal if its results are.
+        own_size: of the grid whose embeddings are the table itself: nothing is kept of it.
+        dtype: in which they are kept.
     """
-    # An inference tensor has no version, so any constant will do.
-    versions = tuple([True if source.is_inference() else source._version for source in sources])
-    entry_key = _key_of(sources)
-    entry: _OfSources | None = _use(entry_key)
-    if entry is None or entry.versions != versions:
-        entry = _OfSources(versions)
-        _keep(_entries, entry_key, entry)
-    return entry.tables
+    tensors = tables.tensors
+    of_tables = _made_of(tensors)
+    again: dict[Any, Size] = {}  # by their keys
+    others = []
+    cells_read = 0
+    for size in sizes:
+        key = (size, resample)
+        if key in of_tables.made and size != own_size:
+            again[key] = size
+            cells_read += size[0] * size[1]
+        else:
+            others.append(size)
+            of_tables.made.setdefault(key)
+
+    # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
+    # each cell of a grid.
+    cells_compared = 0
+    for table in tensors:
+        cells_compared += table.numel() // table.shape[-1]
+    if 2 * cells_compared >= 8 * cells_read:
+        return resample(tables, sizes)
+
+    def make(copies: Sources, key: Any) -> Tensor:
+        ((_, of_grid),) = resample(type(tables)(*copies), [again[key]])
+        return of_grid.to(dtype)
+
+    taken = zip(again.values(), _take(of_tables, tensors, again, make))
+    if not others:
+        return taken
+    return chain(taken, resample(tables, others))
 
 
 def kept_of(
-    sources: Sources, keys: list[Hashable], resize: Callable[[Sources, Any], Tensor]
-) -> Iterator[Tensor]:
-    """For each key in turn the table that is kept, or a new one: ``resize(sources, key)``.
+    sources: Sources, keys: Iterable[Hashable], make: Callable[[Sources, Any], Tensor]
+) -> list[Tensor]:
+    """For each key the tensor that is kept, or a new one: ``make(sources, key)``.
 
     The contents of the sources, on a CPU, are compared bit by bit on each call.
     """
-    if watched():
-        for key in keys:
-            yield resize(sources, key)
-        return
-    entry_key = _key_of(sources)
-    entry: _OfSources = _use(entry_key) or _OfSources()
-    if not entry.copies or not all(map(same_bits, entry.copies, sources)):
+    return _take(_made_of(sources), sources, keys, make)
+
+
+def _made_of(sources: Sources) -> _Made:
+    """What was made from these sources, if they have not changed, as far as their versions tell.
+
+    The weights of a teacher change in each step.
+    """
+    versions = []
+    for source in sources:
+        # An inference tensor has no version, so any constant will do.
+        versions.append(True if source.is_inference() else source._version)
+    key = tuple(map(id, sources))  # ``swap_tensors`` refuses tensors that have weak references
+    found: _Made | None = _use(key)
+    if found is None or found.versions != versions:
+        found = _Made(key, versions)
+        _keep(_entries, key, found)
+    return found
+
+
+def _take(
+    of_sources: _Made,
+    sources: Sources,
+    keys: Iterable[Hashable],
+    make: Callable[[Sources, Any], Tensor],
+) -> list[Tensor]:
+    """What is kept for these keys, made anew if the sources have other bits than then."""
+    if not of_sources.copies or not all(map(same_bits, of_sources.copies, sources)):
         with without_autograd():
             copies = tuple(copy_of(source) for source in sources)
-        entry = _OfSources(entry.versions, copies)
-        _keep(_entries, entry_key, entry)
+        of_sources = _Made(of_sources.key, of_sources.versions, copies)
+        _keep(_entries, of_sources.key, of_sources)
+    taken = []
     for key in keys:
-        table = entry.tables.get(key)
-        if table is None:
+        tensor = of_sources.made.get(key)
+        if tensor is None:
             with without_autograd():
                 # From the copies that are compared: another thread may write to the sources.
-                table = resize(tuple(copy.tensor for copy in entry.copies), key)
-                table = table.clone(memory_format=torch.contiguous_format)  # no view of a copy
+                tensor = make(tuple(copy.tensor for copy in of_sources.copies), key)
+                tensor = tensor.clone(memory_format=torch.contiguous_format)  # no view of a copy
             with _lock:
-                if _use(entry_key) is entry:  # no other thread has replaced it
-                    _keep(entry.tables, key, table)
-        yield table
+                if _use(of_sources.key) is of_sources:  # no other thread has replaced it
+                    _keep(of_sources.made, key, tensor)
+        taken.append(tensor)
+    return taken
 
 
-def forget(*sources: Tensor) -> None:
+def forget(sources: Sources) -> None:
     """Drop what is kept of these sources: they are about to change."""
     global _nbytes
     with _lock:
-        _nbytes -= _bytes_of(_entries.pop(_key_of(sources), None))
+        _nbytes -= _bytes_of(_entries.pop(tuple(map(id, sources)), None))
 
 
 def clear_all() -> None:
@@ -172,11 +255,6 @@ def without_autograd() -> Iterator[None]:
     on_cuda = torch.autocast("cuda", enabled=False)
     with torch.inference_mode(False), torch.no_grad(), on_cpu, on_cuda:
         yield
-
-
-def _key_of(sources: Sources) -> tuple[Any, ...]:
-    """By their ids: ``torch.utils.swap_tensors`` refuses tensors that have weak references."""
-    return (None, *map(id, sources))
 
 
 def _use(key: Any) -> Any:
@@ -203,9 +281,9 @@ def _bytes_of(value: Any) -> int:
     """About what it takes in memory; 0 for None."""
     if value is None:
         return 0
-    if isinstance(value, _OfSources):
+    if isinstance(value, _Made):
         copies = tuple(copy.tensor for copy in value.copies)
-        return _bytes_of((*copies, *value.tables.values()))
+        return _bytes_of((*copies, *value.made.values()))
     if isinstance(value, tuple):
         return 128 + sum(map(_bytes_of, value))
     return 256 + getattr(value, "nbytes", 0)

@@ -40,7 +40,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, both of ``unrounded_dtype``. No factor that needs a gradient may be broadcast."""
     if a.dtype is torch.float64:
         return a @ b
-    if context_of(a, b) == "device":
+    if context_of(a, b) == "other_device":
         result: Tensor = _Product.apply(a, b)
         return result
     with without_autocast(a.device):

@@ -192,8 +192,9 @@ def _is_quick_by_pytorch(spec: ResizeSpec) -> bool:
 
     It takes 0.81 to 0.9 of the time that the sums take.
     """
-    is_plain = not (spec.antialias or spec.ar_preserving)
-    return spec.interpolation == "bilinear" and is_plain and not spec.use_grid_sample
+    if spec.interpolation != "bilinear" or spec.reference.samples:
+        return False
+    return not (spec.antialias or spec.ar_preserving)
 
 
 def _by_height(sizes: Iterable[Size], spec: ResizeSpec) -> list[list[Size]]:

@@ -1,4 +1,4 @@
-"""How a library resizes its position table, in one value."""
+"""How a library resizes its position table, and which of timm's methods the result follows."""
 
 from dataclasses import dataclass
 
@@ -6,51 +6,92 @@ INTERPOLATIONS = ("bilinear", "bicubic")  # those that are replaced
 Size = tuple[int, int]
 
 
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A method of timm's whose result is followed, by what its result depends on.
+
+    Args:
+        name: of the result, in operators and in ``repr``.
+        embeds_padding: tokens after those of the grid get the embedding of the cell that they name.
+        takes_own_size_as_it_is: a grid of a learned table's own size gets the table, not resized.
+        antialiases: it can widen the filter where the table is made smaller.
+        samples: it reads the table at float32 positions, by ``F.grid_sample``; if not, it resizes
+            by ``F.interpolate``.
+        rounds_by_batch: its positions are part of a grid as long as the longest of the batch, which
+            changes their rounding.
+    """
+
+    name: str
+    embeds_padding: bool
+    takes_own_size_as_it_is: bool
+    antialiases: bool
+    samples: bool
+    rounds_by_batch: bool
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+LOOP = Reference(
+    "interpolate",
+    embeds_padding=False,
+    takes_own_size_as_it_is=True,
+    antialiases=True,
+    samples=False,
+    rounds_by_batch=False,
+)
+"""timm's loop over the grids, its default: ``NaFlexEmbeds._apply_learned_naflex_pos_embed``."""
+
+FLAG = Reference(
+    "grid_sample",
+    embeds_padding=True,
+    takes_own_size_as_it_is=False,
+    antialiases=False,
+    samples=True,
+    rounds_by_batch=False,
+)
+"""The method of its flag ``pos_embed_use_grid_sample``, ``_apply_learned_naflex_pos_embed_grid_sample``,
+in newer releases."""
+
+OLDER_FLAG = Reference(
+    "affine_grid",
+    embeds_padding=True,
+    takes_own_size_as_it_is=False,
+    antialiases=False,
+    samples=True,
+    rounds_by_batch=True,
+)
+"""The same method in older releases, which take positions from ``F.affine_grid``; and in every
+release ``_apply_factorized_naflex_pos_embed_grid_sample``."""
+
+REFERENCES = {reference.name: reference for reference in (LOOP, FLAG, OLDER_FLAG)}
+
+
 @dataclass(frozen=True)
 class ResizeSpec:
-    """How a library resamples its position table.
+    """How a library resamples its position table. ``tables.py`` makes it for a kind of table.
 
     Args:
         interpolation: ``"bilinear"`` or ``"bicubic"`` for a learned table (H0, W0, C), ``"linear"``
             for the two of a factorized one.
-        antialias: widen the filter when the table is made smaller; always False for "linear" and
-            with ``F.grid_sample``, which have none.
+        antialias: widen the filter when the table is made smaller; False for "linear", and where
+            the reference does not antialias.
         align_corners: the outermost cells of table and grid coincide.
         ar_preserving: resize to (L, L), L = max(h, w), and keep the top-left (h, w).
-        reference: whose result it is: ``"interpolate"``, PyTorch's ``F.interpolate``; or
-            ``F.grid_sample`` without antialiasing, at the positions of timm's
-            ``pos_embed_use_grid_sample``: ``"grid_sample"`` of newer timm, ``"affine_grid"`` of
-            older timm, and of every timm for "linear".
-        batch_max: for ``"affine_grid"`` alone, the largest height and width of the batch: they
-            change the rounding.
+        reference: whose result it is.
+        batch_max: where the reference rounds by the batch, its largest height and width.
     """
 
     interpolation: str = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     ar_preserving: bool = False
-    reference: str = "interpolate"
+    reference: Reference = LOOP
     batch_max: Size = (0, 0)
-
-    def __post_init__(self) -> None:
-        is_linear = self.interpolation == "linear"
-        if is_linear and self.use_grid_sample:
-            object.__setattr__(self, "reference", "affine_grid")
-        if is_linear or self.use_grid_sample:
-            object.__setattr__(self, "antialias", False)
-
-    @property
-    def use_grid_sample(self) -> bool:
-        """Whether it resizes as timm's flag of that name does, which samples at every coordinate.
-
-        So padding tokens get embeddings too, and a grid of the table's own size does not simply get
-        the table.
-        """
-        return self.reference != "interpolate"
 
     def takes_table_itself(self, grid: Size, table_size: tuple[int, ...]) -> bool:
         """Whether the embeddings of a grid are a learned table itself, because the sizes match."""
-        return grid == table_size and not self.use_grid_sample
+        return grid == table_size and self.reference.takes_own_size_as_it_is
 
     def resized_size(self, h: int, w: int) -> Size:
         """The size to which the table is resized for a grid (h, w), before the crop."""

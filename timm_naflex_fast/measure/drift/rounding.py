@@ -5,20 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...batch.layout import Coordinates
+from ...patching.timm import resize_spec, tables_of
 from ...resampling.matrices import axis_matrix
 from ...resampling.spec import ResizeSpec
+from ...resampling.tables import Tables
 
 FLOAT32 = 2e-6
 """What the sums in float32 may differ by, as a share of what they add up (absolute values)."""
-
-
-def position_tables(embeds: Any) -> list[Tensor]:
-    """The learned table (1, H0, W0, C) of a NaFlexEmbeds, or its two factorized ones."""
-    tables = []
-    for name, table in embeds.named_parameters():
-        if name.startswith("pos_embed"):
-            tables.append(table.detach())
-    return tables
 
 
 def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
@@ -37,36 +31,31 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     Returns:
         (B, N, C) float64, above 0.
     """
-    tables = [table.abs().double() for table in position_tables(embeds)]
+    tables = tables_of(embeds)
+    if tables is None:
+        raise ValueError("the model has no position table")
+    # Absolute values in place of the table's, and of the weights.
+    absolute = type(tables)(*(table.detach().abs().double() for table in tables.tensors))
+    spec = resize_spec(embeds, tables, by_flag=embeds.pos_embed_use_grid_sample)
+    # Read off the batch: some references round by its longest grid.
+    spec = Coordinates(patch_coord).plan(tokens, spec).spec
     sums = []
     for coord in patch_coord.long():
         h, w = (coord.amax(0) + 1).tolist()
         y, x = coord.unbind(-1)
-        sums.append(_scale(embeds, tables, h, w)[y, x])
+        sums.append(_scale(absolute, spec, h, w)[y, x])
     scale = torch.stack(sums)  # (B, N, C)
 
     limits = torch.finfo(next(embeds.parameters()).dtype)
-    embedding = (FLOAT32 + len(tables) * limits.eps) * scale
+    embedding = (FLOAT32 + len(tables.tensors) * limits.eps) * scale
     token = limits.eps * tokens.abs()
     smallest = limits.tiny * limits.eps  # the last bit of a number near 0
     return embedding + token + smallest
 
 
-def _scale(embeds: Any, tables: list[Tensor], h: int, w: int) -> Tensor:
+def _scale(absolute: Tables, spec: ResizeSpec, h: int, w: int) -> Tensor:
     """The sums over absolute values (h, w, C) for one grid."""
-    spec = ResizeSpec(
-        embeds.pos_embed_interp_mode if len(tables) == 1 else "linear",
-        # Older releases of timm lack these two settings.
-        getattr(embeds, "pos_embed_antialias", True),
-        getattr(embeds, "pos_embed_align_corners", False),
-        embeds.pos_embed_ar_preserving,
-        "grid_sample" if embeds.pos_embed_use_grid_sample else "interpolate",
-    )
-    height = tables[0].shape[1]
-    width = tables[-1].shape[-2]
-    rows = axis_matrix(0, (h, w), height, spec, torch.float64).abs()
-    columns = axis_matrix(1, (h, w), width, spec, torch.float64).abs()
-    if len(tables) == 1:
-        return columns @ torch.tensordot(rows, tables[0][0], 1)
-    y_table, x_table = tables  # (1, H0, C), (1, W0, C)
-    return (rows @ y_table[0])[:, None] + columns @ x_table[0]
+    h0, w0 = absolute.size
+    rows = axis_matrix(0, (h, w), h0, spec, torch.float64).abs()
+    columns = axis_matrix(1, (h, w), w0, spec, torch.float64).abs()
+    return absolute.by_matrices(rows, columns)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ...names import STRATEGY_NAMES
+from ...patching.timm import tables_of
 from ..contenders import BASELINE, use
 from ..pipelines import recorded
 from .measures import agreement, classes, cosine_distance, relative_rms, same_nearest
 from .pictures import Picture, choose, on_grid, pixels_of
-from .rounding import position_tables, rounding
+from .rounding import rounding
 
 Batches = Iterable[tuple[dict[str, Any], Tensor | None]]
 Tensors = dict[str, Tensor]
@@ -124,7 +125,7 @@ def survey(
     Raises:
         ValueError: no position table; or infinity or NaN in what the model computes.
     """
-    if not position_tables(model.embeds):
+    if tables_of(model.embeds) is None:
         raise ValueError(
             "the model has no position table, learned or factorized: nothing is resampled"
         )
@@ -133,7 +134,7 @@ def survey(
         names = [name for name in names if not name.startswith("timm-flag-")]
     results = _run_all(model, batches, names, advance)
     drift = {name: _drift(results[name], results[BASELINE]) for name in names}
-    grids = _by_grid(model.embeds, results)
+    grids = _by_grid(tables_of(model.embeds), results)
     found = Survey(len(results[BASELINE]["grid"]), drift, grids, [])
     moving = [name for name in names if not found.exact(name)]
     if pictures and moving:
@@ -253,11 +254,9 @@ def _drift(ours: Tensors, timms: Tensors) -> Drift:
     )
 
 
-def _by_grid(embeds: Any, results: dict[str, Tensors]) -> list[GridDrift]:
+def _by_grid(tables: Any, results: dict[str, Tensors]) -> list[GridDrift]:
     """``Survey.grids``."""
-    cells: list[int] = []  # H0, W0
-    for table in position_tables(embeds):
-        cells.extend(table.shape[1:-1])
+    table_size = torch.tensor(tables.size)
     grids = results[BASELINE]["grid"]  # (N, 2)
     found = []
     for grid in grids.unique(dim=0):
@@ -270,9 +269,9 @@ def _by_grid(embeds: Any, results: dict[str, Tensors]) -> list[GridDrift]:
         about = GridDrift(
             grid=(height, width),
             images=len(squares),
-            shrink=(torch.tensor(cells) / grid).max().item(),
+            shrink=(table_size / grid).max().item(),
             embed_rel_rms=off,
-            resampled=[height, width] != cells,
+            resampled=[height, width] != list(tables.size),
         )
         found.append(about)
     return found

@@ -1,0 +1,108 @@
+"""Embeddings of tokens from where each lies on its grid: the sums of ``closed_form``'s weights.
+
+Positions and sizes are tensors, so that a graph can compute all this for grids that it does not
+know. ``resampling/precision.py`` says in which dtype products are, because a graph cannot know
+under which autocast and TF32 flags it will run.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .closed_form import axis_weights, tap_weights
+from .precision import product, unrounded_dtype
+from .spec import ResizeSpec
+
+
+class TokenPositions(NamedTuple):
+    """The grid (h, w) of each sample, and where on it each token lies.
+
+    A position is NaN where the host would raise an error; with timm's grid_sample flag only where
+    a coordinate is not finite.
+    """
+
+    h: Tensor  # (B, 1)
+    w: Tensor  # (B, 1)
+    y: Tensor  # (B, N) float32
+    x: Tensor  # (B, N) float32
+    embedded: Tensor  # (B, N) bool: these tokens get an embedding, or NaN
+
+
+def resized_size(
+    h: Tensor, w: Tensor, spec: ResizeSpec, table_size: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The cells to which each axis is resized, before the crop, for grids (h, w).
+
+    timm does not resize a learned table, of ``table_size``, for a grid of the table's own size.
+    """
+    if not spec.ar_preserving:
+        return h, w
+    longest = torch.maximum(h, w)
+    if table_size is None or not spec.reference.takes_own_size_as_it_is:
+        return longest, longest
+    is_same = (h == table_size[0]) & (w == table_size[1])
+    return torch.where(is_same, h, longest), torch.where(is_same, w, longest)
+
+
+def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
+    """Whether gathered taps cost less than one product.
+
+    On a CPU from 128 rows on, bilinear from 32 (measured).
+    """
+    taps = 16 if spec.interpolation == "bicubic" else 4
+    return not spec.antialias and 8 * taps <= table.shape[0]
+
+
+def by_line(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
+    """Each token's line (B, N, C) from lines (N0, C) of one axis, resized to n."""
+    lines = lines.to(unrounded_dtype(lines))
+    weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (B, N, N0)
+    return product(weights.flatten(0, 1), lines).unflatten(0, position.shape)
+
+
+def by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """One product with a row of H0*W0 weights for each token: (B, N, C)."""
+    h0, w0, _ = table.shape
+    dtype = unrounded_dtype(table)
+    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
+    y = axis_weights(positions.y, to_h, h0, spec).to(dtype)  # (B, N, H0)
+    x = axis_weights(positions.x, to_w, w0, spec).to(dtype)  # (B, N, W0)
+    weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
+    embeddings = product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
+    return embeddings.unflatten(0, positions.y.shape)
+
+
+def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """The same in float32 by one gathered row of the table for each pair of taps."""
+    h0, w0, _ = table.shape
+    flat = table.to(torch.promote_types(table.dtype, torch.float32)).flatten(0, 1)  # (H0*W0, C)
+    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
+    rows, row_weights = tap_weights(positions.y, to_h, h0, spec)  # (B, N, taps)
+    cols, col_weights = tap_weights(positions.x, to_w, w0, spec)
+    embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
+    for i in range(rows.shape[-1]):
+        for j in range(cols.shape[-1]):
+            cell = rows[..., i] * w0 + cols[..., j]  # (B, N)
+            weight = row_weights[..., i] * col_weights[..., j]
+            embeddings = embeddings + F.embedding(cell, flat) * weight[..., None].to(flat.dtype)
+    return embeddings
+
+
+def grid_by_axes(
+    table: Tensor, grid: tuple[Tensor, Tensor], cells: tuple[Tensor, Tensor], spec: ResizeSpec
+) -> Tensor:
+    """A table (H0, W0, C) resized to one grid by a product for each axis: (h*w, C).
+
+    Args:
+        grid: h and w, (1, 1) each.
+        cells: the numbers of its rows (1, h), and of its columns (1, w).
+    """
+    h0, w0, channels = table.shape
+    rows, columns = cells
+    to_h, to_w = resized_size(*grid, spec, (h0, w0))
+    after_y = by_line(table.flatten(1), rows, to_h, spec).view(-1, w0, channels)  # (h, W0, C)
+    a_w = axis_weights(columns[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
+    return product(a_w, after_y).flatten(0, 1)
