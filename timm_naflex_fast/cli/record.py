@@ -67,7 +67,8 @@ def record(options: argparse.Namespace) -> int:
         **dict(options.model_kwargs),
         random_weights=options.random_weights,
     )
-    from ..measure.record import count_runs, make_recording
+    check_model(options, model)
+    from ..measure.record import all_mistakes, count_runs, make_recording
     from ..recordings.format import sha256, write_recording
 
     source = _source(options, model)
@@ -81,10 +82,12 @@ def record(options: argparse.Namespace) -> int:
     if options.checkpoint:
         digest = sha256(find_weights(options.checkpoint))
     made = provenance(options.command)
+    versions = {package: made.pop(package) for package in ("python", "torch", "timm")}
     about = {
         "written_by": {
             "program": "naflex-fast record",
             "pipeline": _pipeline_words(options),
+            "versions": versions,
             **made,
         },
         "weights": {"words": weights, "sha256": digest},
@@ -96,6 +99,8 @@ def record(options: argparse.Namespace) -> int:
         f"written: {out}: {len(pictures)} pictures, {len(recording.order)} stages, "
         f"{len(recording.about['mistakes'])} known mistakes; weights: {weights}"
     )
+    unseen = len(all_mistakes(model)) - len(recording.about["mistakes"])
+    print(f"not seen with these weights and pictures: {unseen} of the known mistakes")
     return 0
 
 
@@ -116,6 +121,27 @@ def check(options: argparse.Namespace, out: Path) -> None:
     for package in ("transformers", "torchvision"):
         if find_spec(package) is None:
             raise RuntimeError(f"--library transformers needs {package}: pip install {package}")
+
+
+def check_model(options: argparse.Namespace, model: Any) -> None:
+    """Refuse a model of which there is no recording.
+
+    Raises:
+        ValueError: it has other tokens than those of patches, no position table, or fewer blocks.
+    """
+    if model.num_prefix_tokens:
+        raise ValueError(
+            f"{options.model} has {model.num_prefix_tokens} class and register tokens, and a "
+            "recording is of patches alone; valid: models without them, as SigLIP-2's are"
+        )
+    if model.embeds.pos_embed is None:
+        raise ValueError(
+            f"{options.model} has no position table (H, W, C); valid: pos_embed=learned"
+        )
+    count = len(model.blocks)
+    for number in options.inside:
+        if not 0 <= number < count:
+            raise ValueError(f"--inside {number}: the model has blocks 0 to {count - 1}")
 
 
 def _pipeline_words(options: argparse.Namespace) -> str:

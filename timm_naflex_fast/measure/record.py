@@ -123,8 +123,13 @@ def describe_mistakes(
 
 def count_runs(model: Any) -> int:
     """How often ``make_recording`` calls ``advance``."""
-    before_tower = len(lists.PICTURES) + len(lists.PATCHES) + len(lists.POSITIONS)
-    return len(HALF_TYPES) + 1 + before_tower + len(tower_mistakes(model))
+    return len(HALF_TYPES) + 1 + len(all_mistakes(model))
+
+
+def all_mistakes(model: Any) -> list[Mistake]:
+    """Every mistake that is tried."""
+    before_tower = [*lists.PICTURES, *lists.PATCHES, *lists.KERNELS, *lists.POSITIONS]
+    return before_tower + tower_mistakes(model)
 
 
 HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -154,7 +159,7 @@ def measure_limits(
     noisy = inputs._replace(pixels=(inputs.pixels + levels * GREY_LEVEL).clamp(-1, 1))
     moved = stages_of(noisy, source.twin(source.model).tower(noisy))
     for stage, share in _shares(moved, right).items():
-        if stage not in ("grid", "pixels", "position_embedding"):
+        if stage not in ("grid", "pixels"):
             limits[stage]["own_pixels"] = PIXEL_ROOM * share
     advance(1)
     return limits
@@ -239,6 +244,14 @@ def known_mistakes(
             made.append({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)})
         yield from _kept(mistake, made, stages, order, run)
         advance(1)
+    for mistake in lists.KERNELS:
+        made = []
+        for own in stages:
+            pixels = mistake.make(own["pixels"], own["grid"], size)
+            whole = run({"grid": own["grid"], "pixels": np.ascontiguousarray(pixels)}, own)
+            made.append({stage: whole[stage] for stage in whole if stage != "pixels"})
+        yield from _kept(mistake, made, stages, order, lambda own, _: own)
+        advance(1)
     for mistake in lists.POSITIONS:
         made = []
         for own in stages:
@@ -286,16 +299,17 @@ def _kept(
         order: the stages that are looked at.
         follow: from what was made of a picture, and the reference's stages, to all that follows.
     """
-    first: tuple[int, int] | None = None  # place in the order, picture
+    # In a square grid rows and columns are alike, and so are some mistakes: others are better.
+    found = []  # (place in the order, whether the grid is square, picture)
     for number, (own, right) in enumerate(zip(made, stages)):
         for place, stage in enumerate(order):
             if stage in own and _shows(stage, own[stage], right[stage]):
-                if first is None or place < first[0]:
-                    first = (place, number)
+                h, w = right["grid"]
+                found.append((place, bool(h == w), number))
                 break
-    if first is None:
+    if not found:
         return
-    place, number = first
+    place, _, number = min(found)
     whole = follow(made[number], stages[number]) | made[number]
     kept = {}
     for stage in order[place : place + 2]:

@@ -11,9 +11,11 @@ from .format import FROM_REFERENCE, PRECISIONS, Array, Recording, Stages
 from .kinds import kind_of
 
 PIXELS_ARE_ONES = ("grid", "pixels")  # their differences are no shares
+GREY_LEVEL = 2 / 255
 MUCH_NEARER = 0.3  # than the reference: so near are a mistake's numbers to the port's
 HOLDING = ("", "bfloat16", "float16", "float32")
 """Each holds the numbers of the one before it, in the range that matters here; "" is none yet."""
+WITH_PADDING = "that have padding"
 ROOM = 2.0  # times a stage's limit: a port of a known mistake rounds, and so did who recorded it
 Candidates = Iterable[tuple[str, Array]]  # words of a mistake, and what it gives
 
@@ -73,13 +75,13 @@ class Comparison:
         order: the names of the stages, in the order in which data flows.
         limits: of each stage the largest share that is rounding, by precision; "own_pixels" where
             the port read the pictures itself.
-        has_own_pixels: whether the port read the pictures itself.
+        own_pixels: by how much the port's pixels differ, where it read the pictures itself.
         in_float32: the port computes in float32, though half a precision would explain its numbers.
     """
 
     order: Sequence[str]
     limits: Mapping[str, Mapping[str, float]]
-    has_own_pixels: bool = False
+    own_pixels: float = 0.0
     in_float32: bool = False
     _found: dict[str, dict[int, Difference]] = field(default_factory=dict)
     _held_by: dict[str, str] = field(default_factory=dict)
@@ -98,8 +100,8 @@ class Comparison:
             # The precisions in the order in which each holds the numbers of the one before it.
             held = max(_held_by(port[name]), self._held_by.get(name, ""), key=HOLDING.index)
             self._held_by[name] = held
-            if name == "pixels" and one.largest > 0:
-                self.has_own_pixels = True
+            if name == "pixels":
+                self.own_pixels = max(self.own_pixels, one.largest)
 
     @property
     def pictures(self) -> int:
@@ -114,25 +116,34 @@ class Comparison:
 
     @property
     def precision(self) -> str:
-        """The precision in which the port computes, told by the first stage that it computed.
+        """The precision in which the port computes.
 
-        Where it began with the reference's pixels, the best one whose rounding explains all
-        differences there; float32 where none does. Where it read the pictures itself, that of its
-        numbers: they differ by more than rounding anyway.
+        Where it began with the reference's pixels, float32 if that explains the first stage that it
+        computed; else the first one that explains every stage, or at least that one. Where none does,
+        or where it read the pictures itself, the one that holds its numbers: they differ by more than
+        rounding anyway.
         """
         computed = [one for one in self.order if one not in PIXELS_ARE_ONES and one in self._found]
         if self.in_float32 or not computed:
             return PRECISIONS[0]
-        first = computed[0]
-        for precision in PRECISIONS:
-            if self.has_own_pixels:
-                if self._held_by.get(first) == precision:
-                    return precision
-                continue
-            limit = self._limit(first, precision)
-            if all(one.share <= limit for one in self._found[first].values()):
+        first, *_ = computed
+        explaining = [one for one in PRECISIONS if self._explains(one, [first])]
+        if self.has_own_pixels or not explaining:
+            return self._held_by[first]
+        if explaining[0] == PRECISIONS[0]:
+            return PRECISIONS[0]
+        for precision in explaining:
+            if self._explains(precision, computed):
                 return precision
-        return PRECISIONS[0]
+        return explaining[0]
+
+    def _explains(self, precision: str, stages: Iterable[str]) -> bool:
+        """Whether a precision's rounding explains all differences at these stages."""
+        for stage in stages:
+            limit = self._limit(stage, precision)
+            if any(one.share > limit for one in self._found[stage].values()):
+                return False
+        return True
 
     def rows(self) -> list[Row]:
         """A row for each stage that the port wrote, in order; the isolated ones follow."""
@@ -161,11 +172,18 @@ class Comparison:
         stage = name.removesuffix(FROM_REFERENCE)
         limits = self.limits[stage]
         limit = limits.get(precision, limits[PRECISIONS[0]])
-        if stage == "position_embedding":
-            limit = 2 * limit  # that of the patch embedding was taken off on both sides
-        elif self.has_own_pixels and name == stage:
-            limit = max(limit, limits.get("own_pixels", 0.0))
+        if stage == "position_embedding" and "patch_embedding" in self._found:
+            return 2 * limit  # that of the patch embedding was taken off on both sides
+        if self.own_pixels and name == stage:
+            # What a whole grey level moves, for the part of it by which the pixels differ.
+            part = min(1.0, self.own_pixels / GREY_LEVEL)
+            return max(limit, part * limits.get("own_pixels", 0.0))
         return limit
+
+    @property
+    def has_own_pixels(self) -> bool:
+        """Whether the port read the pictures itself."""
+        return self.own_pixels > 0
 
     def first(self) -> Row | None:
         """The first stage at which any picture is beyond rounding."""
@@ -322,17 +340,51 @@ def _reason(
     comparison: Comparison, row: Row, reference: Recording, ports: Sequence[Stages]
 ) -> Reason:
     """Why a port parts at a stage."""
-    # All that were recorded come first: to try the conventions of a table takes longer.
-    for candidates_of in (recorded_mistakes, other_conventions):
-        for picture in row.parting:
+    if row.stage == "grid":
+        known = _mistaken_grid(row, reference, ports)
+        if known:
+            return known
+    # All that were recorded come first: to try the conventions of a table takes longer. A mistake is
+    # kept at the first stages that show it, and at the end: a port may have written only the latter.
+    rows = comparison.rows()
+    places = [row]
+    if not row.stage.endswith(FROM_REFERENCE):
+        places += [one for one in rows[rows.index(row) + 1 :] if one.stage in reference.order]
+    for place in places:
+        for picture in place.parting:
             own, port = reference.stages[picture], ports[picture]
-            candidates = candidates_of(reference, row.stage, picture)
-            found = known_mistake(comparison, row, picture, own, port, candidates)
+            candidates = recorded_mistakes(reference, row.stage, place.stage, picture)
+            found = known_mistake(comparison, place, picture, own, port, candidates)
             if found:
-                return found
+                return replace(found, stage=row.stage)
+    for picture in row.parting:
+        own, port = reference.stages[picture], ports[picture]
+        candidates = other_conventions(reference, row.stage, picture)
+        found = known_mistake(comparison, row, picture, own, port, candidates)
+        if found:
+            return found
     picture, *_ = row.parting
     own = reference.stages[picture]
     return describe(row, picture, own, ports[picture], which_pictures(reference, row))
+
+
+def _mistaken_grid(row: Row, reference: Recording, ports: Sequence[Stages]) -> Reason | None:
+    """The known mistake that gives the port's grid; of several the one that gives its pixels."""
+    best: tuple[float, Reason] | None = None
+    for picture in row.parting:
+        port = ports[picture]
+        for mistake in reference.about.get("mistakes", ()):
+            key = f"{mistake['name']}/{picture:03}"
+            grid = reference.mistakes.get(f"{key}.grid")
+            if grid is None or (grid != port["grid"]).any():
+                continue
+            distance = 0.0
+            pixels = reference.mistakes.get(f"{key}.pixels")
+            if "pixels" in port and pixels is not None and pixels.shape == port["pixels"].shape:
+                distance = _distance(port["pixels"], pixels.astype(np.float64))
+            if best is None or distance < best[0]:
+                best = (distance, Reason("grid", picture, mistake["words"], True))
+    return best and best[1]
 
 
 def describe(row: Row, picture: int, reference: Stages, port: Stages, where: str = "") -> Reason:
@@ -344,15 +396,21 @@ def describe(row: Row, picture: int, reference: Stages, port: Stages, where: str
     ours, theirs = numbers_of(row.stage, port, reference)
     scale = scale_of(stage, reference)
     words = kind_of(stage, ours, theirs, reference, row.limit * scale)
+    if where.endswith(WITH_PADDING):
+        words = f"{words}; padding plays a part: is it masked?"
     return Reason(row.stage, picture, f"{words}{where}", False)
 
 
-def recorded_mistakes(reference: Recording, name: str, picture: int) -> Candidates:
-    """The recorded mistakes at a stage of a picture: words and numbers."""
+def recorded_mistakes(reference: Recording, first: str, name: str, picture: int) -> Candidates:
+    """The recorded mistakes at a stage of a picture: words and numbers.
+
+    Only those that can be why a port parts at the stage ``first``: none that shows later.
+    """
     stage = name.removesuffix(FROM_REFERENCE)
+    latest = reference.order.index(first.removesuffix(FROM_REFERENCE))
     for mistake in reference.about.get("mistakes", ()):
         key = f"{mistake['name']}/{picture:03}.{stage}"
-        if key in reference.mistakes:
+        if key in reference.mistakes and reference.order.index(mistake["stage"]) <= latest:
             yield mistake["words"], reference.mistakes[key]
 
 
@@ -373,7 +431,7 @@ def which_pictures(reference: Recording, row: Row) -> str:
         return ""
     most = reference.about.get("max_patches", 0)
     kinds: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-        "that have padding": lambda one: int(np.prod(one["grid"])) < most,
+        WITH_PADDING: lambda one: int(np.prod(one["grid"])) < most,
         "that are wider than high": lambda one: one["grid"][1] > one["grid"][0],
         "that are higher than wide": lambda one: one["grid"][0] > one["grid"][1],
         "that are not square": lambda one: one["grid"][0] != one["grid"][1],

@@ -170,15 +170,29 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version = about["version"]
-        if about["format"] != FORMAT or not about["pictures"] or not about["stages"]:
-            raise KeyError("format")
+        is_newer = version > VERSION
+        if not is_newer:
+            _check_entries(about)
     except (ValueError, KeyError, TypeError) as problem:
         raise Unusable(f"{file} does not describe a recording ({problem!r})") from problem
-    if version > VERSION:
+    if is_newer:
         raise Unusable(
             f"{file} is of version {version}; this release reads up to {VERSION}: install a newer one"
         )
     return about
+
+
+def _check_entries(about: Mapping[str, Any]) -> None:
+    """Look for what is read later of a recording.json; a KeyError or TypeError names what is not there."""
+    if about["format"] != FORMAT or not about["pictures"] or not about["stages"]:
+        raise KeyError("format")
+    needed = {"pictures": ("file", "sha256", "grid"), "stages": ("name", "limits")}
+    for list_name, keys in needed.items():
+        for entry in about[list_name]:
+            for key in keys:
+                entry[key]
+    for stage in about["stages"]:
+        stage["limits"][PRECISIONS[0]]
 
 
 def _needed(file: Path) -> Path:
@@ -251,7 +265,7 @@ def split_pictures(
     """
     stages: list[Stages] = [{} for _ in sizes]
     for name, numbers in found.items():
-        match = re.fullmatch(r"(?:(\d+)\.)?(.+?)(\.from_reference)?", name)
+        match = re.fullmatch(r"(?:(\d+)\.)?(.*?)(\.from_reference)?", name)
         assert match  # the pattern takes every name
         picture, stage, suffix = match.groups(default="")
         if stage not in order:

@@ -1,0 +1,370 @@
+"""``naflex-fast compare`` from two folders to a verdict; what cannot be compared is told in a line."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from tests.support import tiny_recordings
+from timm_naflex_fast.cli.main import main
+from timm_naflex_fast.recordings.conventions import Convention
+from timm_naflex_fast.recordings.format import write_recording
+from timm_naflex_fast.recordings.mistakes import convention_tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A recording with all mistakes."""
+    _, recording = tiny_recordings.reference()
+    out = tmp_path_factory.mktemp("recordings") / "REF"
+    write_recording(recording, tiny_recordings.smooth_pictures(), out)
+    return out
+
+
+@pytest.fixture
+def reference(folder, tmp_path):
+    """A copy of it, which a test may spoil."""
+    shutil.copytree(folder, tmp_path / "REF")
+    return tmp_path / "REF"
+
+
+@pytest.fixture
+def port(folder, tmp_path):
+    """A right port, which a test may spoil."""
+    (tmp_path / "PORT").mkdir()
+    shutil.copy(folder / "stages.safetensors", tmp_path / "PORT")
+    return tmp_path / "PORT"
+
+
+@pytest.fixture
+def compare(capsys):
+    """The exit status and the lines that are printed; an error is one line."""
+
+    def compare(reference, port, *options):
+        capsys.readouterr()
+        status = main(["compare", str(reference), str(port), *options])
+        out, err = capsys.readouterr()
+        if status == 2:
+            assert out == ""
+            assert len(err.splitlines()) == 1
+        return status, out + err
+
+    return compare
+
+
+def spoil(folder, name, change, file="stages.safetensors"):
+    """One array of a folder is another."""
+    arrays = load_file(folder / file)
+    arrays[name] = np.ascontiguousarray(change(arrays[name]))
+    save_file(arrays, folder / file)
+
+
+def quick_gelu(port, folder):
+    """A port with a known mistake."""
+    mistaken = load_file(folder / "mistakes.safetensors")
+    for name in ("000.block_0", "000.block_1", "000.pooled"):
+        spoil(port, name, lambda _, name=name: mistaken[f"quick_gelu/{name}"])
+
+
+# Verdicts.
+
+
+def test_a_right_port_has_status_0(folder, port, compare):
+    status, printed = compare(folder, port)
+    assert status == 0
+    assert "equal within float32's rounding, on 4 pictures: pooled differs by 0.0e+00" in printed
+
+
+def test_a_port_that_parts_has_status_1_and_a_reason(folder, port, compare):
+    quick_gelu(port, folder)
+    status, printed = compare(folder, port)
+    assert status == 1
+    assert "parts at block_0, in 1 of 4 pictures: " in printed
+    assert "the likely reason: quick GELU, x * sigmoid(1.702 x) (that gives the port's" in printed
+
+
+def test_the_table_has_a_row_for_each_stage(folder, port, compare):
+    _, printed = compare(folder, port)
+    stages = tiny_recordings.reference()[1].order
+    rows = [line.split()[0] for line in printed.splitlines()[1:]]
+    assert [row for row in rows if row in stages] == stages
+
+
+def test_a_convention_that_is_not_recorded_is_told(folder, tmp_path, compare):
+    _, recording = tiny_recordings.reference()
+    own = recording.stages[2]
+    convention = Convention("bicubic", -0.75, positions="asymmetric", antialias=False)
+    position = convention_tokens(convention, recording.table, *map(int, own["grid"]))
+    np.save(tmp_path / "002.patch_embedding.npy", own["patch_embedding"])
+    np.save(tmp_path / "002.position_embedding.npy", own["patch_embedding"] + position)
+    status, printed = compare(folder, tmp_path)
+    assert status == 1
+    assert "the likely reason: the table is resampled otherwise: bicubic, coeff" in printed
+
+
+def test_an_isolated_stage_that_parts_has_status_1(folder, port, compare):
+    arrays = load_file(port / "stages.safetensors")
+    wrong = {"001.block_1.from_reference": 3 * arrays["001.block_1"]}
+    save_file(arrays | wrong, port / "stages.safetensors")
+    status, printed = compare(folder, port)
+    assert status == 1
+    assert "parts at block_1.from_reference" in printed
+
+
+# Files.
+
+
+def test_the_figures_are_written_as_json(folder, port, tmp_path, compare):
+    quick_gelu(port, folder)
+    file = tmp_path / "figures.json"
+    status, printed = compare(folder, port, "--json", str(file))
+    found = json.loads(file.read_text())
+    assert status == 1
+    assert found["first"] == "block_0"
+    assert (found["pictures"], found["precision"], found["not_compared"]) == (4, "float32", [])
+    (reason,) = found["reasons"]
+    assert reason["known"] and reason["words"].startswith("quick GELU")
+    rows = {row["stage"]: row for row in found["stages"]}
+    assert rows["block_0"]["parting"] == [0]
+    assert all(sentence in printed for sentence in found["verdict"])
+
+
+def test_the_figures_go_to_stdout_and_the_words_to_stderr(folder, port, capsys):
+    assert main(["compare", str(folder), str(port), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["first"] is None
+    assert "equal within float32's rounding" in err
+
+
+def test_a_page_shows_where_in_the_picture(folder, port, tmp_path, compare):
+    quick_gelu(port, folder)
+    status, printed = compare(folder, port, "--out", str(tmp_path / "page"))
+    page = (tmp_path / "page" / "compare.html").read_text()
+    assert status == 1
+    assert f"written: {tmp_path / 'page' / 'compare.html'}" in printed
+    assert "PORT against REF: parts at block_0" in page
+    # A square for each of 6 x 6 tokens, and the frame.
+    assert page.count("<rect ") == 37
+    assert "row 5, column 5: " in page
+    assert not re.search(r'(src|href)="', page)
+
+
+def test_a_page_of_a_right_port_has_no_map(folder, port, tmp_path, compare):
+    status, _ = compare(folder, port, "--out", str(tmp_path / "page"))
+    page = (tmp_path / "page" / "compare.html").read_text()
+    assert status == 0
+    assert "equal within float32" in page
+    assert "<svg" not in page
+
+
+def test_a_page_of_another_grid_is_written(folder, port, tmp_path, compare):
+    for number in range(4):
+        spoil(port, f"{number:03}.grid", lambda grid: grid[::-1])
+    status, printed = compare(folder, port, "--out", str(tmp_path / "page"))
+    assert status == 1
+    assert "the likely reason: the grid is written as (columns, rows)" in printed
+    assert (tmp_path / "page" / "compare.html").is_file()
+
+
+def test_it_needs_no_torch_for_a_recorded_mistake(folder, port):
+    quick_gelu(port, folder)
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['timm'] = None\n"
+        "from timm_naflex_fast.cli.compare import add_arguments, compare\n"
+        "import argparse; parser = argparse.ArgumentParser(); add_arguments(parser)\n"
+        "sys.exit(compare(parser.parse_args(sys.argv[1:])))"
+    )
+    command = [sys.executable, "-c", program, str(folder), str(port)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "quick GELU" in ended.stdout
+
+
+# What cannot be compared. Each spoils a copy of the reference, or a port.
+
+
+def newer_version(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    (reference / "recording.json").write_text(json.dumps(about | {"version": 2}))
+
+
+def missing_picture(reference, port):
+    (reference / "pictures" / "001.png").unlink()
+
+
+def changed_picture(reference, port):
+    Image.new("RGB", (8, 8)).save(reference / "pictures" / "001.png")
+
+
+def no_stages_of_the_reference(reference, port):
+    (reference / "stages.safetensors").unlink()
+
+
+def no_json(reference, port):
+    (reference / "recording.json").unlink()
+
+
+def broken_json(reference, port):
+    (reference / "recording.json").write_text('{"format": ')
+
+
+def other_json(reference, port):
+    (reference / "recording.json").write_text('{"format": "mp3", "version": 1}')
+
+
+def version_in_words(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    (reference / "recording.json").write_text(json.dumps(about | {"version": "one"}))
+
+
+def picture_without_grid(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    del about["pictures"][1]["grid"]
+    (reference / "recording.json").write_text(json.dumps(about))
+
+
+def stage_without_limits(reference, port):
+    about = json.loads((reference / "recording.json").read_text())
+    about["stages"][2]["limits"] = {}
+    (reference / "recording.json").write_text(json.dumps(about))
+
+
+def array_without_name(reference, port):
+    save_file({"": np.zeros((4, 2), np.float32)}, port / "stages.safetensors")
+
+
+def lacking_stage(reference, port):
+    arrays = load_file(reference / "stages.safetensors")
+    del arrays["003.norm"]
+    save_file(arrays, reference / "stages.safetensors")
+
+
+def transposed(reference, port):
+    spoil(port, "001.block_1", lambda x: x.T)
+
+
+def too_few_tokens(reference, port):
+    spoil(port, "001.block_1", lambda x: x[:-1])
+
+
+def nan(reference, port):
+    def change(x):
+        x = x.copy()
+        x[4, 7] = x[20, 3] = np.nan
+        x[9, 9] = np.inf
+        return x
+
+    spoil(port, "001.block_1", change)
+
+
+def words(reference, port):
+    np.save(port / "001.block_1.npy", np.full((35, 32), "text"))
+
+
+def half_a_grid(reference, port):
+    spoil(port, "001.grid", lambda grid: np.array([7.5, 5.0]))
+
+
+def other_pictures(reference, port):
+    shutil.copy(reference / "recording.json", port)
+    about = json.loads((port / "recording.json").read_text())
+    about["pictures"][0]["sha256"] = "0" * 64
+    (port / "recording.json").write_text(json.dumps(about))
+
+
+def other_weights(reference, port):
+    shutil.copy(reference / "recording.json", port)
+    spoil(port, "table", lambda table: table[::-1])
+
+
+def empty(reference, port):
+    (port / "stages.safetensors").unlink()
+
+
+def no_folder(reference, port):
+    shutil.rmtree(port)
+
+
+def truncated(reference, port):
+    file = port / "stages.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def truncated_header(reference, port):
+    (port / "stages.safetensors").write_bytes(b"\x10\x00\x00")
+
+
+def truncated_npy(reference, port):
+    np.save(port / "001.block_1.npy", np.zeros((35, 32)))
+    file = port / "001.block_1.npy"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def unknown_stage(reference, port):
+    np.save(port / "001.blok_1.npy", np.zeros((35, 32)))
+
+
+def unknown_picture(reference, port):
+    np.save(port / "004.block_1.npy", np.zeros((35, 32)))
+
+
+def batch_of_another_length(reference, port):
+    np.save(port / "block_1.npy", np.zeros((3, 36, 32)))
+
+
+UNUSABLE = {
+    newer_version: r"recording\.json is of version 2; this release reads up to 1: install a newer",
+    missing_picture: r"001\.png is missing: a recording holds its pictures",
+    changed_picture: r"001\.png was changed after it was recorded \(its sha256 differs\)",
+    no_stages_of_the_reference: r"REF holds no stages\.safetensors: it is no recording",
+    no_json: r"REF holds no recording\.json: it is no recording",
+    broken_json: r"recording\.json does not describe a recording",
+    other_json: r"recording\.json does not describe a recording",
+    version_in_words: r"recording\.json does not describe a recording \(TypeError",
+    picture_without_grid: r"recording\.json does not describe a recording \(KeyError\('grid'\)\)",
+    stage_without_limits: r"recording\.json does not describe a recording \(KeyError\('float32'",
+    array_without_name: r"there is no stage ''; valid: grid, pixels, ",
+    lacking_stage: r"REF: picture 003 lacks the stage norm",
+    transposed: r"001\.block_1 must have shape \(35, 32\); got \(32, 35\), which fits if it is tra",
+    too_few_tokens: r"001\.block_1 must have shape \(35, 32\); got \(34, 32\)$",
+    nan: r"001\.block_1 holds 3 numbers that are NaN or infinite, first at \(4, 7\)",
+    words: r"001\.block_1 must hold numbers; got dtype <U4",
+    half_a_grid: r"001\.grid must be two whole numbers, rows and columns; got \[7\.5 5\. \]",
+    other_pictures: r"PORT is a recording of other pictures: record it with the reference's",
+    other_weights: r"PORT is a recording of other weights: its table is another one",
+    empty: r"PORT holds no stages: write stages\.safetensors, or 000\.block_0\.npy",
+    no_folder: r"PORT is no folder",
+    truncated: r"stages\.safetensors is no whole safetensors file \(it ends at byte \d+ of \d+\); w",
+    truncated_header: r"stages\.safetensors is no whole safetensors file",
+    truncated_npy: r"001\.block_1\.npy is no whole \.npy file",
+    unknown_stage: r"there is no stage 'blok_1'; did you mean block_1\?; valid: grid, pixels, ",
+    unknown_picture: r"004\.block_1: there are 4 pictures, from 000 on",
+    batch_of_another_length: r"block_1 has shape \(3, 36, 32\); a batch has 4 pictures first",
+}
+
+
+@pytest.mark.parametrize("spoiled", UNUSABLE, ids=lambda one: one.__name__)
+def test_what_cannot_be_compared_is_told_in_a_line(spoiled, reference, port, tmp_path, compare):
+    spoiled(reference, port)
+    start = time.perf_counter()
+    written = ["--out", str(tmp_path / "page"), "--json", str(tmp_path / "figures.json")]
+    status, printed = compare(reference, port, *written)
+    assert status == 2
+    assert re.search(UNUSABLE[spoiled], printed.strip()), printed
+    assert time.perf_counter() - start < 2
+    assert not (tmp_path / "page").exists()
+    assert not (tmp_path / "figures.json").exists()
+
+
+def test_an_unknown_option_is_told(folder, port, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["compare", str(folder), str(port), "--jsn", "x"])
+    assert error.value.code == 2
+    assert "did you mean --json?" in capsys.readouterr().err
