@@ -14,11 +14,13 @@ from PIL import Image
 from tests.support import tiny_recordings
 from tests.support.numpy_tower import (
     exact_gelu,
+    hat,
     lanczos,
     quick_gelu,
     relu,
     resized,
     silu,
+    weights_of_cells,
 )
 from timm_naflex_fast.recordings import mistakes as lists
 from timm_naflex_fast.recordings.compare import compare_recordings
@@ -177,8 +179,15 @@ def by_column(table, h, w):
     return resized(table, h, w).reshape(h, w, -1).swapaxes(0, 1).reshape(h * w, -1)
 
 
-def in_bfloat16(table, h, w):
-    return resized(torch.tensor(table).bfloat16().double().numpy(), h, w)
+def rounded(numbers):
+    return torch.tensor(numbers).bfloat16().double().numpy()
+
+
+def product_in_bfloat16(table, h, w):
+    rows = weights_of_cells(len(table), h, hat)
+    columns = weights_of_cells(table.shape[1], w, hat)
+    weights = rounded(np.kron(rows, columns))  # (h * w, H * W)
+    return rounded(weights @ rounded(table).reshape(-1, table.shape[2]))
 
 
 def by_torch(**options):
@@ -200,7 +209,8 @@ POSITIONS = {
     "table_transposed": transposed_table,
     "size_transposed": transposed_size,
     "positions_by_column": by_column,
-    "table_in_bfloat16": in_bfloat16,
+    "table_in_bfloat16": lambda table, h, w: resized(rounded(table), h, w),
+    "product_in_bfloat16": product_in_bfloat16,
     "table_bicubic": by_torch(mode="bicubic", antialias=True),
     "table_not_antialiased": by_torch(mode="bilinear"),
     "table_bicubic_not_antialiased": by_torch(mode="bicubic"),
