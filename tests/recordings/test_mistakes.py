@@ -297,7 +297,7 @@ NOT_SHOWN = {
     # What the reference itself does.
     "bilinear",
     "tanh_gelu",
-    # No picture of the tiny recording has a grid of one column.
+    # No picture of the tiny recording has a grid of one column; that of a test below has.
     "interpolate_unbatched",
     # What the head's LayerNorm takes is too large there; a test below makes it small.
     "pooling_eps_1e-5",
@@ -423,6 +423,23 @@ def test_the_eps_of_the_head_is_told_where_its_tokens_are_small(monkeypatch, pic
     _, (reason,) = compare_recordings(recording, tiny_recordings.run_port(port, recording))
     assert reason.stage == "pooled"
     assert reason.words == "the head's LayerNorm has eps 1e-5, not 1e-6"
+
+
+def test_pytorchs_fault_at_a_grid_of_one_column_is_told(monkeypatch, model):
+    def unbatched(table, h, w):
+        of_float32 = by_torch(mode="bilinear", antialias=True)
+        return of_float32(table.astype(np.float32), h, w)
+
+    table = tiny_recordings.port_of(model).weights["embeds.pos_embed"][0]
+    if np.allclose(unbatched(table, 20, 1), resized(table, 20, 1), atol=1e-5):
+        pytest.skip("this PyTorch is right there")
+    keep_mistakes(monkeypatch, {"interpolate_unbatched"})
+    tall = tiny_recordings.smooth_pictures([(480, 16)])
+    recording = tiny_recordings.recording_of(model, tall)
+    port = tiny_recordings.port_of(model, position=unbatched)
+    _, (reason,) = compare_recordings(recording, tiny_recordings.run_port(port, recording))
+    assert reason.known and reason.stage == "position_embedding"
+    assert reason.words.startswith("F.interpolate of an unbatched table is wrong")
 
 
 def test_what_a_reference_does_itself_is_told_to_a_port_of_another(monkeypatch, pictures):
