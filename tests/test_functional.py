@@ -1,5 +1,6 @@
 """The plain functions: shapes, dtypes and errors. Their numbers are tested strategy by strategy."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -33,15 +34,19 @@ def factorized(table_y, table_x, **options):
 
 
 @STRATEGIES
-def test_what_else_describes_the_same(strategy):
-    """A leading 1, and sizes in place of coordinates."""
+def test_a_leading_1_of_a_table_changes_nothing(strategy):
     want = embedded(strategy=strategy)
     assert want.abs().max() > 0.1
     assert torch.equal(embedded(TABLE[None], strategy=strategy), want)
-    for sizes in (SIZES, torch.tensor(SIZES)):
-        assert torch.equal(embedded(coord=None, grid_sizes=sizes, strategy=strategy), want)
     want = factorized(LINE, LINE, strategy=strategy)
     assert torch.equal(factorized(LINE[None], LINE[None], strategy=strategy), want)
+
+
+@STRATEGIES
+def test_sizes_in_place_of_coordinates_give_the_same(strategy):
+    want = embedded(strategy=strategy)
+    for sizes in (SIZES, torch.tensor(SIZES)):
+        assert torch.equal(embedded(coord=None, grid_sizes=sizes, strategy=strategy), want)
 
 
 NAMES = "valid: 'interpolate_cached', 'grid_sample', 'matmul'"
@@ -89,6 +94,67 @@ def test_a_wrong_table_is_named():
     resample("floating point", table=TABLE.long())
     is_refused(fast.resample_pos_embed, r"shape \(H0, W0, C\)", table=LINE)
     is_refused(fast.resample_patch_kernel, r"\(O, I, H0, W0\)", weight=TABLE)
+
+
+def kinds(tensor):
+    """The numbers of a tensor in each form that PyTorch has besides a plain one, and its name."""
+    floats = tensor.float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # prototypes, and what will go
+        yield r"torch.sparse_coo; give \w+.to_dense\(\)", floats.to_sparse()
+        yield "torch.sparse_csr", floats.flatten(1).to_sparse_csr()
+        yield (
+            r"torch.qint8; give \w+.dequantize\(\)",
+            torch.quantize_per_tensor(floats, 0.1, 0, torch.qint8),
+        )
+        yield "a nested tensor", torch.nested.nested_tensor([floats, floats])
+    yield "torch._mkldnn", floats.to_mkldnn()
+    yield "torch.complex64", floats.to(torch.complex64)
+    yield "torch.float8_e5m2", floats.to(torch.float8_e5m2)
+
+
+def test_every_other_kind_of_table_is_named():
+    for name, table in [*kinds(TABLE), ("torch.bool", TABLE.bool()), ("int64", TABLE.long())]:
+        message = f"^table must be .*{name}"
+        add(message, table=table)
+        resample(message, table=table)
+        is_refused(fast.resample_pos_embed, message, table=table)
+    for name, line in [*kinds(LINE), ("torch.bool", LINE.bool())]:
+        add_factorized(f"^table_x must be .*{name}", table_x=line)
+
+
+def test_a_table_elsewhere_than_the_tokens_is_named():
+    message = "^table must be on the device of x, cpu; got meta"
+    add(message, table=TABLE.to("meta"))
+    add_factorized("^table_x must be on the device of x", table_x=LINE.to("meta"))
+    for function in (resample, partial(is_refused, fast.resample_pos_embed)):
+        function("^table is on the device meta", table=TABLE.to("meta"))
+
+
+def test_every_other_kind_of_tokens_is_named():
+    for name, x in kinds(torch.ones(2, 6, 4)):
+        with pytest.raises(ValueError, match=f"^x must be .*{name}"):
+            fast.add_pos_embed_(x, TABLE, COORD)
+
+
+def test_every_other_kind_of_coordinates_and_sizes_is_named():
+    for name, coord in kinds(COORD):
+        if name == "torch.float8_e5m2":  # whole numbers, like those of every float
+            assert torch.equal(embedded(coord=coord), embedded())
+        else:
+            add(f"^patch_coord must be .*{name}", patch_coord=coord)
+    for name, sizes in kinds(torch.tensor(SIZES)):
+        if name != "torch.float8_e5m2":  # no integers, like every float
+            add(f"^grid_sizes must be .*{name}", patch_coord=None, grid_sizes=sizes)
+            resample(f"^grid_sizes must be .*{name}", grid_sizes=sizes)
+
+
+def test_every_other_kind_of_patch_kernel_is_named():
+    for name, weight in kinds(torch.ones(2, 3, 4, 4)):
+        if name != "torch.float8_e5m2":  # computed in float32, as in timm
+            message = f"^weight must be .*{name}"
+            is_refused(fast.resample_patch_kernel, message, weight=weight)
+    is_refused(fast.resample_patch_kernel, "weight must be a tensor of real", weight=None)
 
 
 def test_wrong_tokens_are_named():

@@ -71,10 +71,10 @@ def add_pos_embed_(
         they get the cell that their coordinate names, (0, 0).
 
     Raises:
-        ValueError: unknown strategy or mode, another dtype, a sparse, quantized or nested tensor,
-            shapes that do not fit, negative coordinates, a grid far larger than the number of tokens. In an exported or traced program, and in a CUDA
-            graph, nothing is read back to the host, so a negative coordinate raises no error: the
-            token becomes NaN.
+        ValueError: unknown strategy or mode, another dtype or device, a sparse, quantized or nested
+            tensor, shapes that do not fit, negative coordinates, a grid far larger than the number
+            of tokens. In an exported or traced program, and in a CUDA graph, nothing is read back
+            to the host, so a negative coordinate raises no error: the token becomes NaN.
         RuntimeError: ``x`` may not be changed in place.
 
     Source: ``timm.models.naflexvit.NaFlexEmbeds._apply_learned_naflex_pos_embed``.
@@ -85,21 +85,23 @@ def add_pos_embed_(
     (True, True)
     """
     x = _checked_floats(x, "x")
-    table = _checked_table(table, "table", "H0, W0, C")
+    table = _checked_table(table, "table", "H0, W0, C", x)
     chosen = _checked_strategy(strategy)
     check_interpolation(mode)
-    tables = LearnedTable(table)
-    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable((table,))
+    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
+    # Everything is checked before the first write: an error leaves ``x`` as it was.
     if (patch_coord is None) == (grid_sizes is None):
         raise ValueError("give either patch_coord or grid_sizes, not both and not neither")
     if patch_coord is None:
+        # Sizes become coordinates, so that from here on there is one way.
         check_tokens(x, table.shape[-1])
         context = context_of(x, table)
         patch_coord = coordinates_of(grid_sizes, x, context)
     else:
-        _check_coordinates(patch_coord)
+        check_numbers(patch_coord, "patch_coord")
         context = context_of(x, table, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
     return x
 
 
@@ -138,14 +140,14 @@ def add_factorized_pos_embed_(
     torch.Size([1, 12, 8])
     """
     x = _checked_floats(x, "x")
-    table_y = _checked_table(table_y, "table_y", "H0, C")
-    table_x = _checked_table(table_x, "table_x", "W0, C")
-    _check_coordinates(patch_coord)
+    table_y = _checked_table(table_y, "table_y", "H0, C", x)
+    table_x = _checked_table(table_x, "table_x", "W0, C", x)
+    check_numbers(patch_coord, "patch_coord")
     chosen = _checked_strategy(strategy)
-    tables = FactorizedTables(table_y, table_x)
-    spec = tables.spec(chosen.reference, "linear", False, False, ar_preserving)
+    tables = FactorizedTables((table_y, table_x))
+    spec = ResizeSpec("linear", False, False, ar_preserving, chosen.reference)
     context = context_of(x, table_y, table_x, patch_coord)
-    dispatch.add(x, tables, Coordinates(patch_coord), spec, chosen, context)
+    dispatch.add(x, tables, Coordinates(patch_coord), tables.spec_of(spec), chosen, context)
     return x
 
 
@@ -186,9 +188,8 @@ def resample_pos_embeds(
 
     Raises:
         ValueError: unknown mode, strategy or padding, a table that :func:`add_pos_embed_` refuses,
-            shapes that do not fit, a size below 1, a
-            ``merge`` that does not divide a size, a ``length`` too small for an image. In a graph,
-            packed embeddings need sizes on the host.
+            shapes that do not fit, a size below 1, a ``merge`` that does not divide a size, a
+            ``length`` too small for an image. In a graph, packed embeddings need sizes on the host.
         RuntimeError: in a graph, when it runs with a tensor of sizes that do not fit.
 
     >>> table = torch.randn(16, 16, 8)
@@ -204,10 +205,11 @@ def resample_pos_embeds(
         raise ValueError(f"padding={padding!r} is not valid; valid: 'zeros', 'first'")
     if merge < 1:
         raise ValueError(f"merge must be an integer of at least 1; got {merge!r}")
-    tables = LearnedTable(table)
-    spec = tables.spec(chosen.reference, mode, antialias, align_corners, ar_preserving)
+    tables = LearnedTable((table,))
+    spec = ResizeSpec(mode, antialias, align_corners, ar_preserving, chosen.reference)
     sizes = Sizes(grid_sizes, merge=merge, length=length, embeds_padding=padding == "first")
-    return dispatch.resample(tables, sizes, spec, chosen, context_of(table))
+    # Nobody writes into the table, so only its own class and transforms count.
+    return dispatch.resample(tables, sizes, tables.spec_of(spec), chosen, context_of(table))
 
 
 def resample_pos_embed(
@@ -233,6 +235,7 @@ def resample_pos_embed(
     """
     table = _checked_table(table, "table", "H0, W0, C")
     h, w = check_size(size)
+    # First, because the embeddings come back in the dtype of the table.
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     cells = resample_pos_embeds(
         table,
@@ -287,9 +290,15 @@ def _checked_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _checked_table(table: Any, name: str, shape: str) -> Tensor:
-    """A table of this shape, with a leading 1 or not."""
+def _checked_table(table: Any, name: str, shape: str, x: Tensor | None = None) -> Tensor:
+    """A table of this shape, with a leading 1 or not; if there are tokens ``x``, on their device."""
     table = _checked_floats(table, name)
+    if x is None and table.device.type == "meta":
+        raise ValueError(f"{name} is on the device meta, where tensors hold no numbers")
+    # PyTorch itself adds whatever is in memory where a table of the device meta should be.
+    if x is not None and table.device != x.device:
+        raise ValueError(f"{name} must be on the device of x, {x.device}; got {table.device}")
+    # timm's parameters have a leading 1, other libraries' have none.
     ndim = len(shape.split())
     has_batch_axis = table.ndim == ndim + 1 and len(table) == 1
     if table.ndim != ndim and not has_batch_axis:
@@ -305,13 +314,3 @@ def _checked_floats(tensor: Any, name: str) -> Tensor:
         valid = "float16, bfloat16, float32 or float64"
         raise ValueError(f"{name} must be floating point, {valid}; got {tensor.dtype}")
     return tensor
-
-
-def _check_coordinates(patch_coord: Any) -> None:
-    """Numbers of which the largest can be told."""
-    check_numbers(patch_coord, "patch_coord")
-    if patch_coord.is_floating_point() and patch_coord.dtype not in FLOATS:
-        raise ValueError(
-            f"patch_coord must be integers, or float16, bfloat16, float32 or float64; "
-            f"got {patch_coord.dtype}"
-        )

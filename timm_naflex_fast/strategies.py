@@ -14,11 +14,9 @@ The gradient needs no strategy: it is the tables' own (``resampling/tables.py``)
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
-
 from .names import StrategyName
 from .resampling.dense import Embeddings
-from .resampling.spec import FLAG, LOOP, Reference, ResizeSpec, Size
+from .resampling.spec import FLAG, LOOP, Reference, Resampling, Size
 from .resampling.tables import Tables
 
 
@@ -26,9 +24,9 @@ from .resampling.tables import Tables
 class Strategy:
     """One way to resample position tables. It has no state.
 
-    ``resample(tables, sizes, spec, dtype, token_dtype)`` gives each size with the embeddings
-    (h*w, C) of its grid; one at a time, if possible. Those of one table are in ``dtype``, or the
-    table itself; those of two are cast to ``token_dtype`` before they are added. Only the eager
+    ``resample(tables, sizes, how)`` gives each size with the embeddings
+    (h*w, C) of its grid; one at a time, if possible. Those of one table are in ``how.dtype``, or the
+    table itself; those of two are cast to ``how.token_dtype`` before they are added. Only the eager
     backend calls it, also inside the compiled operator. The traceable backend computes the result
     of ``reference`` in its own form.
 
@@ -46,50 +44,25 @@ class Strategy:
     """
 
     name: str
-    resample: Callable[[Tables, Iterable[Size], ResizeSpec, torch.dtype, torch.dtype], Embeddings]
+    resample: Callable[[Tables, Iterable[Size], Resampling], Embeddings]
     reference: Reference = LOOP
     runs_on_any_device: bool = False
     resizes_square: bool = False
     for_grid_sample: StrategyName | None = None
 
 
-@dataclass(frozen=True)
-class Resampling:
-    """A strategy with all that it needs besides the tables and the sizes."""
-
-    strategy: Strategy
-    spec: ResizeSpec
-    dtype: torch.dtype
-    token_dtype: torch.dtype
-
-    def __call__(self, tables: Tables, sizes: Iterable[Size]) -> Embeddings:
-        """The embeddings of these sizes."""
-        return self.strategy.resample(tables, sizes, self.spec, self.dtype, self.token_dtype)
-
-
-def by_sums(
-    tables: Tables,
-    sizes: Iterable[Size],
-    spec: ResizeSpec,
-    dtype: torch.dtype,
-    token_dtype: torch.dtype,
-) -> Embeddings:
+def by_sums(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Embeddings:
     """Sparse sums of one table; thin products of two."""
-    return tables.by_sums(sizes, spec, dtype, token_dtype)
+    return tables.by_sums(sizes, how)
 
 
-def by_interpolate(
-    tables: Tables,
-    sizes: Iterable[Size],
-    spec: ResizeSpec,
-    dtype: torch.dtype,
-    token_dtype: torch.dtype,
-) -> Embeddings:
-    """timm's own calls of ``F.interpolate``, in float32 whatever ``dtype`` is."""
+def by_interpolate(tables: Tables, sizes: Iterable[Size], how: Resampling) -> Embeddings:
+    """timm's own calls of ``F.interpolate``, in float32 whatever ``how.dtype`` is."""
     for size in sizes:
-        yield size, tables.by_interpolate(size, spec, token_dtype)
+        yield size, tables.by_interpolate(size, how)
 
 
+# ``interpolate_cached`` has no form for models that were made with timm's flag: the flag samples.
 _ALL = (
     Strategy("interpolate_cached", by_interpolate, runs_on_any_device=True, resizes_square=True),
     Strategy("grid_sample", by_sums, reference=FLAG, for_grid_sample="grid_sample"),

@@ -1,6 +1,7 @@
 """The plain operations; see contract/ for their result."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from timm_naflex_fast.backends import dispatch, traceable
 from timm_naflex_fast.batch.layout import Coordinates, OneGrid
 from timm_naflex_fast.patching.timm import tables_of
 from timm_naflex_fast.resampling import by_position
-from timm_naflex_fast.resampling.spec import FLAG, LOOP, ResizeSpec
+from timm_naflex_fast.resampling.spec import FLAG, ResizeSpec
 from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable
 from timm_naflex_fast.strategies import STRATEGIES
 
@@ -43,7 +44,7 @@ def test_timms_flag_at_any_coordinate(table_size, mode, align_corners, ar_preser
         kind=kind, sizes=sizes, table_size=table_size, channels=16, use_grid_sample=True, **how
     )
     embeds = case.embeds().requires_grad_(False)
-    spec = tables_of(embeds).spec(FLAG, *case.options.values())
+    spec = tables_of(embeds).spec_of(replace(case.spec, reference=FLAG))
     largest = max(1, *(table.abs().max() for table in tables(embeds)))
     for coord in coordinates_of_any_kind(case):
         want, got = torch.zeros(2, *coord.shape[:2], 16)
@@ -81,8 +82,8 @@ def test_equals_the_eager_backend_rounded_as_often(
     is_large = shapes[0][0] >= 128
     if is_large:
         monkeypatch.setattr(by_position, "by_product", None)  # without antialiasing it is gathered
-    spec = kind.spec(LOOP, mode, not is_large, is_large, ar_preserving)
-    tables = kind(*(torch.randn(*shape, 16).to(dtype).requires_grad_() for shape in shapes))
+    spec = kind.spec_of(ResizeSpec(mode, not is_large, is_large, ar_preserving))
+    tables = kind(tuple(torch.randn(*shape, 16).to(dtype).requires_grad_() for shape in shapes))
 
     for grid in ((6, 5), (6, 9), (4, 5), (shapes[0][0], 3)):
         for layout in layouts_of(grid):
@@ -103,15 +104,15 @@ def test_equals_the_eager_backend_rounded_as_often(
     [(0, 4288), (-1, 0), (0, -1), (2**24 - 1, 2**40 - 1), (2**40 - 1, 2**24 - 1)],
 )
 def test_tokens_of_a_grid_without_cells_or_with_too_many_become_nan(cell):
-    place = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
-    assert place.embedded.all()
+    place, embedded = traceable.token_positions(torch.tensor([[cell] * 3]), ResizeSpec())
+    assert embedded.all()
     assert place.y.isnan().all()
     assert place.x.isnan().all()
 
 
 def test_tokens_of_the_largest_grid_do_not():
-    place = traceable.token_positions(torch.tensor([[(0, 4287)] * 3]), ResizeSpec())
-    assert place.embedded.all()
+    place, embedded = traceable.token_positions(torch.tensor([[(0, 4287)] * 3]), ResizeSpec())
+    assert embedded.all()
     assert not place.y.isnan().any()
     assert not place.x.isnan().any()
 
@@ -119,4 +120,4 @@ def test_tokens_of_the_largest_grid_do_not():
 def test_coordinates_of_8_bits_are_counted_in_more():
     flag = ResizeSpec("bilinear", antialias=False, reference=FLAG)
     coord = torch.full((1, 1, 2), 255, dtype=torch.uint8)
-    assert traceable.token_positions(coord, flag).h.item() == 256
+    assert traceable.token_positions(coord, flag)[0].h.item() == 256

@@ -37,7 +37,7 @@ def test_sizes_of_other_libraries_become_pythons_integers(name):
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_what_are_no_sizes(name):
+def test_what_are_no_sizes_is_named_with_what_sizes_are(name):
     message = r"grid_sizes must hold \(h, w\) or \(t, h, w\) for each image"
     with pytest.raises(ValueError, match=message):
         sizes_on_host(INVALID[name])

@@ -30,6 +30,7 @@ from timm_naflex_fast.names import STRATEGY_NAMES
 from timm_naflex_fast.patch_embed.kernels import axis_inverse, resample_linear_kernel
 from timm_naflex_fast.resampling import kept
 from timm_naflex_fast.resampling.spec import ResizeSpec
+from timm_naflex_fast.resampling.tables import FactorizedTables, LearnedTable
 from timm_naflex_fast.strategies import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -152,16 +153,19 @@ def test_patch_kernels_never_wait(case, same_bits):
     same_bits(case)
 
 
-def by_plain_operations(to, where, shapes=((6, 5, 8),), antialias=True, tokens=31):
+def by_plain_operations(
+    to, where, kind=LearnedTable, shapes=((6, 5, 8),), antialias=True, tokens=31
+):
     """What a graph holds: ``where`` says how the tokens are told their cells.
 
     ``tokens`` None: embeddings by themselves.
     """
     context = "capture" if SecondDevice.captures else "export"
-    how = where(to), ResizeSpec("bicubic", antialias), STRATEGIES["matmul"], context
-    tables = tuple(to(random(*shape)) for shape in shapes)
+    tables = kind(tuple(to(random(*shape)) for shape in shapes))
+    spec = tables.spec_of(ResizeSpec("bicubic", antialias))
+    how = where(to), spec, STRATEGIES["matmul"], context
     if tokens is None:
-        return [dispatch.resample(*tables, *how)]
+        return [dispatch.resample(tables, *how)]
     x = to(random(6, tokens, 8))
     dispatch.add(x, tables, *how)
     return [x]
@@ -174,7 +178,7 @@ def on_device(to):
 @pytest.mark.parametrize(
     ("where", "options"),
     [
-        (on_device, {"shapes": ((6, 8), (5, 8))}),
+        (on_device, {"kind": FactorizedTables, "shapes": ((6, 8), (5, 8))}),
         (on_device, {"shapes": ((128, 2, 8),), "antialias": False}),
         (lambda to: OneGrid(3, 4), {"tokens": 12}),
     ],
@@ -187,8 +191,11 @@ def test_plain_operations_never_wait(where, options, same_bits):
 def test_what_plain_operations_would_copy_no_cuda_graph_records(same_bits):
     by_coord = partial(by_plain_operations, where=lambda to: Coordinates(COORD))
     same_bits(by_coord, ["backends/traceable.py"], NAMED_ERROR)
-    where = lambda to: Sizes(to(torch.tensor(SIZES)), length=31)
-    same_bits(partial(by_plain_operations, where=where, tokens=None), refused=NAMED_ERROR)
+
+    def sizes(to):
+        return Sizes(to(torch.tensor(SIZES)), length=31)
+
+    same_bits(partial(by_plain_operations, where=sizes, tokens=None), refused=NAMED_ERROR)
 
 
 @pytest.mark.parametrize("times", [1, 20], ids=["few tokens", "many tokens"])

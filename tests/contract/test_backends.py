@@ -288,7 +288,7 @@ def test_what_is_not_finite_in_timms_result_is_not_finite_in_ours(way, data):
 
 @every_way
 @pytest.mark.parametrize("shape", [(0, 12), (2, 0)], ids=str)
-def test_empty_batch(way, shape):
+def test_an_empty_batch_stays_empty_and_gives_no_gradient(way, shape):
     case = way.case(sizes=[(1, 1)])
     embeds = case.embeds()
     x = torch.zeros(*shape, 4, requires_grad=True) * 1

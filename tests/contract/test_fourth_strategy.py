@@ -8,9 +8,9 @@ from pathlib import Path
 import timm_naflex_fast
 
 STRATEGY = '''
-def by_loop(tables, sizes, spec, dtype, token_dtype):
+def by_loop(tables, sizes, how):
     """Products of dense matrices, grid by grid."""
-    return tables.by_definition(sizes, spec)
+    return tables.by_definition(sizes, how.spec, how.token_dtype)
 
 
 STRATEGIES["loop"] = Strategy("loop", by_loop)
@@ -50,7 +50,7 @@ assert main([*bench.split(), file]) == 0 and '"loop"' in open(file).read()
 """
 
 
-def test_one_object_and_one_name(tmp_path):
+def test_a_new_strategy_costs_one_object_and_one_name(tmp_path):
     package = tmp_path / "copy" / "timm_naflex_fast"
     shutil.copytree(Path(timm_naflex_fast.__file__).parent, package)
     with (package / "strategies.py").open("a") as strategies:

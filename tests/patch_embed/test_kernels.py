@@ -178,6 +178,9 @@ def test_where_pytorch_refuses_to_tell_the_precision_may_be_lowered(monkeypatch)
 @pytest.mark.parametrize("power", [1, 3])  # linear, and over the gradient
 def test_differentiable_any_number_of_times_in_every_mode(new, power):
     weight = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
-    f = lambda weight: resample_patch_kernel(weight, new).pow(power)
+
+    def f(weight):
+        return resample_patch_kernel(weight, new).pow(power)
+
     assert torch.autograd.gradcheck(f, weight, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(f, weight, check_fwd_over_rev=True)

@@ -38,13 +38,27 @@ def met(source, *sizes):
     return made
 
 
-@pytest.mark.parametrize(("setting", "mib"), [("", 512), ("0", 0), ("64", 64)])
-def test_the_limit_is_that_of_the_environment_or_512_mib(setting, mib, monkeypatch):
+def imported_again(monkeypatch, setting):
+    """The module as a process imports it in which the environment says so."""
     monkeypatch.setenv("TIMM_NAFLEX_FAST_CACHE_MIB", setting)
     spec = spec_from_file_location(f"{kept.__name__}_again", kept.__file__)
     again = module_from_spec(spec)
     spec.loader.exec_module(again)
-    assert again._limit == mib * 2**20
+    return again
+
+
+@pytest.mark.parametrize(
+    ("setting", "mib"), [("", 512), ("0", 0), ("64", 64), ("16777216", 16777216)]
+)
+def test_the_limit_is_that_of_the_environment_or_512_mib(setting, mib, monkeypatch):
+    assert imported_again(monkeypatch, setting)._limit == mib * 2**20
+
+
+@pytest.mark.parametrize("setting", ["abc", "-1", "1e3", "inf", "64.0", "16777217", "9" * 5000])
+def test_a_limit_that_is_no_number_of_mib_is_named(setting, monkeypatch):
+    message = f"TIMM_NAFLEX_FAST_CACHE_MIB must be .* 0 .* to 16777216; got '{setting[:40]}'"
+    with pytest.raises(ValueError, match=message):
+        imported_again(monkeypatch, setting)
 
 
 def test_all_kinds_together_stay_below_the_limit(monkeypatch):

@@ -96,7 +96,7 @@ def test_a_token_takes_the_cell_that_its_coordinate_names(kind, in_graph, data):
 
 @KINDS
 @FORMS
-def test_no_samples(kind, in_graph):
+def test_a_batch_of_no_samples_has_timms_shape(kind, in_graph):
     rope = build(kind)
     coord = row_major([(3, 5)])
     want = stock(rope, coord).narrow(-4, 0, 0)
@@ -107,7 +107,7 @@ def test_no_samples(kind, in_graph):
 @FORMS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("of", ["tokens", "model"])
-def test_other_dtypes(kind, dtype, of, in_graph):
+def test_other_dtypes_of_tokens_and_models_equal_timms(kind, dtype, of, in_graph):
     rope = build(kind)
     coord = row_major(GRIDS)
     if of == "tokens":
@@ -136,7 +136,7 @@ def frequency_grad(rope, tables, weights):
 
 @FORMS
 @given(data=st.data())
-def test_gradients_of_mixed_frequencies(in_graph, data):
+def test_gradients_of_mixed_frequencies_equal_timms(in_graph, data):
     rope = data.draw(ropes("mixed"))
     coord = data.draw(batches())
     tables = stock(rope, coord)

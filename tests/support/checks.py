@@ -13,7 +13,6 @@ from tests.support.oracles import seeded, tables
 from tests.support.running import running
 from timm_naflex_fast.functional import add_factorized_pos_embed_, add_pos_embed_
 from timm_naflex_fast.patching.timm import tables_of
-from timm_naflex_fast.resampling.spec import LOOP
 
 slow = partial(pytest.param, marks=pytest.mark.slow)  # what only ``pytest -m slow`` runs
 HALF = (torch.bfloat16, torch.float16)
@@ -60,8 +59,7 @@ def by_functions(case, embeds, x, coord, strategy="matmul"):
 def by_backend(case, embeds, x, coord, backend):
     """What ``stock`` does, by one backend."""
     kind = tables_of(embeds)
-    spec = kind.spec(LOOP, *case.options.values())
-    backend.add(x, kind, coord, spec)
+    backend.add(x, kind, coord, kind.spec_of(case.spec))
     return x
 
 

@@ -10,14 +10,28 @@
 
 Factorized tables take ``traceable`` in every graph. In a graph of ``traceable`` every strategy
 computes the result of its ``reference`` in the same way. ``patching`` decides before: in an eager
-model under ``torch.func`` timm's own code runs. The path of a call::
+model under ``torch.func`` timm's own code runs.
 
-    timm's method -> patching/timm._apply      decides whether ours runs
+The way of a call in eager code, where the table is frozen and its grids came before::
+
+    timm's method -> patching/timm._apply      asks decide.choose whether ours runs, and counts after it
                   -> dispatch.add              checks the shapes, picks a backend
                   -> layout.Coordinates.plan   reads the grids, groups the samples
-                  -> eager.add_plan            tells autograd, adds
-                  -> strategy.resample         the embeddings of each grid
-                  -> sparse.SparseSum          the arithmetic
+                  -> eager.add_plan            nobody trains and no mode watches: no word to autograd
+                  -> kept.embeddings           the table has the same bits: what was kept of it
+                  -> tokens.Tokens.add         adds it to the samples of each grid
+
+Where the table trains, ``eager.add_plan`` goes on otherwise::
+
+    eager.add_plan -> eager._before_writing    drops what was kept, tells autograd (tokens.AddedInPlace)
+                   -> strategy.resample        the embeddings of each grid, as the table's kind has them
+                   -> sparse.SparseSum         the arithmetic
+                   -> tokens.Tokens.add        adds them to the samples of each grid
+    backward:  tokens.AddedInPlace -> eager._gradients -> sparse.gradients -> tokens.Tokens.sum_over_samples
+
+A frozen table whose grids are new goes the second way without autograd.
+
+``tests/contract`` tests every way.
 """
 
 import torch
@@ -128,9 +142,9 @@ def _resample_in_graph(
     context: Context,
 ) -> Tensor:
     """The embeddings (B, length, C) of all images, each padded."""
-    on_device = sizes.as_tensor(length, context).to(table.values.device, non_blocking=True)
+    on_device = sizes.as_tensor(length, context).to(table.tensors[0].device, non_blocking=True)
     patch_coord = row_major(on_device, length, sizes.merge)
-    out = table.values.new_zeros(*patch_coord.shape[:2], table.channels)
+    out = table.tensors[0].new_zeros(*patch_coord.shape[:2], table.channels)
     _add_in_graph(out, table, patch_coord, spec, strategy, context)
     return traceable.repeat_frames(out, on_device, sizes.embeds_padding)
 

@@ -3,6 +3,8 @@
 For each group of the plan it lets the strategy resample the tables, adds the embeddings to the
 tokens, and tells autograd how to go back. ``AddedInPlace`` is one node for the whole batch: the
 gradient of the tokens passes through untouched, and is read once for the tables.
+
+``tests/contract`` compares it with timm, and ``test_frozen_tables.py`` there what is kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +17,9 @@ from ..batch.layout import Coordinates, Sizes
 from ..batch.plan import Plan
 from ..batch.tokens import AddedInPlace, Tokens, assemble
 from ..resampling import kept
-from ..resampling.spec import ResizeSpec, Size
+from ..resampling.spec import Resampling, ResizeSpec, Size
 from ..resampling.tables import LearnedTable, Tables
-from ..strategies import Resampling, Strategy
+from ..strategies import Strategy
 from ..tracing import refuse_in_cuda_graph, why_unsupported
 
 NEEDS_HOST = (
@@ -28,9 +30,9 @@ NEEDS_HOST = (
 
 def resample(table: LearnedTable, sizes: Sizes, spec: ResizeSpec, strategy: Strategy) -> Tensor:
     """The table resampled to ``sizes``; see ``dispatch.resample``."""
-    plan = sizes.plan(table.values, spec)
+    plan = sizes.plan(table.tensors[0], spec)
     tokens = sum(in_grid + after for in_grid, after in plan.counts)
-    device = table.values.device
+    device = table.tensors[0].device
     out = torch.zeros(tokens, table.channels, dtype=plan.token_dtype, device=device)
     add_plan(out, table, plan, strategy)
     if sizes.length is None:
@@ -45,13 +47,13 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
     """
     if not plan.groups or not x.shape[-1]:
         return
-    resample = Resampling(strategy, plan.spec, plan.dtype, plan.token_dtype)
+    resample = Resampling(strategy.resample, plan.spec, plan.dtype, plan.token_dtype)
     if x.device.type not in ("cpu", "cuda"):
         # Autograd derives what the strategy computes there.
         _add_at_once(x, resample(tables, plan.groups), plan)
         return
     has_grad = torch.is_grad_enabled()
-    trains = has_grad and tables.requires_grad
+    trains = has_grad and any(tensor.requires_grad for tensor in tables.tensors)
     watched = kept.watched()
     if trains or watched or (has_grad and x.requires_grad):
         _before_writing(x, tables, plan, trains=trains, watched=watched)
@@ -62,8 +64,7 @@ def add_plan(x: Tensor, tables: Tables, plan: Plan, strategy: Strategy) -> None:
         if trains or watched or not x.is_cpu:
             embeddings: Iterable[tuple[Size, Tensor]] = resample(tables, plan.groups)
         else:
-            own_size = tables.own_size(plan.spec)
-            embeddings = kept.embeddings(tables, plan.groups, resample, own_size, plan.token_dtype)
+            embeddings = kept.embeddings(tables, plan.groups, resample)
         if watched:
             _add_at_once(x, embeddings, plan)
             return
@@ -84,7 +85,7 @@ def _before_writing(x: Tensor, tables: Tables, plan: Plan, *, trains: bool, watc
             x[:1, :1].add_(-0.0)
     if trains:
         kept.forget(tables.tensors)
-        gradients = partial(_gradients, type(tables), tables.gradient_shapes, plan)
+        gradients = partial(_gradients, type(tables), tables.shapes, plan)
         AddedInPlace.apply(x, gradients, *tables.tensors)
     elif x.requires_grad and torch.is_grad_enabled():
         AddedInPlace.apply(x, None)
@@ -139,7 +140,7 @@ def _gradients_by_autograd(
         for shape in shapes:
             zeros.append(torch.zeros(*shape, dtype=torch.float64, device=g.device))
             zeros[-1].requires_grad_()
-        embeddings = kind(*zeros).by_definition(plan.groups, plan.spec)
+        embeddings = kind(tuple(zeros)).by_definition(plan.groups, plan.spec, torch.float64)
         of_groups = ((plan.groups[size], of_grid) for size, of_grid in embeddings)
         tokens = assemble(of_groups, plan.counts).view(g.shape)
     return torch.autograd.grad(tokens, zeros, g.double(), create_graph=torch.is_grad_enabled())

@@ -57,8 +57,9 @@ def add(x: Tensor, table: Tensor, patch_coord: Tensor, spec: ResizeSpec, strateg
 
 
 def _spec_of(how: tuple[Any, ...]) -> ResizeSpec:
-    interpolation, antialias, align_corners, ar_preserving, reference, _ = how
-    return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, REFERENCES[reference])
+    *options, reference, _ = how
+    fields = [*options, REFERENCES[reference]]
+    return ResizeSpec(*fields)
 
 
 @torch.library.custom_op(
@@ -71,7 +72,7 @@ def add_learned(x: Tensor, table: Tensor, patch_coord: Tensor, *how: Any) -> tup
     strategy = STRATEGIES[how[-1]]
     out = x.clone(memory_format=torch.contiguous_format)
     plan = Coordinates(patch_coord).plan(out, _spec_of(how), strategy.resizes_square)
-    eager.add_plan(out, LearnedTable(table.detach()), plan, strategy)
+    eager.add_plan(out, LearnedTable((table.detach(),)), plan, strategy)
     return out, patch_coord.clone()
 
 

@@ -33,18 +33,17 @@ def add(x: Tensor, tables: Tables, patch_coord: Tensor, spec: ResizeSpec) -> Non
     """
     if patch_coord.shape[1] == 0:
         return
-    positions = token_positions(patch_coord.to(x.device), spec)
+    positions, embedded = token_positions(patch_coord.to(x.device), spec)
     embeddings = tables.at(positions, spec, x.dtype)
     # -0.0, which added changes no token.
-    x.add_(embeddings.masked_fill(~positions.embedded[..., None], -0.0))
+    x.add_(embeddings.masked_fill(~embedded[..., None], -0.0))
 
 
 def add_to_images(x: Tensor, tables: Tables, grid_size: Sequence[Any], spec: ResizeSpec) -> None:
     """Add the tables, resized to the grid (h, w) of plain images, into ``x`` (B, h*w, C)."""
     h, w = (torch.full((1, 1), n, device=x.device) for n in grid_size)
     rows, columns = (torch.arange(n, device=x.device)[None] for n in grid_size)  # (1, h), (1, w)
-    embeddings = tables.on_grid((h, w), (rows, columns), spec, x.dtype)  # (h*w, C)
-    x.add_(embeddings)
+    x.add_(tables.on_grid(TokenPositions(h, w, rows, columns), spec, x.dtype))
 
 
 def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Tensor:
@@ -63,10 +62,10 @@ def repeat_frames(embeddings: Tensor, sizes: Tensor, embeds_padding: bool) -> Te
     return torch.where(is_own[..., None], embeddings, padding)
 
 
-def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
-    """The grids as timm reads them: the largest coordinate + 1.
+def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> tuple[TokenPositions, Tensor]:
+    """The positions, and which tokens (B, N) get an embedding, or NaN.
 
-    A sample's first h*w tokens belong to its grid.
+    Grids as timm reads them: the largest coordinate + 1. A sample's first h*w tokens belong to it.
     """
     if spec.reference.samples:
         coord = patch_coord.detach().to(torch.float32)  # (B, N, 2)
@@ -76,7 +75,7 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     h, w = grid_sizes_from_coord(coord)[..., None].unbind(1)  # (B, 1)
     if spec.reference.samples:  # at any coordinate, of padding too
         y, x = coord.unbind(-1)  # (B, N)
-        return TokenPositions(h, w, y, x, torch.ones_like(y, dtype=torch.bool))
+        return TokenPositions(h, w, y, x), torch.ones_like(y, dtype=torch.bool)
 
     in_grid = torch.arange(length, device=coord.device) < h * w  # (B, N)
     no_grid = (h < 1) | (w < 1) | (h * w > 64 * length + 4096)  # (B, 1)
@@ -85,4 +84,4 @@ def token_positions(patch_coord: Tensor, spec: ResizeSpec) -> TokenPositions:
     # Padding takes the place (0, 0): its own coordinate may be anything.
     coord = coord.masked_fill(~in_grid[..., None], 0).to(torch.float32)
     y, x = coord.masked_fill(wrong[..., None], torch.nan).unbind(-1)
-    return TokenPositions(h.clamp(min=1), w.clamp(min=1), y, x, in_grid | wrong)
+    return TokenPositions(h.clamp(min=1), w.clamp(min=1), y, x), in_grid | wrong

@@ -1,4 +1,7 @@
-"""Checks of arguments. Their errors say what is valid."""
+"""Checks of arguments. Their errors say what is valid.
+
+``tests/test_functional.py`` meets each of these errors.
+"""
 
 import operator
 from collections.abc import Sequence

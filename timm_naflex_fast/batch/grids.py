@@ -19,7 +19,8 @@ def whole_numbers(patch_coord: Tensor) -> Tensor:
     """
     coord = patch_coord.detach()
     if coord.is_floating_point():
-        coord = coord.to(torch.promote_types(coord.dtype, torch.float32))
+        if coord.dtype is not torch.float64:
+            coord = coord.to(torch.float32)  # half precision cannot hold the bounds
         coord = coord.clamp(-1, MAX_COORDINATE + 1).nan_to_num(nan=-1)
     return coord.to(torch.int64)
 

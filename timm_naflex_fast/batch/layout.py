@@ -72,14 +72,15 @@ class Coordinates(NamedTuple):
             return Plan({}, [(0, length)] * batch, spec, x.dtype)
 
         embeds_padding = spec.reference.embeds_padding
-        found = read_grids(self.values, embeds_padding)
+        # The one copy from the device in a call: what follows is known on the host.
+        grids = read_grids(self.values, embeds_padding)
         cells: Sequence[Tensor] = ()
-        if found.cell is not None:
-            cells = torch.from_numpy(found.cell).to(x.device, non_blocking=True).unbind()
+        if grids.cell is not None:
+            cells = torch.from_numpy(grids.cell).to(x.device, non_blocking=True).unbind()
 
         groups: dict[Size, Group] = {}
         counts: TokenCounts = []
-        for sample, size in enumerate(zip(found.heights, found.widths)):
+        for sample, size in enumerate(zip(grids.heights, grids.widths)):
             group = groups.get(size)
             if group is None:
                 group = Group(*size, embeds_padding=embeds_padding)
@@ -87,9 +88,10 @@ class Coordinates(NamedTuple):
                     is_square = resizes_square and spec.ar_preserving
                     _check_cell_count(sample, size, length, is_square)
                 groups[size] = group
+            # Samples of one grid share its embeddings, and their gradients are summed before the table's.
             group.samples.append(sample)
             tokens = min(length, group.h * group.w)
-            if found.reordered[sample]:
+            if grids.reordered[sample]:
                 if embeds_padding:  # padding gets the cell that it names
                     tokens = length
                 cell = cells[sample]
@@ -97,8 +99,9 @@ class Coordinates(NamedTuple):
                 group.cell_index[sample] = cell if tokens == length else cell[:tokens]
             counts.append((tokens, length - tokens))
 
+        # Positions are rounded as part of the longest grid's.
         if spec.reference.rounds_by_batch:
-            longest = spec.resized_size(max(found.heights), max(found.widths))
+            longest = spec.resized_size(max(grids.heights), max(grids.widths))
             spec = replace(spec, batch_max=longest)
         return Plan(groups, counts, spec, x.dtype)
 
@@ -163,6 +166,7 @@ class Sizes(NamedTuple):
                 group = Group(h, w, [], order, embeds_padding=self.embeds_padding)
                 groups[h, w] = group
             group.samples.extend(range(len(counts), len(counts) + t))
+            # Frames of an image are samples of one grid; what is padded comes after the last one.
             padding = 0 if self.length is None else self.length - t * h * w
             counts += [(h * w, 0)] * (t - 1)
             counts.append((h * w, padding))
@@ -198,6 +202,7 @@ class Sizes(NamedTuple):
         sizes = self.values
         if not isinstance(sizes, Tensor) or context in (None, "other_device"):
             return torch.tensor(self.on_host(), device="cpu").view(-1, 3)
+        # What a graph cannot read it checks when it runs.
         sizes = sizes.to(torch.int64)
         is_positive = (sizes > 0).all()
         is_merged = (sizes[:, -2:] % self.merge == 0).all()
@@ -239,6 +244,7 @@ def row_major(sizes: Tensor, length: int, merge: int = 1) -> Tensor:
     """
     h, w = sizes[:, -2:, None].unbind(1)  # (B, 1)
     cell = torch.arange(length, device=sizes.device)[None]  # (1, length)
+    # Token n lies in block n // merge**2, and blocks stand in row-major order too.
     block = cell // (merge * merge)
     inner = cell % (merge * merge)
     blocks = w // merge

@@ -1,4 +1,7 @@
-"""The plan of a batch: which samples share a grid, and how tables are resampled to the grids."""
+"""The plan of a batch: which samples share a grid, and how tables are resampled to the grids.
+
+``tests/batch/test_grids.py`` reads plans.
+"""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -96,6 +96,7 @@ class Tokens:
         summed = self._sum_in_order(group, dtype)
         if group.order is None:
             return summed
+        # Row n is the sum of the tokens n, which took cell ``order[n]``.
         return torch.empty_like(summed).index_copy_(0, group.order, summed)
 
     def _sum_in_order(self, group: Group, dtype: torch.dtype) -> Tensor:
@@ -127,6 +128,7 @@ class Tokens:
         """
         if len(samples) == 1:
             return self.in_grid(samples[0]).to(dtype)
+        # In pairs, so that a long sum in float32 does not drift.
         half = len(samples) // 2
         left = self._sum_in_pairs(samples[:half], dtype)
         right = self._sum_in_pairs(samples[half:], dtype)

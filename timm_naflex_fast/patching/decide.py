@@ -5,7 +5,6 @@
 
 import re
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ class Decision(NamedTuple):
 
     strategy: str  # "stock": the library's own code
     settings: Settings  # of the module, else those for every model
-    tables: Sequence[Tensor] = ()
+    tables: tuple[Tensor, ...] = ()
     context: Context = None
     reason: str | None = None  # why the library's own code has to run, if ours was chosen
 
@@ -78,9 +77,9 @@ def choose(
         return Decision("stock", settings, reason=reason)
 
     # Then what reads the tables; and of all tensors at once, whether our sums can take them.
-    tables: list[Tensor] = []
+    tables: tuple[Tensor, ...] = ()
     for name in tables_at[1:]:
-        tables.append(getattr(tables_at[0], name))
+        tables += (getattr(tables_at[0], name),)
     context = None
     if tensors or tables:
         context = context_of(*tensors, *tables)

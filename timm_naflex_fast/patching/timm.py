@@ -104,7 +104,7 @@ def _add(embeds: Any, method: Method, x: Tensor, layout: Any, decision: Decision
     """Add the tables, resampled by the strategy; or say why timm's own code has to do it."""
     strategy = STRATEGIES[decision.strategy]
     kind, _ = TABLES[method.table_type]
-    tables = kind(*decision.tables)
+    tables = kind(decision.tables)
     spec = resize_spec(embeds, tables, by_flag=strategy.reference.samples)
     if spec.interpolation not in tables.interpolations:
         valid = ", ".join(tables.interpolations)
@@ -130,19 +130,20 @@ def tables_of(embeds: Any) -> Tables | None:
     if embeds.pos_embed_type not in TABLES:
         return None
     kind, names = TABLES[embeds.pos_embed_type]
-    return kind(*(getattr(embeds, name) for name in names))
+    return kind(tuple(getattr(embeds, name) for name in names))
 
 
 def resize_spec(embeds: Any, tables: Tables, *, by_flag: bool) -> ResizeSpec:
     """How a NaFlexEmbeds resizes its tables: by its flag pos_embed_use_grid_sample, or without."""
-    return tables.spec(
-        TIMM_FLAG if by_flag else LOOP,
+    spec = ResizeSpec(
         embeds.pos_embed_interp_mode,
         # Older releases of timm lack these two settings.
         getattr(embeds, "pos_embed_antialias", True),
         getattr(embeds, "pos_embed_align_corners", False),
         embeds.pos_embed_ar_preserving,
+        TIMM_FLAG if by_flag else LOOP,
     )
+    return tables.spec_of(spec)
 
 
 def _generate_rope_naflex(self: Any, x: Tensor, patch_coord: Tensor) -> Any:

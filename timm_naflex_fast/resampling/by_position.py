@@ -3,6 +3,8 @@
 Positions and sizes are tensors, so that a graph can compute all this for grids that it does not
 know. ``resampling/precision.py`` says in which dtype products are, because a graph cannot know
 under which autocast and TF32 flags it will run.
+
+``tests/backends/test_traceable.py`` compares it with the eager sums and with timm.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,6 @@ class TokenPositions(NamedTuple):
     w: Tensor  # (B, 1)
     y: Tensor  # (B, N) float32
     x: Tensor  # (B, N) float32
-    embedded: Tensor  # (B, N) bool: these tokens get an embedding, or NaN
 
 
 def resized_size(
@@ -52,6 +53,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 
     On a CPU from 128 rows on, bilinear from 32 (measured).
     """
+    # A product reads every cell of the table for each token; taps only those that have a weight.
     taps = 16 if spec.interpolation == "bicubic" else 4
     return not spec.antialias and 8 * taps <= table.shape[0]
 
@@ -59,6 +61,7 @@ def few_taps(table: Tensor, spec: ResizeSpec) -> bool:
 def by_line(lines: Tensor, position: Tensor, n: Tensor, spec: ResizeSpec) -> Tensor:
     """Each token's line (B, N, C) from lines (N0, C) of one axis, resized to n."""
     lines = lines.to(unrounded_dtype(lines))
+    # All tokens of the batch in one product: a graph that serves every grid has no loop over them.
     weights = axis_weights(position, n, len(lines), spec).to(lines.dtype)  # (B, N, N0)
     return product(weights.flatten(0, 1), lines).unflatten(0, position.shape)
 
@@ -70,6 +73,7 @@ def by_product(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Te
     to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
     y = axis_weights(positions.y, to_h, h0, spec).to(dtype)  # (B, N, H0)
     x = axis_weights(positions.x, to_w, w0, spec).to(dtype)  # (B, N, W0)
+    # Resizing is separable: a cell's weight is its row's times its column's.
     weights = y[..., :, None] * x[..., None, :]  # (B, N, H0, W0)
     embeddings = product(weights.view(-1, h0 * w0), table.to(dtype).flatten(0, 1))
     return embeddings.unflatten(0, positions.y.shape)
@@ -82,6 +86,7 @@ def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
     to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
     rows, row_weights = tap_weights(positions.y, to_h, h0, spec)  # (B, N, taps)
     cols, col_weights = tap_weights(positions.x, to_w, w0, spec)
+    # Tap after tap: all at once would be 16 embeddings (B, N, C) in memory.
     embeddings = torch.zeros((), dtype=flat.dtype, device=flat.device)
     for i in range(rows.shape[-1]):
         for j in range(cols.shape[-1]):
@@ -91,18 +96,15 @@ def by_taps(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tenso
     return embeddings
 
 
-def grid_by_axes(
-    table: Tensor, grid: tuple[Tensor, Tensor], cells: tuple[Tensor, Tensor], spec: ResizeSpec
-) -> Tensor:
-    """A table (H0, W0, C) resized to one grid by a product for each axis: (h*w, C).
+def by_axes(table: Tensor, positions: TokenPositions, spec: ResizeSpec) -> Tensor:
+    """A table (H0, W0, C) resized to one grid by a product for each axis: (1, h*w, C).
 
-    Args:
-        grid: h and w, (1, 1) each.
-        cells: the numbers of its rows (1, h), and of its columns (1, w).
+    ``positions`` of its rows (1, h), and of its columns (1, w).
     """
     h0, w0, channels = table.shape
-    rows, columns = cells
-    to_h, to_w = resized_size(*grid, spec, (h0, w0))
-    after_y = by_line(table.flatten(1), rows, to_h, spec).view(-1, w0, channels)  # (h, W0, C)
-    a_w = axis_weights(columns[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
-    return product(a_w, after_y).flatten(0, 1)
+    to_h, to_w = resized_size(positions.h, positions.w, spec, (h0, w0))
+    # Along y a row of the table is one long line (W0*C).
+    after_y = by_line(table.flatten(1), positions.y, to_h, spec)  # (1, h, W0*C)
+    after_y = after_y.view(-1, w0, channels)  # (h, W0, C)
+    a_w = axis_weights(positions.x[0], to_w[0], w0, spec).to(after_y.dtype)  # (w, W0)
+    return product(a_w, after_y).flatten(0, 1)[None]

@@ -6,7 +6,6 @@ whose two products are thin. Neither autocast nor TF32 touches float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,43 +30,23 @@ Embeddings = Iterator[tuple[Size, Tensor]]
 """The size (h, w) of each grid with its embeddings (h*w, C), in any order."""
 
 
-def resample(table: Tensor, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
-    """The embeddings, float64, from a table ([1,] H0, W0, C). PyTorch can derive them."""
+def definition(rows: Tensor, table: Tensor, columns: Tensor) -> Tensor:
+    """The embeddings (h*w, C) of a table (H0, W0, C) by ``A_h`` and ``A_w``."""
     import einx  # here, because it takes seconds
 
-    table64 = table.view(table.shape[-3:]).double()
-    table_size = (table.shape[-3], table.shape[-2])
-    for h, w in sizes:
-        how = spec
-        if spec.takes_table_itself((h, w), table_size):
-            how = replace(spec, ar_preserving=False)  # then both matrices are identities
-        a_h, a_w = axis_matrices(h, w, table_size, how, table.device)
-        yield (h, w), einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", a_h, table64, a_w)
-
-
-def resample_factorized(
-    tables: Sequence[Tensor], sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype
-) -> Embeddings:
-    """The embeddings from tables ([1,] H0, C) and ([1,] W0, C).
-
-    Each table's are cast to ``dtype`` before they are added, as in timm. PyTorch can derive them.
-    """
-    lines_y, lines_x = (table.view(table.shape[-2:]).double() for table in tables)
-    for h, w in sizes:
-        a_h, a_w = axis_matrices(h, w, (len(lines_y), len(lines_x)), spec, lines_y.device)
-        y = (a_h @ lines_y).to(dtype)  # (h, C)
-        x = (a_w @ lines_x).to(dtype)  # (w, C)
-        yield (h, w), (y[:, None] + x).flatten(0, 1)
+    embeddings: Tensor = einx.dot("h h0, h0 w0 c, w w0 -> (h w) c", rows, table, columns)
+    return embeddings
 
 
 def factorized_gradients(
     sizes: Iterable[Size],
     gradient_of: Callable[[Size], Tensor],
-    shapes: Sequence[Sequence[int]],
+    shapes: list[Sequence[int]],
     spec: ResizeSpec,
+    dtype: torch.dtype,
     device: torch.device,
 ) -> list[Tensor]:
-    """The gradients (H0, C) and (W0, C) of two tables, float64: the transposed map.
+    """The gradients (H0, C) and (W0, C) of two tables, float64 whatever ``dtype`` is.
 
     ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size.
     """
@@ -76,6 +55,7 @@ def factorized_gradients(
     table_size = (shapes[0][0], shapes[1][0])
     for h, w in sizes:
         a_h, a_w = axis_matrices(h, w, table_size, spec, device)
+        # A line is added in every cell of its row or column, so their gradients are summed first.
         g = gradient_of((h, w)).unflatten(0, (h, w))  # (h, w, C)
         total_y += a_h.t() @ g.sum(1, dtype=torch.float64)
         total_x += a_w.t() @ g.sum(0, dtype=torch.float64)

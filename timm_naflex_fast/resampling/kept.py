@@ -32,12 +32,10 @@ from torch.utils._device import DeviceContext
 
 from ..tracing import in_cuda_graph
 from .same_bits import Copy, copy_of, same_bits
-from .spec import Size
+from .spec import Resampling, Size
 
 Result = TypeVar("Result")
 Sources = tuple[Tensor, ...]
-Tables = Any  # of a kind of table of ``tables.py``, which imports this file
-Resample = Callable[[Tables, Iterable[Size]], Iterator[tuple[Size, Tensor]]]
 
 
 @dataclass
@@ -103,12 +101,12 @@ def kept_by_arguments(function: Callable[..., Result]) -> Callable[..., Result]:
         if watched():
             return function(*args)
         key = (function, *args)
-        found: Result | None = _use(key)
-        if found is None:
+        result: Result | None = _use(key)
+        if result is None:
             with without_autograd():
-                found = function(*args)
-            _keep(_entries, key, found)
-        return found
+                result = function(*args)
+            _keep(_entries, key, result)
+        return result
 
     return call
 
@@ -124,11 +122,7 @@ def pinned(result: Result, device: torch.device) -> Result:
 
 
 def embeddings(
-    tables: Tables,
-    sizes: Iterable[Size],
-    resample: Resample,
-    own_size: Size | None,
-    dtype: torch.dtype,
+    tables: Any, sizes: Iterable[Size], resample: Resampling
 ) -> Iterable[tuple[Size, Tensor]]:
     """The embeddings of each size from tables that need no gradient; those of a size that comes
     again are kept.
@@ -138,17 +132,16 @@ def embeddings(
     cost memory. What is kept is taken only if the tables, on a CPU, hold the same bits as then.
 
     Args:
-        tables: of either kind.
+        tables: of a kind of ``tables.py``, which imports this file.
         sizes: of the grids.
-        resample: ``resample(tables, sizes)`` computes them; hashable, and equal if its results are.
-        own_size: of the grid whose embeddings are the table itself: nothing is kept of it.
-        dtype: in which they are kept.
+        resample: computes them. Equal ones have equal results.
     """
-    tensors = tables.tensors
-    of_tables = _made_of(tensors)
+    of_tables = _made_of(tables.tensors)
+    own_size = tables.own_size(resample.spec)  # its embeddings are the table, of which none is kept
     again: dict[Any, Size] = {}  # by their keys
     others = []
     cells_read = 0
+    # From now on each size has been met.
     for size in sizes:
         key = (size, resample)
         if key in of_tables.made and size != own_size:
@@ -161,16 +154,17 @@ def embeddings(
     # To compare the tables costs two reads of each of their cells; to sum, about eight reads of
     # each cell of a grid.
     cells_compared = 0
-    for table in tensors:
+    for table in tables.tensors:
         cells_compared += table.numel() // table.shape[-1]
+    # So a table that is much larger than its grids is never compared.
     if 2 * cells_compared >= 8 * cells_read:
         return resample(tables, sizes)
 
     def make(copies: Sources, key: Any) -> Tensor:
-        ((_, of_grid),) = resample(type(tables)(*copies), [again[key]])
-        return of_grid.to(dtype)
+        ((_, of_grid),) = resample(type(tables)(copies), [again[key]])
+        return of_grid.to(resample.token_dtype)
 
-    taken = zip(again.values(), _take(of_tables, tensors, again, make))
+    taken = zip(again.values(), _take(of_tables, tables.tensors, again, make))
     if not others:
         return taken
     return chain(taken, resample(tables, others))
@@ -196,11 +190,11 @@ def _made_of(sources: Sources) -> _Made:
         # An inference tensor has no version, so any constant will do.
         versions.append(True if source.is_inference() else source._version)
     key = tuple(map(id, sources))  # ``swap_tensors`` refuses tensors that have weak references
-    found: _Made | None = _use(key)
-    if found is None or found.versions != versions:
-        found = _Made(key, versions)
-        _keep(_entries, key, found)
-    return found
+    of_sources: _Made | None = _use(key)
+    if of_sources is None or of_sources.versions != versions:
+        of_sources = _Made(key, versions)
+        _keep(_entries, key, of_sources)
+    return of_sources
 
 
 def _take(
@@ -234,6 +228,7 @@ def forget(sources: Sources) -> None:
     """Drop what is kept of these sources: they are about to change."""
     global _nbytes
     with _lock:
+        # Its copies would hold the old numbers, and memory that training needs.
         _nbytes -= _bytes_of(_entries.pop(tuple(map(id, sources)), None))
 
 
@@ -272,6 +267,7 @@ def _keep(entries: dict[Any, Any], key: Any, value: Any) -> None:
     with _lock:
         _nbytes += _bytes_of(value) - _bytes_of(entries.pop(key, None))
         entries[key] = value
+        # What was just put in may go as well, if it alone is larger than the bound.
         while _nbytes > _limit and _entries:
             _, oldest = _entries.popitem(last=False)
             _nbytes -= _bytes_of(oldest)

@@ -41,6 +41,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype is torch.float64:
         return a @ b
     if context_of(a, b) == "other_device":
+        # Autograd would run the backward products where autocast may be on.
         result: Tensor = _Product.apply(a, b)
         return result
     with without_autocast(a.device):

@@ -135,6 +135,7 @@ def resample(
 
     source = flat.to(dtype)
     table_rows = source.view(h0, -1)  # a row of the table as one long row (W0*C)
+    # Grids of one height share the sum along y.
     for same_height in _by_height(to_sum, spec):
         after_y = None  # (h*W0, C), shared by all grids of this height
         for h, w in same_height:
@@ -143,25 +144,26 @@ def resample(
                 yield (h, w), steps[0](source)
                 continue
             along_y, along_x = steps
+            # Only when the first of them needs it: the others may sum both axes at once.
             if after_y is None:
                 after_y = along_y(table_rows).view(-1, channels)
             yield (h, w), along_x(after_y)
 
 
-def gradient(
+def gradients(
     sizes: Iterable[Size],
     gradient_of: Callable[[Size], Tensor],
-    table_shape: Sequence[int],
+    shapes: list[Sequence[int]],
     spec: ResizeSpec,
     dtype: torch.dtype,
     device: torch.device,
-) -> Tensor:
-    """The transpose of :func:`resample`: the gradient of a table, of shape (H0, W0, C).
+) -> list[Tensor]:
+    """The transpose of :func:`resample`: the gradient of one table, of shape (H0, W0, C).
 
     ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size in ``dtype``,
     which is not written to.
     """
-    h0, w0, channels = table_shape
+    ((h0, w0, channels),) = shapes
     total = PairwiseSum(h0 * w0, dtype)
     for same_height in _by_height(sizes, spec):
         h = same_height[0][0]
@@ -169,6 +171,7 @@ def gradient(
         along_y = None
         for size in same_height:
             steps = resize_steps(*size, (h0, w0), spec, True, dtype, device)
+            # A view of the tokens' gradient, perhaps: so none of the sums below writes into it.
             summed = gradient_of(size)
             if len(steps) == 2:
                 along_x, along_y = steps
@@ -184,7 +187,7 @@ def gradient(
         if along_y is not None:
             long_rows = after_y.total().view(-1, w0 * channels)  # (h, W0*C)
             total.add(along_y(long_rows).view(-1, channels))
-    return total.total().view(h0, w0, channels)
+    return [total.total().view(h0, w0, channels)]
 
 
 def _is_quick_by_pytorch(spec: ResizeSpec) -> bool:
@@ -225,9 +228,11 @@ def _kron(y: Taps, x: Taps, device: torch.device, without_empty_rows: bool = Fal
     takes 0.45 of the time. A small grid reads few cells of a large table: 10 x 10 at most 400 of
     RADIO's 16,384.
     """
+    # Row (i, j) of the product reads column (k, l) where i reads k and j reads l.
     rows = (y.rows[:, None] * x.shape[0] + x.rows).ravel()  # (Ty*Tx,)
     columns = (y.columns[:, None] * x.shape[1] + x.columns).ravel()
     weights = (y.weights[:, None] * x.weights).ravel()
+    # ``embedding_bag`` wants the taps of a row side by side, and where each row begins.
     by_row = rows.argsort(kind="stable")
     counts = np.bincount(rows, minlength=y.shape[0] * x.shape[0])
     offsets = counts.cumsum() - counts

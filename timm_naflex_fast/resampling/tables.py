@@ -3,8 +3,8 @@
 Nobody else asks which kind it is: both have the same attributes and methods.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -14,239 +14,179 @@ from . import by_position, dense, sparse
 from .by_position import TokenPositions
 from .dense import Embeddings
 from .matrices import interpolate
-from .spec import INTERPOLATIONS, LOOP, OLDER_FLAG, Reference, ResizeSpec, Size
+from .spec import INTERPOLATIONS, LOOP, OLDER_FLAG, Resampling, ResizeSpec, Size
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedTable:
-    """One learned table."""
+class _Tables:
+    """What both kinds have: one tensor, or two, each perhaps with a leading 1."""
 
-    values: Tensor  # ([1,] H0, W0, C)
-
-    interpolations: ClassVar[tuple[str, ...]] = INTERPOLATIONS  # those that are replaced
-    has_operator: ClassVar[bool] = True  # in compiled graphs
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The table alone."""
-        return (self.values,)
+    tensors: tuple[Tensor, ...]
+    axes: ClassVar[int]  # of each tensor, without the leading 1
 
     @property
     def size(self) -> Size:
         """H0 and W0."""
-        return self.values.shape[-3], self.values.shape[-2]
+        return self.tensors[0].shape[-self.axes], self.tensors[-1].shape[-2]
 
     @property
     def channels(self) -> int:
         """C."""
-        return self.values.shape[-1]
+        return self.tensors[0].shape[-1]
 
     @property
-    def requires_grad(self) -> bool:
-        """Whether autograd asks for its gradient."""
-        return self.values.requires_grad
+    def shapes(self) -> list[Sequence[int]]:
+        """Of the tensors without a leading 1, and of their gradients."""
+        return [tensor.shape[-self.axes :] for tensor in self.tensors]
 
     @property
-    def gradient_shapes(self) -> list[Sequence[int]]:
-        """Those that ``gradients`` gives: without a leading 1."""
-        return [self.values.shape[-3:]]
-
-    @staticmethod
-    def spec(
-        reference: Reference,
-        interpolation: str,
-        antialias: bool,
-        align_corners: bool,
-        ar_preserving: bool,
-    ) -> ResizeSpec:
-        """How such a table is resized."""
-        antialias = antialias and reference.antialiases
-        return ResizeSpec(interpolation, antialias, align_corners, ar_preserving, reference)
+    def without_leading_1(self) -> list[Tensor]:
+        """The tensors in these shapes."""
+        return [tensor.reshape(tensor.shape[-self.axes :]) for tensor in self.tensors]
 
     def own_size(self, spec: ResizeSpec) -> Size | None:
-        """The size of the grid whose embeddings are the table itself; None if they are not."""
-        if not spec.reference.takes_own_size_as_it_is:
-            return None
-        return self.values.shape[-3], self.values.shape[-2]
+        """The size of the grid whose embeddings are the table itself; None if there is none."""
+        return None
 
-    def by_sums(
-        self, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype, token_dtype: torch.dtype
+    def by_definition(
+        self, sizes: Iterable[Size], spec: ResizeSpec, token_dtype: torch.dtype
     ) -> Embeddings:
-        """The embeddings of each size, by sparse sums in ``dtype``."""
-        return sparse.resample(self.values, sizes, spec, dtype)
+        """The embeddings of each size by dense matrices. PyTorch can derive them again."""
+        # Once for all sizes. Neither autocast nor TF32 rounds a product in float64.
+        exact = type(self)(tuple(tensor.double() for tensor in self.without_leading_1))
+        for size in sizes:
+            how = spec
+            if size == self.own_size(spec):
+                how = replace(spec, ar_preserving=False)  # then both matrices are identities
+            device = exact.tensors[0].device
+            rows, columns = dense.axis_matrices(*size, self.size, how, device)
+            yield size, exact.by_matrices(rows, columns, token_dtype)
 
-    def by_interpolate(self, size: Size, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
-        """The embeddings (h*w, C) by timm's own call of ``F.interpolate``, in float32.
+    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+        """The embeddings (h*w, C) by the matrices (h, H0) and (w, W0), float64 like the tables."""
+        raise NotImplementedError
 
-        Those of the table's own size are the table itself.
-        """
+
+class LearnedTable(_Tables):
+    """One learned table ([1,] H0, W0, C)."""
+
+    axes = 3
+    interpolations = INTERPOLATIONS  # those that are replaced
+    has_operator = True  # in compiled graphs
+    gradients = staticmethod(sparse.gradients)
+
+    @staticmethod
+    def spec_of(spec: ResizeSpec) -> ResizeSpec:
+        """How such a table is resized by these options and this reference."""
+        # The flag has no filter to widen, whatever the model's setting for it says.
+        if spec.reference.antialiases:
+            return spec
+        return replace(spec, antialias=False)
+
+    def own_size(self, spec: ResizeSpec) -> Size | None:
+        """The table's own, which timm's loop does not resize."""
+        return self.size if spec.reference.takes_own_size_as_it_is else None
+
+    def by_sums(self, sizes: Iterable[Size], how: Resampling) -> Embeddings:
+        """The embeddings of each size by sparse sums, in ``how.dtype``."""
+        return sparse.resample(self.tensors[0], sizes, how.spec, how.dtype)
+
+    def by_interpolate(self, size: Size, how: Resampling) -> Tensor:
+        """The embeddings (h*w, C) by timm's own call of ``F.interpolate``, in float32."""
         h, w = size
-        if size == self.size:
-            return self.values.reshape(h * w, -1)
-        resized = interpolate(self.values, spec.resized_size(h, w), spec)
-        if spec.ar_preserving:
-            resized = resized[:, :h, :w]
+        resized = self.tensors[0]
+        if size != self.own_size(how.spec):
+            resized = interpolate(resized, how.spec.resized_size(h, w), how.spec)
+            if how.spec.ar_preserving:
+                resized = resized[:, :h, :w]
         return resized.reshape(h * w, -1)
 
-    def by_definition(self, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
-        """The embeddings, float64, by dense matrices: PyTorch can derive them again."""
-        return dense.resample(self.values, sizes, spec)
-
-    def by_matrices(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The table (h, w, C) after the matrices (h, H0) and (w, W0), all of one dtype."""
-        after_y = torch.tensordot(rows, self.values.view(self.values.shape[-3:]), 1)  # (h, W0, C)
-        return columns @ after_y
+    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+        """The definition itself."""
+        return dense.definition(rows, self.tensors[0], columns)
 
     def at(self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
-        table = self.values.reshape(self.values.shape[-3:])
-        if by_position.few_taps(table, spec):
-            embeddings = by_position.by_taps(table, positions, spec)
-        else:
-            embeddings = by_position.by_product(table, positions, spec)
-        return embeddings.to(token_dtype)
+        (table,) = self.without_leading_1
+        # Both give the same sums. Which one costs less, the table's size tells.
+        by = by_position.by_taps if by_position.few_taps(table, spec) else by_position.by_product
+        return by(table, positions, spec).to(token_dtype)
 
     def on_grid(
-        self,
-        grid: tuple[Tensor, Tensor],
-        cells: tuple[Tensor, Tensor],
-        spec: ResizeSpec,
-        token_dtype: torch.dtype,
+        self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype
     ) -> Tensor:
-        """The embeddings (h*w, C) of one grid, in a graph; see ``by_position.grid_by_axes``."""
-        table = self.values.reshape(self.values.shape[-3:])
-        return by_position.grid_by_axes(table, grid, cells, spec).to(token_dtype)
+        """The embeddings (1, h*w, C) of one grid, in a graph.
 
-    @staticmethod
-    def gradients(
-        sizes: Iterable[Size],
-        gradient_of: Callable[[Size], Tensor],
-        shapes: list[Sequence[int]],
-        spec: ResizeSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> list[Tensor]:
-        """The gradient of the table, in ``dtype``.
-
-        ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size.
+        ``positions`` of its rows (1, h), and of its columns (1, w).
         """
-        return [sparse.gradient(sizes, gradient_of, shapes[0], spec, dtype, device)]
+        (table,) = self.without_leading_1
+        return by_position.by_axes(table, positions, spec).to(token_dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class FactorizedTables:
-    """Two tables of lines. An embedding is the sum of one line of each, both cast before, as in timm.
+class FactorizedTables(_Tables):
+    """Two tables of lines, ([1,] H0, C) and ([1,] W0, C): an embedding is the sum of two lines.
 
-    timm has no options for them but ``ar_preserving``.
+    Both are cast before they are added, as in timm, which has no options for them but
+    ``ar_preserving``.
     """
 
-    y: Tensor  # ([1,] H0, C)
-    x: Tensor  # ([1,] W0, C)
-
-    interpolations: ClassVar[tuple[str, ...]] = ("linear",)
-    has_operator: ClassVar[bool] = False
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Both."""
-        return self.y, self.x
-
-    @property
-    def size(self) -> Size:
-        """H0 and W0."""
-        return self.y.shape[-2], self.x.shape[-2]
-
-    @property
-    def channels(self) -> int:
-        """C."""
-        return self.y.shape[-1]
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether autograd asks for the gradient of one of them."""
-        return self.y.requires_grad or self.x.requires_grad
-
-    @property
-    def gradient_shapes(self) -> list[Sequence[int]]:
-        """Those that ``gradients`` gives: without a leading 1."""
-        return [self.y.shape[-2:], self.x.shape[-2:]]
+    axes = 2
+    interpolations = ("linear",)
+    has_operator = False
+    gradients = staticmethod(dense.factorized_gradients)
 
     @staticmethod
-    def spec(
-        reference: Reference,
-        interpolation: str,
-        antialias: bool,
-        align_corners: bool,
-        ar_preserving: bool,
-    ) -> ResizeSpec:
+    def spec_of(spec: ResizeSpec) -> ResizeSpec:
         """How such tables are resized, whatever the options of a learned table are."""
-        of_lines = OLDER_FLAG if reference.samples else LOOP
-        return ResizeSpec("linear", False, False, ar_preserving, of_lines)
+        # In every release timm takes the lines of its flag from an affine grid.
+        of_lines = OLDER_FLAG if spec.reference.samples else LOOP
+        return ResizeSpec("linear", False, False, spec.ar_preserving, of_lines)
 
-    def own_size(self, spec: ResizeSpec) -> None:
-        """None: their sum is computed for every grid."""
+    def by_sums(self, sizes: Iterable[Size], how: Resampling) -> Embeddings:
+        """By definition: two thin products, which sparse sums do not beat."""
+        return self.by_definition(sizes, how.spec, how.token_dtype)
 
-    def by_sums(
-        self, sizes: Iterable[Size], spec: ResizeSpec, dtype: torch.dtype, token_dtype: torch.dtype
-    ) -> Embeddings:
-        """The embeddings of each size, by two thin products in float64."""
-        return dense.resample_factorized(self.tensors, sizes, spec, token_dtype)
-
-    def by_interpolate(self, size: Size, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
+    def by_interpolate(self, size: Size, how: Resampling) -> Tensor:
         """The embeddings (h*w, C) by timm's own calls of ``F.interpolate``, in float32."""
         lines = []
-        for table, keep, length in zip(self.tensors, size, spec.resized_size(*size)):
-            line = table if table.shape[-2] == length else interpolate(table, (length,), spec)
-            lines.append(line.flatten(0, -2)[:keep].to(token_dtype))
+        # timm resizes a line only if its length differs, and crops it after that.
+        for table, keep, length in zip(self.tensors, size, how.spec.resized_size(*size)):
+            line = table if table.shape[-2] == length else interpolate(table, (length,), how.spec)
+            lines.append(line.flatten(0, -2)[:keep].to(how.token_dtype))
         y, x = lines  # (h, C), (w, C)
         return (y[:, None] + x).flatten(0, 1)
 
-    def by_definition(self, sizes: Iterable[Size], spec: ResizeSpec) -> Embeddings:
-        """The embeddings, float64, by dense matrices: PyTorch can derive them again."""
-        return dense.resample_factorized(self.tensors, sizes, spec, torch.float64)
-
-    def by_matrices(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The sum (h, w, C) after the matrices (h, H0) and (w, W0), all of one dtype."""
-        y = rows @ self.y.view(self.y.shape[-2:])  # (h, C)
-        x = columns @ self.x.view(self.x.shape[-2:])  # (w, C)
-        return y[:, None] + x
+    def by_matrices(self, rows: Tensor, columns: Tensor, token_dtype: torch.dtype) -> Tensor:
+        """The sums of two products."""
+        lines_y, lines_x = self.tensors
+        y = (rows @ lines_y).to(token_dtype)  # (h, C)
+        x = (columns @ lines_x).to(token_dtype)  # (w, C)
+        return (y[:, None] + x).flatten(0, 1)
 
     def at(self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype) -> Tensor:
         """The embeddings (B, N, C) of tokens by their positions, in a graph."""
-        to_h, to_w = by_position.resized_size(positions.h, positions.w, spec)
-        of_y = by_position.by_line(self.y.flatten(0, -2), positions.y, to_h, spec)
-        of_x = by_position.by_line(self.x.flatten(0, -2), positions.x, to_w, spec)
-        return of_y.to(token_dtype) + of_x.to(token_dtype)
+        y, x = self._lines(positions, spec, token_dtype)
+        return y + x
 
     def on_grid(
-        self,
-        grid: tuple[Tensor, Tensor],
-        cells: tuple[Tensor, Tensor],
-        spec: ResizeSpec,
-        token_dtype: torch.dtype,
+        self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype
     ) -> Tensor:
-        """The embeddings (h*w, C) of one grid, in a graph; see ``by_position.grid_by_axes``."""
-        rows, columns = cells
-        to_h, to_w = by_position.resized_size(*grid, spec)
-        of_rows = by_position.by_line(self.y.flatten(0, -2), rows, to_h, spec)  # (1, h, C)
-        of_columns = by_position.by_line(self.x.flatten(0, -2), columns, to_w, spec)  # (1, w, C)
-        of_cells = of_rows.to(token_dtype)[:, :, None] + of_columns.to(token_dtype)[:, None]
-        return of_cells.flatten(0, 2)
+        """The embeddings (1, h*w, C) of one grid, in a graph.
 
-    @staticmethod
-    def gradients(
-        sizes: Iterable[Size],
-        gradient_of: Callable[[Size], Tensor],
-        shapes: list[Sequence[int]],
-        spec: ResizeSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> list[Tensor]:
-        """The gradients of both tables, in float64.
-
-        ``gradient_of(size)`` gives the gradient (h*w, C) of the embeddings of a size.
+        ``positions`` of its rows (1, h), and of its columns (1, w).
         """
-        return dense.factorized_gradients(sizes, gradient_of, shapes, spec, device)
+        y, x = self._lines(positions, spec, token_dtype)
+        return (y[:, :, None] + x[:, None]).flatten(1, 2)
+
+    def _lines(
+        self, positions: TokenPositions, spec: ResizeSpec, token_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The line of each y and of each x, (..., C)."""
+        lines_y, lines_x = self.without_leading_1
+        to_h, to_w = by_position.resized_size(positions.h, positions.w, spec)
+        y = by_position.by_line(lines_y, positions.y, to_h, spec)
+        x = by_position.by_line(lines_x, positions.x, to_w, spec)
+        return y.to(token_dtype), x.to(token_dtype)
 
 
 Tables = LearnedTable | FactorizedTables

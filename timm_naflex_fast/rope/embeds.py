@@ -10,6 +10,8 @@ tokens, then goes through the few hundred cells to the frequencies.
 
 Each returns a function: the number of a mixed block -> (B, heads, N, 2D); None for other types ->
 (B, 1, N, 2D). Blocks share no memory.
+
+``tests/rope/test_batched.py`` compares both with timm.
 """
 
 from collections.abc import Callable

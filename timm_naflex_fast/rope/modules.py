@@ -4,6 +4,8 @@ They say how a cell becomes two positions, and which frequencies turn these into
 type computes ``angle[c] = p_0 . f_0[c] + p_1 . f_1[c]`` from a token's two positions p. In axial,
 DINOv3 and multimodal (mrope) modules at most one of f_0[c] and f_1[c] is not zero; mixed modules
 learn both.
+
+``tests/rope/test_batched.py`` reads every type.
 """
 
 import math

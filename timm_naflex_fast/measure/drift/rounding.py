@@ -35,7 +35,7 @@ def rounding(embeds: Any, patch_coord: Tensor, tokens: Tensor) -> Tensor:
     if tables is None:
         raise ValueError("the model has no position table")
     # Absolute values in place of the table's, and of the weights.
-    absolute = type(tables)(*(table.detach().abs().double() for table in tables.tensors))
+    absolute = type(tables)(tuple(t.detach().abs().double() for t in tables.without_leading_1))
     spec = resize_spec(embeds, tables, by_flag=embeds.pos_embed_use_grid_sample)
     # Read off the batch: some references round by its longest grid.
     spec = Coordinates(patch_coord).plan(tokens, spec).spec
@@ -58,4 +58,4 @@ def _scale(absolute: Tables, spec: ResizeSpec, h: int, w: int) -> Tensor:
     h0, w0 = absolute.size
     rows = axis_matrix(0, (h, w), h0, spec, torch.float64).abs()
     columns = axis_matrix(1, (h, w), w0, spec, torch.float64).abs()
-    return absolute.by_matrices(rows, columns)
+    return absolute.by_matrices(rows, columns, torch.float64).unflatten(0, (h, w))
