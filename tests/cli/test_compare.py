@@ -154,7 +154,7 @@ def test_a_page_shows_where_in_the_picture(folder, port, tmp_path, compare):
     page = (tmp_path / "page" / "compare.html").read_text()
     assert status == 1
     assert f"written: {tmp_path / 'page' / 'compare.html'}" in printed
-    assert "PORT against REF: parts at block_0" in page
+    assert "<h1>PORT against REF</h1>" in page and "<p>parts at block_0" in page
     # A square for each token, and the frame.
     assert page.count("<rect ") == h * w + 1
     assert f"row {h - 1}, column {w - 1}: " in page

@@ -39,6 +39,8 @@ def compare(options: argparse.Namespace) -> int:
     from ..recordings.format import read_port, read_recording
     from ..recordings.verdict import as_json, cells, page, sentences
 
+    if options.out and Path(options.out).is_file():
+        raise NotADirectoryError(f"{options.out} is a file; --out takes a folder")
     reference = read_recording(Path(options.reference))
     ports = read_port(Path(options.port), reference)
     check_writable(options.json)

@@ -75,12 +75,14 @@ class Comparison:
         order: the names of the stages, in the order in which data flows.
         limits: of each stage the largest share that is rounding, by precision; "own_pixels" where
             the port read the pictures itself.
+        total: how many pictures the recording has; 0 where nobody counts.
         own_pixels: by how much the port's pixels differ, where it read the pictures itself.
         in_float32: the port computes in float32, though half a precision would explain its numbers.
     """
 
     order: Sequence[str]
     limits: Mapping[str, Mapping[str, float]]
+    total: int = 0
     own_pixels: float = 0.0
     in_float32: bool = False
     _found: dict[str, dict[int, Difference]] = field(default_factory=dict)
@@ -317,7 +319,7 @@ def compare_recordings(
         The comparison; and the reason of the first stage that parts, then one for each isolated
         stage that parts. None where nothing parts.
     """
-    comparison = Comparison(reference.order, reference.limits)
+    comparison = Comparison(reference.order, reference.limits, len(reference.stages))
     for number, port in enumerate(ports):
         comparison.add(number, reference.stages[number], port)
     # A mistake can be as small as what half a precision rounds. Nobody has its numbers to float32's

@@ -60,6 +60,10 @@ def sentences(comparison: Comparison, reasons: Sequence[Reason]) -> list[str]:
         )
     if comparison.missing:
         said.append(f"not written by the port, so not compared: {', '.join(comparison.missing)}")
+    rows_of_some = [row for row in rows.values() if row.compared < comparison.total]
+    if rows_of_some:
+        counts = [f"{row.stage} {row.compared} of {comparison.total}" for row in rows_of_some]
+        said.append(f"of some stages not all pictures were compared: {', '.join(counts)}")
     return said
 
 
@@ -89,6 +93,7 @@ h1 { font-size: clamp(1.2rem, 4vw, 1.6rem); line-height: 1.25; } h2 { font-size:
 .wide { overflow-x: auto; } .soft { color: var(--soft); font-size: .85rem; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } .parts td { font-weight: 600; }
 svg { width: 100%; max-width: 30rem; max-height: 30rem; }
 """
@@ -102,7 +107,6 @@ def page(
     title: str,
 ) -> str:
     """The comparison as one HTML page, with a map of the first stage that parts."""
-    first, *others = [html.escape(text) for text in sentences(comparison, reasons)]
     rows = comparison.rows()
     head = "".join(f"<th>{heading}</th>" for heading in cells(rows[0]))
     lines = []
@@ -110,17 +114,18 @@ def page(
         kind = ' class="parts"' if row.parting else ""
         texts = "".join(f"<td>{html.escape(text)}</td>" for text in cells(row).values())
         lines.append(f"<tr{kind}>{texts}</tr>")
-    paragraphs = "".join(f"<p>{text}</p>" for text in others)
+    said = [html.escape(text) for text in sentences(comparison, reasons)]
+    paragraphs = "".join(f"<p>{text}.</p>" for text in said)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
-<h1>{html.escape(title)}: {first}</h1>
+<h1>{html.escape(title)}</h1>
 <div class="card">{paragraphs}</div>
 <h2>Stage by stage</h2>
 <div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>
-<p class="soft">A share is that of the stage's largest number in the reference; a pixel's is of 1, and
-reaches from -1 to 1. The limit is what {comparison.precision} may move.</p>
+<p class="soft">A share is that of the stage's largest number in the reference. For pixels, which go from
+-1 to 1, it is a share of 1. The limit is the largest share that counts as rounding.</p>
 {_where(comparison, reference, ports)}
 </body></html>
 """
